@@ -1,8 +1,7 @@
-"""rammer: an ONNX model becomes a static table of small tasks, and any device with a plugin runs it.
+"""A compiler from ONNX models to static tables of small tasks, which any device with a plugin runs.
 
-``rammer.compile(model, device="rocm")`` gives an ``Executable``; ``exe.run({name: array})`` runs it;
-``rammer.devices()`` lists what works here. Heavy modules load on first use.
-"""
+``rammer.compile(model, device="rocm")`` returns an ``Executable``; ``exe.run({name: array})`` runs it; ``rammer.devices()`` lists
+the devices with their state. Heavy modules load on first use."""
 
 from __future__ import annotations
 
@@ -39,21 +38,24 @@ def compile(
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
-    Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
-    shapes is specialised at its first run, and ``resident`` sets at most stay on the device: for one more, the least
-    recently used goes, unless it is running or bound. Any thread may call the result; its runs take turns. ``precision`` is
-    ``float32`` (the default), ``tf32`` (matrix products and
-    convolutions round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and
-    outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
-    file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's; of
-    8-bit codes channels last where that is faster), ``nhwc`` (channels last) or ``auto`` (what the device's kernels are
-    faster with, tensor by tensor); for a compiled file it is settled, as is ``batching``: whether independent
-    products become one where that is predicted to be no slower (``auto``), never (``off``) or wherever nothing is copied for
-    it (``all``), or as ``auto`` but also of windows that differ (``pad``). ``shapes`` are ranges of open dimensions,
-    ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling;
-    ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. ``keep_float32`` are patterns (``*/norm/*``) of the
-    names or types of operators that ``float16`` leaves in float32. Raises ``rammer.errors.BadInput``,
-    ``DeviceUnavailable`` or ``DeviceFailure``.
+    The default device is the first working one with a clock. Input shapes are not needed: each new set of shapes is specialised
+    at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
+    it is running or bound. Any thread may call the result; its runs are serialised.
+
+    ``precision`` is ``float32`` (the default), ``tf32`` (matrix products and convolutions round their operands to 10 bits of
+    mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and outputs keep their types, sums are float32). A precision
+    that the device lacks, or that differs from that of a compiled file, is bad input. ``keep_float32`` are patterns
+    (``*/norm/*``) of the names or types of operators that ``float16`` leaves in float32.
+
+    ``layout`` is the order of image axes inside the program: ``keep`` (the model's; 8-bit quantised images channels last if that
+    is faster), ``nhwc`` (channels last) or ``auto`` (the faster order for each tensor). ``batching`` merges independent products:
+    if predicted to be no slower (``auto``), never (``off``), wherever nothing is copied for it (``all``), or as ``auto`` and also
+    for windows that differ (``pad``). Both are fixed in a compiled file.
+
+    ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
+    range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+
+    Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     from rammer.compiler.compile_options import Request
     from rammer.runtime.session import open_executable
@@ -65,7 +67,7 @@ def compile(
 
 
 def devices() -> list[DeviceStatus]:
-    """Every installed device with its state; never raises because one of them is broken."""
+    """Return every installed device with its state. A broken device raises nothing."""
     from rammer.device.loader import Registry
 
     return list(Registry().statuses())

@@ -1,8 +1,8 @@
 """Child processes and external programs, started so that nothing in the current directory is executed.
 
-``python -m`` and ``python -c`` put the current directory first on ``sys.path``, and relative entries of ``PATH`` and of the
-loader's search paths refer to it. Every child process is therefore started here: a Python child gets exactly the ``sys.path``
-of its parent, in safe-path mode, and every child gets an environment whose search paths have absolute entries only.
+``python -m`` and ``python -c`` put the current directory first on ``sys.path``. Relative entries of ``PATH`` and of the loader's
+search paths also refer to it. Every child process is therefore started here. A Python child gets exactly the ``sys.path`` of its
+parent, in safe-path mode. Every child gets an environment whose search paths have absolute entries only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAFE_PATH: Final = "PYTHONSAFEPATH"
 def _current_directory() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the directory was removed
         return os.sep
 
 
@@ -46,9 +46,8 @@ _spawning: Final = Lock()
 def python_command(module: str, *arguments: object) -> list[str]:
     """Return the command line that runs ``module`` as ``python -m`` does, with the ``sys.path`` of this process.
 
-    Interpreter flags that exclude environment variables or the user's site directory are passed on. DeviceUnavailable if
-    Python runs inside another program, so that no interpreter is known.
-    """
+    Interpreter flags that exclude environment variables or the user's site directory are passed on. Raises DeviceUnavailable if
+    Python is embedded in another program, without a path of its interpreter."""
     if not sys.executable:
         raise DeviceUnavailable("no Python interpreter is known to start a child process", hint="set sys.executable")
     flags = ["-E"] * sys.flags.ignore_environment + ["-s"] * sys.flags.no_user_site
@@ -57,13 +56,13 @@ def python_command(module: str, *arguments: object) -> list[str]:
 
 
 def python_path() -> list[str]:
-    """Return ``sys.path`` with absolute entries; relative ones refer to the directory in which this process started."""
+    """Return ``sys.path`` with absolute entries; relative entries refer to the directory in which this process started."""
     entries = (os.path.join(STARTED_IN, entry) if entry else STARTED_IN for entry in sys.path if isinstance(entry, str))
     return list(dict.fromkeys(entries))
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a child process: that of this process, without relative search paths, and ``more``."""
+    """Return the environment for a child process: that of this process without relative search paths, and ``more``."""
     found = {**os.environ, SAFE_PATH: "1", **(more or {})}
     for name in SEARCH_PATHS:
         if name in found:
@@ -84,8 +83,8 @@ def find_program(name: str) -> str | None:
 def run_program(
     command: Sequence[str], *, timeout: float | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its exit code and output. OSError or subprocess.SubprocessError if it cannot be run
-    or exceeds ``timeout`` seconds. ``environment`` adds variables."""
+    """Run a program to its end and return its exit code and output. ``environment`` adds variables. Raises OSError or
+    subprocess.SubprocessError if it cannot be run or exceeds ``timeout`` seconds."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -121,7 +120,7 @@ def spawn_process(target: Any, arguments: Sequence[Any], *, daemon: bool = False
 
 @contextmanager
 def _safe_environment() -> Iterator[None]:
-    """Replace the environment of this process by that of its children: ``multiprocessing`` takes none for a child."""
+    """Replace the environment of this process by its children's, since ``multiprocessing`` cannot set it for a child."""
     with _spawning:
         before = dict(os.environ)
         safe = child_environment()
@@ -142,11 +141,10 @@ def _replace_environment(wanted: Mapping[str, str]) -> None:
 
 @contextmanager
 def isolate_environment() -> Iterator[None]:
-    """Protect a command's process and all its descendants, those that other packages start included, from search paths that
-    refer to the current directory.
+    """Protect a command's process and its descendants from search paths that refer to the current directory.
 
-    Relative entries of the search paths are dropped; a warning names those that are not empty. The loader reads its paths
-    when a process starts, so the command is executed again where one of them has changed.
+    This includes processes that other packages start. Relative entries of the search paths are dropped; a warning names the
+    non-empty ones. The loader reads its paths when a process starts, so the command is executed again if one of them has changed.
     """
     before, safe = dict(os.environ), child_environment()
     dropped = [f"{n}={e}" for n in SEARCH_PATHS for e in before.get(n, "").split(os.pathsep) if e and not os.path.isabs(e)]
@@ -171,7 +169,7 @@ def _is_command() -> bool:
 
 
 def _remove_relative(python_path: str) -> None:
-    """Remove from ``sys.path`` what relative entries of ``PYTHONPATH`` have put there. Python has made them absolute."""
+    """Remove the entries of ``sys.path`` that come from relative entries of ``PYTHONPATH``. Python has made them absolute."""
     entries = python_path.split(os.pathsep) if python_path and not sys.flags.ignore_environment else []
     removed = {os.path.abspath(e) for e in entries if not os.path.isabs(e)} - {
         os.path.normpath(e) for e in _absolute_entries(python_path)
@@ -180,5 +178,4 @@ def _remove_relative(python_path: str) -> None:
 
 
 def _absolute_entries(search_path: str) -> list[str]:
-    """Return the absolute entries of a search path."""
     return [entry for entry in search_path.split(os.pathsep) if os.path.isabs(entry)]

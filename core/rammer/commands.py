@@ -1,4 +1,4 @@
-"""What command lines share: those of ``rammer`` and of the searches."""
+"""Common parts of the command lines of ``rammer`` and of the searches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def gather_options(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
-    """Options of these names as one argument ``name``, a ``kind`` of them: it stands below the options."""
+    """Gather the options of these names into one argument ``name`` of type ``kind``. It is placed below the options."""
 
     def decorate(fn: F) -> F:
         @wraps(fn)

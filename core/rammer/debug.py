@@ -1,8 +1,5 @@
-"""The debug ladder, ``RAMMER_DEBUG=1..4``: each level adds to the one before, all on stderr.
-
-1 each compile step with its seconds; 2 tracebacks of expected errors; 3 what passes changed and which
-connections were tried; 4 the text of every program.
-"""
+"""The debug ladder, ``RAMMER_DEBUG=1..4``: each level adds to the one before, all on stderr. 1: each compile step with its
+seconds; 2: tracebacks of expected errors; 3: changes by passes and attempted connections; 4: the text of every program."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ STEPS, TRACEBACKS, DECISIONS, PROGRAMS = 1, 2, 3, 4
 
 
 def debug_level() -> int:
-    """The level asked for; anything that is no number counts as 0."""
+    """Return the requested level; anything but a number counts as 0."""
     return whole_number(os.environ.get("RAMMER_DEBUG", "0")) or 0
 
 
 def print_debug(least: int, text: Callable[[], str]) -> None:
-    """Print ``text()`` at ``least`` and above; it is not built below."""
+    """Print ``text()`` at level ``least`` and above; it is not built below."""
     if debug_level() >= least:
-        sys.stderr.write(f"rammer[{least}] {text()}\n")  # at once: print would let other threads in before the end of line
+        sys.stderr.write(f"rammer[{least}] {text()}\n")  # one write: print would let other threads in before the end of line

@@ -1,8 +1,7 @@
-"""The errors that people see: what went wrong, where, and what to do about it.
+"""Errors for users: the problem, its location, and a remedy.
 
-Three kinds, told apart by exit code: the user's input (2), an unavailable device (3), a failing device
-or plugin (4). Exit code 1 is a numerical mismatch. Anything else that escapes is our own bug.
-"""
+Three kinds, distinguished by exit code: the user's input (2), an unavailable device (3), a failing device or plugin (4). Exit
+code 1 is a numerical mismatch. Any other exception that escapes is our bug."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from typing import ClassVar, Final
 
 __all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
 
-#: Modules of Python whose errors are those of a file, a database or another program.
+#: Modules of Python whose errors stem from a file, a database or another program.
 _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
-#: Whose errors are ours where they escape: our own, Python's and those of what we compute with.
+#: Modules whose escaping errors are our bugs: ours, Python's and those of our numeric libraries.
 _OURS: Final = (frozenset(sys.stdlib_module_names) - _OUTSIDE) | {"rammer", "numpy", "onnx", "google"}
 
 
-#: Most characters of a word, of a line and of a part of a message: names in files of others may have megabytes.
+#: Maximum characters of a word, a line and a part of a message: names in foreign files may have megabytes.
 WORD, LINE, MESSAGE = 400, 2000, 5000
 _LONG_WORD: Final = re.compile(rf"\S{{{WORD + 1},}}")
 
 
 def bound_text(text: str) -> str:
-    """``text`` with the middle of very long words, lines and texts left out."""
+    """Return ``text`` with the middle of very long words, lines and texts omitted."""
     if len(text) <= WORD:
         return text
     text = _LONG_WORD.sub(
@@ -43,19 +42,19 @@ def _shorten_text(text: str, most: int) -> str:
 
 
 def to_printable(text: str) -> str:
-    """``text`` without what a terminal would obey: names of files and models are in it."""
+    """Return ``text`` without control characters, since it may contain names from files and models."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def print_warning(message: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     sys.stderr.write(to_printable(bound_text(f"rammer: warning: {message}") + "\n"))
 
 
 class RammerError(Exception):
-    """Base of all expected errors. Prints as ``what``, then ``  at: where``, then ``  hint: ...``."""
+    """The base class of all expected errors. Prints as ``what``, then ``  at: where``, then ``  hint: ...``."""
 
     exit_code: ClassVar[int] = 4
 
@@ -73,35 +72,35 @@ class RammerError(Exception):
 
 
 class Mismatch(RammerError):
-    """Outputs differ from the reference by more than the tolerance."""
+    """Error for outputs that differ from the reference by more than the tolerance."""
 
     exit_code = 1
 
 
 class BadInput(RammerError):
-    """The model, an input array or an option is wrong."""
+    """Error for an invalid model, input array or option."""
 
     exit_code = 2
 
 
 class TooLong(BadInput):
-    """A loop on the host has taken more seconds than it may: to run it in another way would take as many."""
+    """Error for a loop on the host that exceeds its time limit: another execution form would take as long."""
 
 
 class DeviceUnavailable(RammerError):
-    """No such device, or its hardware or a dependency is missing."""
+    """Error for an unknown device, or one whose hardware or dependency is missing."""
 
     exit_code = 3
 
 
 class DeviceFailure(RammerError):
-    """A device or plugin failed, memory exhaustion included."""
+    """Error for a failure of a device or plugin, including exhausted memory."""
 
     exit_code = 4
 
 
 class MissingDependency(DeviceUnavailable):
-    """A package, driver or library is not there; ``name`` says which, ``hint`` what to install."""
+    """Error for a missing package, driver or library ``name``; ``hint`` is the package to install."""
 
     def __init__(self, name: str, hint: str = "") -> None:
         super().__init__(f"needs {name}", hint=hint)
@@ -109,13 +108,13 @@ class MissingDependency(DeviceUnavailable):
 
     @property
     def reason(self) -> str:
-        """What is needed and what to install, in one line."""
+        """The missing package and how to install it, in one line."""
         return ": ".join(filter(None, (self.what, self.hint)))
 
 
 @contextmanager
 def attribute_errors(culprit: object) -> Iterator[None]:
-    """What is raised here, and is no error of the user's, is the fault of ``culprit``, which a plugin may have given:
+    """Attribute errors in this context, except user errors, to ``culprit``, an object that a plugin may have contributed.
     ``Registry.blaming`` names the plugin."""
     try:
         yield
@@ -127,8 +126,8 @@ def attribute_errors(culprit: object) -> Iterator[None]:
 
 
 def of_system(problem: Exception, who: str) -> RammerError | None:
-    """What ``problem`` says where Python, a file, a database or a package that is not there made it; None for any other, which
-    is our own bug or a clear error already. ``who`` begins the message."""
+    """Return the message of ``problem`` if Python, a file, a database or a missing package caused it. Returns None for any other
+    error, which is our bug or clear already. ``who`` starts the message."""
     if isinstance(problem, MissingDependency):
         return DeviceUnavailable(f"{who} {problem.what}", hint=problem.hint)
     if isinstance(problem, ImportError):
@@ -144,7 +143,7 @@ def of_system(problem: Exception, who: str) -> RammerError | None:
 
 
 def of_driver(problem: Exception, who: str) -> RammerError | None:
-    """As ``of_system``, and for errors of a class that is neither Python's nor ours: those are a driver's or a plugin's."""
+    """Convert errors like ``of_system``, and also errors of foreign classes, which are a driver's or a plugin's."""
     if isinstance(problem, RammerError) and not isinstance(problem, MissingDependency):
         return None
     found = of_system(problem, who)
@@ -156,5 +155,5 @@ def of_driver(problem: Exception, who: str) -> RammerError | None:
 
 
 def _error_message(problem: Exception) -> str:
-    """What an error says, or its class where it says nothing."""
+    """Return an error's message, or its class if the message is empty."""
     return str(problem).strip() or type(problem).__name__

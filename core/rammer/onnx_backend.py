@@ -4,8 +4,8 @@
 
     outputs = backend.prepare(model, "rocm").run([x])
 
-A device is ``NAME[:INDEX]`` as everywhere in rammer, in upper case as ONNX has it, too; ``CPU`` is the first working unit of the
-kind ``cpu``.
+A device is ``NAME[:INDEX]`` as in all of rammer, or in upper case as in ONNX. ``CPU`` is the first working unit of the kind
+``cpu``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RammerRep(BackendRep):  # type: ignore[misc]  # onnx has no types
         self.executable = executable
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs in the model's order, of ``inputs`` in its order (or by name, or one array)."""
+        """Return the outputs in the model's order, for ``inputs`` in its order (or by name, or one array)."""
         head = self.executable.head
         if not isinstance(inputs, Mapping):
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -45,11 +45,11 @@ class RammerRep(BackendRep):  # type: ignore[misc]  # onnx has no types
 
 
 class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
-    """ONNX's backend: ``prepare``, ``run_model`` and ``run_node`` take what ``rammer.compile`` takes as further arguments."""
+    """The ONNX backend: ``prepare``, ``run_model`` and ``run_node`` accept the options of ``rammer.compile``."""
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether the device is there and works."""
+        """Return True if the device is present and works."""
         try:
             spec_of(device)
         except RammerError:
@@ -58,7 +58,7 @@ class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model can be read; what its operators compute is known when it meets shapes."""
+        """Return True if ``prepare`` accepts the model; operators are checked later, when shapes are bound."""
         try:
             cls.prepare(model, device, **kwargs).executable.close()
         except RammerError:
@@ -67,7 +67,7 @@ class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> RammerRep:
-        """The model on a device. Raises what ``rammer.compile`` raises."""
+        """Prepare the model on a device. Raises the errors of ``rammer.compile``."""
         return RammerRep(rammer.compile(model, spec_of(device), **kwargs))
 
     @classmethod
@@ -79,7 +79,7 @@ class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """One node on its own; ``opset_version`` is the newest that ONNX has unless given."""
+        """Run one node as a model; ``opset_version`` defaults to the newest that ONNX has."""
         version = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         given = [np.asarray(a) for a in (inputs if isinstance(inputs, (list, tuple)) else [inputs])]
         ports = [
@@ -97,7 +97,7 @@ class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
 
 
 def spec_of(device: str) -> str:
-    """rammer's name of one of ONNX's devices, or of its own. DeviceUnavailable where there is none."""
+    """Return rammer's name of an ONNX or rammer device. Raises DeviceUnavailable if it does not exist."""
     registry = Registry()
     if device.upper() == "CPU":
         for status in registry.statuses():
@@ -113,7 +113,7 @@ def spec_of(device: str) -> str:
 
 
 def devices() -> Iterator[str]:
-    """Names of the devices that work."""
+    """Yield the names of the devices that work."""
     return (s.name for s in Registry().statuses() if s.hardware)
 
 

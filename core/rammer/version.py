@@ -1,4 +1,4 @@
-"""The version, in a module of its own so that knowing it imports nothing else."""
+"""The version, in a separate module that imports nothing else."""
 
 from __future__ import annotations
 

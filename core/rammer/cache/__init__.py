@@ -1,1 +1,1 @@
-"""Files that outlive a process: written whole, verified when read."""
+"""Files that outlive a process: written atomically, verified when read."""

@@ -1,8 +1,7 @@
-"""The cache folder, and which of its files are trusted.
+"""The cache folder, and the checks of its files.
 
-Cached programs and the machine code of GPUs are executed. A file is therefore used only if nobody but its user could have
-written it: the folders, the owner and the mode of every file are checked before it is read.
-"""
+Cached programs and the machine code of GPUs are executed. A file is therefore used only if its user alone could have written it:
+the folders, the owner and the mode of every file are checked before it is read."""
 
 from __future__ import annotations
 
@@ -19,23 +18,21 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """``$RAMMER_CACHE`` or the platform's user cache folder for rammer, made for this user alone.
-
-    One that others own or may write is not used: a warning says so, and what is kept lasts as long as this process.
-    """
+    """Return ``$RAMMER_CACHE`` or the platform's user cache folder for rammer, created for this user alone. A folder that other
+    users own or may write is not used: a warning reports it, and cached files last as long as this process."""
     path = Path(os.environ.get("RAMMER_CACHE") or platformdirs.user_cache_dir("rammer"))
-    with suppress(OSError):  # whoever wants to write there says what is wrong
+    with suppress(OSError):  # the later write reports the error
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     why = why_shared(path)
     return path if not why else own_folder(path, why)
 
 
 def why_untrusted(path: Path) -> str:
-    """Return why a file below the cache folder may not be read, or "" if it may.
+    """Return the reason against reading a file below the cache folder, or "" if it may be read.
 
-    It must be an ordinary file with one name, owned by this user or root and writable by its owner alone, in a folder to which
-    the same applies. A file that somebody else could have put there stays untrusted when the modes of its folders change.
-    FileNotFoundError if there is none; OSError if it cannot be examined.
+    It must be an ordinary file with one name, owned by this user or root and writable by its owner alone. The same applies to its
+    folder. A file that another user could have put there stays untrusted when the modes of its folders change. Raises
+    FileNotFoundError if the file is missing, OSError if it cannot be examined.
     """
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
@@ -46,7 +43,7 @@ def why_untrusted(path: Path) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder below the cache folder, which its user alone may write. OSError if that is impossible."""
+    """Make a folder below the cache folder that its user alone may write. Raises OSError if that fails."""
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:
@@ -56,17 +53,17 @@ def make_private(folder: Path) -> None:
         if not folder.is_dir():
             raise
     found = folder.stat()
-    # A folder with the sticky bit is everybody's, such as /tmp: it is not one of ours.
+    # A folder with the sticky bit, for example /tmp, is shared by all users: its mode is left unchanged.
     if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and found.st_mode & _OTHERS and not found.st_mode & stat.S_ISVTX:
-        folder.chmod(0o700)  # files that others have put there belong to them
+        folder.chmod(0o700)  # files that other users put there still belong to them
 
 
-#: Permission to write for others than the owner.
+#: Write permission for other users than the owner.
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def why_shared(path: Path) -> str:
-    """Return why others could have put something into a folder, or "" if they could not."""
+    """Return the reason why other users could have written into a folder, or "" if they could not."""
     try:
         return _foreign_write_reason(path.stat())
     except OSError:
@@ -74,7 +71,7 @@ def why_shared(path: Path) -> str:
 
 
 def _foreign_write_reason(found: os.stat_result) -> str:
-    """Return why others could have written a file or a folder, or "" if they could not."""
+    """Return the reason why other users could have written a file or a folder, or "" if they could not."""
     if not hasattr(os, "geteuid"):  # Windows keeps a user's folders private by inherited rules
         return ""
     if found.st_uid not in (os.geteuid(), 0):
@@ -84,7 +81,7 @@ def _foreign_write_reason(found: os.stat_result) -> str:
 
 @cache
 def own_folder(path: Path, why: str) -> Path:
-    """A folder of this process in the place of ``path``."""
+    """Return a new folder of this process that replaces ``path``. Warns with the reason ``why``."""
     import tempfile  # rarely needed, and it takes long to import
 
     sys.stderr.write(

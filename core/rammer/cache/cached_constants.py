@@ -1,8 +1,8 @@
-"""Large constants of kept programs: once on disk, whichever programs of a model read them.
+"""Cache of large constants: each is stored on disk once for all programs of a model.
 
-What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; of what
-was made of such (put together, or times factors, as weights that a batch norm was folded into), it names what it was made of.
-Anything else is a file of the cache, named after what it holds. Files are mapped when a program is loaded.
+A constant whose values are in a file of the model, in any axis order, is recorded as file and offset. A constant derived from
+these values is recorded as its recipe. Derived constants are joined, or multiplied by factors, as weights with a folded batch
+norm. Any other constant is a cache file named by its content. Files are mapped when a program is loaded.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from rammer.ir.types import is_float
 from rammer.ir.untrusted_json import place_in
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Bytes from which a constant is kept apart from programs.
+#: Bytes from which a constant is stored separately from programs.
 LARGE: Final = 1 << 16
-#: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
-#: axes in the order in which its values lie in the file, or, of a part of what lies there, its strides (bytes). Of pieces side by
-#: side: whether their axis is a new one, and which; the digest of the whole; and shape and row of each. Of a piece times factors:
-#: their shape, and their bytes in base 64; the digest of the whole; and the row of the piece.
+#: A constant in an index. In a file: the file of the model and the offset of the first byte, or the name of a cache file and 0;
+#: its digest; and its axes in storage order, or the strides (bytes) of a strided part. Joined pieces: True if their axis is new,
+#: and the axis; the digest of the whole; and shape and row of each piece. A scaled piece: the shape of the factors and their
+#: bytes in base 64; the digest of the whole; and the row of the piece.
 Row: TypeAlias = "list[Any]"
 MODEL, STRIDED, CACHE, JOINED, SCALED = "model", "strided", "cache", "joined", "scaled"
-#: How often arrays are made of arrays that are made, at most.
+#: Maximum nesting depth of derived arrays.
 DEEPEST: Final = 8
 
 
 @dataclass
 class ConstantCache:
-    """``folder`` is the cache's, ``home`` that of the model's files, which are ``opened`` by their paths from there: their
-    content was hashed."""
+    """Cache of large constants in ``folder``. ``home`` is the folder of the model's files. ``opened`` maps their paths relative
+    to it to files whose content was hashed."""
 
     folder: Path
     home: Path | None
@@ -49,7 +49,7 @@ class ConstantCache:
     files: dict[Path, Mapped] = field(default_factory=dict)
 
     def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
-        """Keep an array, which may be in a file of the model. OSError where that fails."""
+        """Store an array, which may be in a file of the model. Raises OSError if that fails."""
         recipe = recipe_of(array)
         if recipe is not None:
             return self._made_of(recipe, sources)
@@ -78,7 +78,7 @@ class ConstantCache:
         return [JOINED, recipe.new, recipe.axis, recipe.digest(), pieces]
 
     def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Part:
-        """The array that a row tells of, or how it is made. ValueError or OSError where it is not there, or is another one."""
+        """Return the array that a row describes, or its recipe. Raises ValueError or OSError if it is missing or differs."""
         part = self._part(row, dtype, shape, DEEPEST)
         if part.shape != shape:
             raise ValueError("what a kept constant is made of comes to another one")
@@ -138,11 +138,11 @@ class ConstantCache:
             return _strided_view(file, dtype, shape, at, order, made)
         lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
         array = lying.transpose([order.index(d) for d in range(len(shape))])
-        if kind == MODEL:  # its content was told from others' as a whole
+        if kind == MODEL:  # the model's files were hashed as a whole
             record_digest(array, made)
         elif digest_array(array) != made:
             with suppress(OSError):
-                path.unlink()  # it is made again
+                path.unlink()  # the next compilation writes it again
             raise ValueError(f"cached constant {path} is damaged")
         return array
 
@@ -153,14 +153,14 @@ class ConstantCache:
 
 
 def _check_cached(path: Path, size: int) -> None:
-    """ValueError if a file of the cache is untrusted or has another size. OSError if there is none."""
+    """Raise ValueError if a cache file is untrusted or has another size, OSError if it is missing."""
     why = why_untrusted(path) or ("" if path.stat().st_size == size else "it is damaged")
     if why:
         raise ValueError(f"cached constant {path} is not used: {why}")
 
 
 def _read_factors(shape: Any, text: Any) -> Array:
-    """The factors of these extents in a row. ValueError where there are none."""
+    """Return the factors of these extents in a row. Raises ValueError if they are malformed."""
     if not _is_shape(shape) or not isinstance(text, str):
         raise ValueError("factors of a kept constant are none")
     return np.frombuffer(b64decode(text, validate=True), np.float64).reshape(shape)
@@ -171,7 +171,7 @@ def _is_shape(found: Any) -> bool:
 
 
 def _strided_view(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
-    """A part of what a file of the model holds. ValueError where it leaves the file."""
+    """Return a strided part of a file of the model. Raises ValueError if it exceeds the file."""
     last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
     if last > len(file.data) or 0 in shape:
         raise ValueError("a kept constant leaves its file")

@@ -1,5 +1,5 @@
-"""What files hold, as digests. That of a large file is kept with what the file system said of the file, and holds as long as that
-says the same: hashing 0.4 GB takes a quarter of a second of a core, more than all else of a warm start."""
+"""Cache of file digests. The digest of a large file is stored with the file's state in the file system. It is valid while that
+state is unchanged. Hashing 0.4 GB needs a quarter of a second of a core, more than the rest of a warm start."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rammer.ir.constants.mapped_files import Content, Mapped, state_of
 from rammer.ir.untrusted_json import load_json
 from rammer.version import __version__
 
-#: Bytes of a file that are hashed by one thread, and at a time. The digest of a file of more than one share is kept.
+#: Bytes of a file that are hashed by one thread, and at a time. The digest of a file of more than one ``SHARE`` is cached.
 SHARE, PIECE = 16 << 20, 1 << 20
-#: Seconds that a file must have been left alone before its digest is kept. Clocks of file systems are coarse (2 s at most), and
-#: Linux tells of the first write through a mapping, and again only when that has been written back, after 35 s at most.
+#: Seconds since the last write before the digest of a file is cached. Clocks of file systems are coarse (2 s at most). Linux
+#: records the first write through a mapping, and the next one only after write-back, after 35 s at most.
 SETTLED: Final = 45.0
 
 
 def content_digest(source: Mapped | bytes) -> str:
-    """Hash of rammer's version and of the hashes of all shares; "" for what is empty or cannot be read. A file's ``content`` is
-    what was hashed."""
+    """Return a hash of rammer's version and of the hashes of all slices of ``SHARE`` bytes. Returns "" if the source is empty or
+    cannot be read. Sets the ``content`` of a file."""
     if isinstance(source, bytes):
         return _of_bytes(source)
     try:
@@ -35,11 +35,11 @@ def content_digest(source: Mapped | bytes) -> str:
             source.content = _cached_digest(source) or _hashed_now(source)
         return source.content.digest
     except OSError:
-        return ""  # reading it properly says what is wrong
+        return ""  # the actual read reports the error
 
 
 def _cached_digest(file: Mapped) -> Content | None:
-    """Return the digest that was cached of a file in this state, or None."""
+    """Return the cached digest of a file in this state, or None."""
     if not _is_cached(file):
         return None
     text = cached_text(_cache_path(file))
@@ -51,7 +51,7 @@ def _cached_digest(file: Mapped) -> Content | None:
 
 
 def _hashed_now(file: Mapped) -> Content:
-    """Hash a file, and cache the digest where it is worth it and a later write will show."""
+    """Hash a file. Cache the digest if the file is large and a later write would be detected."""
     began = time.time_ns()
     if file.file is None:
         return Content(_of_bytes(bytes(file.data)), True, _hashed_now)
@@ -65,7 +65,7 @@ def _hashed_now(file: Mapped) -> Content:
 
 
 def _is_cached(file: Mapped) -> bool:
-    return file.state[2] > SHARE and os.name == "posix"  # elsewhere the last of its times is another
+    return file.state[2] > SHARE and os.name == "posix"  # elsewhere the last time is not the time of the last change
 
 
 def _cache_path(file: Mapped) -> Path:
@@ -83,8 +83,8 @@ def _combine_digests(shares: list[bytes]) -> str:
 
 
 def share_hash(file: Mapped, start: int) -> bytes:
-    """Hash of ``SHARE`` bytes of a file from ``start``, read in pieces: a file that is cut meanwhile would end a process that
-    reads them from memory."""
+    """Return the hash of ``SHARE`` bytes of a file from ``start``. Reads in pieces instead of from mapped memory: truncation of
+    the file would end a process that reads the mapping."""
     found, piece, left = hashlib.sha256(), memoryview(bytearray(PIECE)), SHARE
     assert file.file is not None
     while left and (count := os.preadv(file.file.fileno(), [piece[:left]], start)):

@@ -1,4 +1,4 @@
-"""Large files, read by several threads: reading, hashing and checksums happen outside Python's lock."""
+"""Parallel reading of large files: reading, hashing and checksums happen outside Python's lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-#: Most threads. Memory, not cores, is the limit from about here on.
+#: Maximum number of threads. From about this number, memory is the limit, not cores.
 READERS = 8
 
 Item = TypeVar("Item")
@@ -16,18 +16,18 @@ Result = TypeVar("Result")
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """``work`` of every item, in order, by a few threads. The first exception is raised."""
+    """Apply ``work`` to every item in a few threads, and return the results in order. Raises the first exception."""
     with reader_pool() as pool:
         return list(pool.map(work, items))
 
 
 def reader_pool() -> ThreadPoolExecutor:
-    """A few threads."""
+    """Return a pool of at most ``READERS`` threads."""
     return ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
 
 
 def by_bytes(items: Iterable[Item], nbytes: Callable[[Item], int], share: int) -> list[list[Item]]:
-    """``items`` in their order, in lists of about ``share`` bytes: work for a thread that is worth handing over."""
+    """Group ``items`` in order into lists of about ``share`` bytes, enough work for one thread."""
     result, left = list[list[Item]](), 0
     for item in items:
         if left <= 0:
@@ -39,7 +39,7 @@ def by_bytes(items: Iterable[Item], nbytes: Callable[[Item], int], share: int) -
 
 
 def read_into(path: Path, start: int, target: memoryview) -> None:
-    """Fill ``target`` with the bytes of a file from ``start``. EOFError where it ends before, OSError where it cannot be
+    """Fill ``target`` with the bytes of a file from ``start``. Raises EOFError if the file is too short, OSError if it cannot be
     read."""
     with path.open("rb", buffering=0) as file:
         file.seek(start)

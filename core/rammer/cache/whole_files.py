@@ -1,4 +1,4 @@
-"""Writing files whole: a reader finds the old file or all of the new one, whatever other process writes or interrupts."""
+"""Atomic file writes: a reader finds the old file or all of the new one, even if writers race or are interrupted."""
 
 from __future__ import annotations
 
@@ -15,28 +15,23 @@ from typing import BinaryIO, Final
 from rammer.cache.cache_folder import make_private, why_untrusted
 from rammer.errors import print_warning
 
-#: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
-#: process left.
+#: Suffix of files that are being written. Readers ignore them, and ``rammer cache clear`` removes those of killed processes.
 PARTIAL = ".partial"
 #: Kinds of files that cannot be replaced without harm.
 _SPECIAL: Final = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write the file that ``fill`` produces in one step. Raises OSError if that fails; then nothing has changed.
-
-    A symbolic link stays one, and a file keeps its permissions. A read-only file, a folder, a device and a pipe are refused.
-    """
+    """Write the file that ``fill`` produces in one step. Raises OSError if that fails; then nothing has changed. A symbolic link
+    stays a link, and a file keeps its permissions. A read-only file, a folder, a device and a pipe are refused."""
     target = output_target(path)
     with _partial_file(target, fill, 0o666, _file_mode(target)) as partial:
         partial.replace(target)
 
 
 def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write all ``texts``, by file name, into ``folder``, or none. Raises OSError if that fails.
-
-    A new folder appears in one step. In an existing one, files are replaced only after all of them have been written.
-    """
+    """Write all ``texts``, by file name, into ``folder``, or none. Raises OSError if that fails. A new folder appears in one
+    step. In an existing one, files are replaced only after all of them have been written."""
     if not folder.exists() and not folder.is_symlink():
         with _partial_folder(folder) as partial:
             for name, text in texts.items():
@@ -59,7 +54,7 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
 def output_target(path: Path) -> Path:
     """Return the file that ``path`` names after symbolic links. Raises OSError unless it can be created or replaced."""
     try:
-        mode = path.stat().st_mode  # OSError for a circle of links
+        mode = path.stat().st_mode  # OSError for a cycle of links
     except FileNotFoundError:
         mode = 0
     if stat.S_ISDIR(mode):
@@ -75,10 +70,8 @@ def output_target(path: Path) -> Path:
 
 
 def write_cached(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write the file of the cache that ``fill`` produces in one step, for this user alone. OSError if that is impossible.
-
-    The file, link or pipe that has the name is replaced as far as that is possible; a link is not followed.
-    """
+    """Write the cache file that ``fill`` produces in one step, for this user alone. Raises OSError if that fails. An existing
+    file, link or pipe of that name is replaced if possible; a link is not followed."""
     make_private(path.parent)
     with _partial_file(path, fill, 0o600, None) as partial:
         partial.replace(path)
@@ -90,11 +83,9 @@ def _file_mode(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int, mode: int | None) -> Iterator[Path]:
-    """Write a file beside ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``.
-
-    The file is removed at the end unless it was renamed.
-    """
-    # A name of its own: two threads may write one file at the same time, and the last one wins.
+    """Write a file next to ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``. The file is
+    removed at the end unless it was renamed."""
+    # The name is unique: two threads may write one file at the same time, and the last one wins.
     partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), created), "wb") as file:
@@ -103,13 +94,13 @@ def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int
             partial.chmod(mode)
         yield partial
     finally:
-        with contextlib.suppress(OSError):  # left over only where something failed or Ctrl-C came
+        with contextlib.suppress(OSError):  # left over only after a failure or Ctrl-C
             partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside ``target``, and the folders above it. It is removed at the end unless it was renamed."""
+    """Make a folder next to ``target``, and the folders above it. It is removed at the end unless it was renamed."""
     above = [p for p in target.parents if not p.exists()]
     partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:
@@ -117,22 +108,22 @@ def _partial_folder(target: Path) -> Iterator[Path]:
         yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        with contextlib.suppress(OSError):  # others may have put files there meanwhile
+        with contextlib.suppress(OSError):  # other processes may have put files there meanwhile
             for folder in above:
                 folder.rmdir()
         raise
 
 
 def cache_text(path: Path, text: str) -> None:
-    """``text`` in a file of the cache, under a checksum. Best effort: a read-only cache only makes the next start slower."""
+    """Write ``text`` to a cache file with a checksum. Best effort: a read-only cache only makes the next start slower."""
     data = f"{_text_checksum(path, text)}\n{text}".encode()
     with contextlib.suppress(OSError):
         write_cached(path, lambda file: file.write(data))
 
 
 def cached_text(path: Path) -> str | None:
-    """Return what ``cache_text`` wrote there, or None: nothing is there, or a file that is damaged or untrusted, of which a
-    warning tells."""
+    """Return the text that ``cache_text`` wrote, or None if the file is missing, damaged or untrusted. Warns if the file is
+    damaged or untrusted."""
     data = cached_bytes(path)
     if data is None:
         return None
@@ -145,12 +136,12 @@ def cached_text(path: Path) -> str | None:
 
 
 def cached_bytes(path: Path) -> bytes | None:
-    """Return the content of a file of the cache, or None: there is none, or it is untrusted, of which a warning tells."""
+    """Return the content of a cache file, or None if it is missing or untrusted. Warns if it is untrusted."""
     return path.read_bytes() if is_trusted(path) else None
 
 
 def is_trusted(path: Path) -> bool:
-    """Return True if a file of the cache is there and may be read. A warning tells of one that may not."""
+    """Return True if a cache file exists and may be read. Warns if it may not be read."""
     try:
         why = why_untrusted(path)
         if not why and not os.access(path, os.R_OK):
@@ -165,10 +156,10 @@ def is_trusted(path: Path) -> bool:
 
 
 def warn_of_cached(path: Path, why: str) -> None:
-    """Warn of a file of the cache that is not used."""
+    """Warn that a cache file is not used."""
     print_warning(f"cached file {path} is not used: {why}; it is made again")
 
 
 def _text_checksum(path: Path, text: str) -> str:
-    """Of the name, too: a file under another's name is not what it says."""
+    """Return a checksum of the text and of the file name, so that a renamed file is rejected."""
     return hashlib.sha256(f"{path.name}\n{text}".encode()).hexdigest()[:16]

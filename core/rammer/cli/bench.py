@@ -1,4 +1,4 @@
-"""``rammer bench``: one table of all models, devices and peers, with the environment recorded."""
+"""The command ``rammer bench``: one table of all models, devices and peers, with the environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "comp
 
 
 def check_peers(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of peers. BadInput if a peer is unknown or none is installed."""
+    """Return the names of peers. Raises BadInput if a peer is unknown or not installed."""
     names = peer_names()
     if value and not names:
         raise not_installed("rammer bench --peer", "rammer-bench")
@@ -44,7 +44,7 @@ def check_peers(context: click.Context, option: click.Parameter, value: tuple[st
 
 @dataclass(frozen=True)
 class Runners:
-    """Who runs the models."""
+    """The devices and peers that run the models."""
 
     devices: tuple[str, ...]
     peers: tuple[str, ...]
@@ -53,7 +53,7 @@ class Runners:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the results go, beside the terminal, and whether operators are among them."""
+    """The result files besides the terminal, and the switch for operator times."""
 
     json_file: Path | None
     markdown_file: Path | None
@@ -62,7 +62,7 @@ class Files:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The operators of a model on a device."""
+    """The operator times of a model on a device."""
 
     model: str
     runner: str
@@ -74,7 +74,9 @@ class ModelParts:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured on a device: how long, by which clock, and whether operators are, which join ``parts``."""
+    """The settings of measurements on a device: effort and clock.
+
+    Operator times are appended to ``parts`` (None: not measured)."""
 
     effort: Effort
     on_device: bool
@@ -111,12 +113,13 @@ def command(
 ) -> None:
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
-    The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
-    ratio. Inputs and outputs stay on the device and its own clock counts, for torch and JAX as well. With ONNX Runtime
-    as the only peer, whole runs are timed on both sides: NumPy in, NumPy out.
+    The ratio is the best peer's median divided by the device's: above 1 the device is faster. Simulated times have no ratio.
+    Inputs and outputs stay on the device and its clock counts, for torch and JAX as well. With ONNX Runtime as the only peer,
+    whole runs are timed on both sides: NumPy in, NumPy out.
 
-    --per-operator adds a table for each device: by its record of a run or, where it keeps none, by its
-    profiler, which runs each operator alone, or in simulated cycles (ipu_sim); operators on the host by type, by its clock.
+    The option --per-operator adds a table for each device. Its times come from the device's record of a run, or are simulated
+    cycles (ipu_sim). Without a record they come from its profiler, which runs each operator alone. Operators on the host are
+    timed by type, by the host's clock.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
@@ -154,12 +157,12 @@ def command(
 
 
 def first_elsewhere() -> bool:
-    """Whether another process of a run in several has device 0, and so prints."""
+    """Return True if another process of a multi-process run has device 0, and so prints."""
     return launched_processes() > 1 and rank_and_size()[0] > 0
 
 
 def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
-    """Each model takes the --shape options that name its inputs; one that names no model's input is an error."""
+    """Return the --shape options of each model's inputs. Raises BadInput for a name that matches no input."""
     from rammer.device.loader import Registry
     from rammer.runtime.model_source import open_source
 
@@ -183,7 +186,7 @@ def _to_dict(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) ->
 
 
 def _time_device(model: Path, device: str, request: Request, choice: InputChoice, wanted: Measured) -> Row:
-    """Its row; the model's operators join ``wanted.parts``."""
+    """Return the result row of a device. Operator times are appended to ``wanted.parts``."""
     with show_progress(f"{model.name} for {device}") as sink:
         exe = open_model(model, device, request, sink)
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
@@ -191,7 +194,7 @@ def _time_device(model: Path, device: str, request: Request, choice: InputChoice
     hardware = exe.backend.hardware.name
     simulated = exe.backend.vdevice.simulated
     runner = Runner(model.stem, device, hardware)
-    on_device = wanted.on_device and special.compiled.ranged is None  # whose arrays have no fixed shapes: whole runs
+    on_device = wanted.on_device and special.compiled.ranged is None  # ranged arrays have no fixed shapes: whole runs
     row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=on_device)
     if wanted.parts is not None:
         wanted.parts.append(ModelParts(model.stem, device, operator_shares(exe.backend, special, inputs)))
@@ -219,7 +222,7 @@ def _table_cells(rows: list[Row]) -> Iterator[list[Any]]:
 
 
 def _best_peer(row: Row, rows: list[Row]) -> float | None:
-    """The fastest peer's median. A time without copies is never held against one with them."""
+    """Return the fastest peer's median. Times without copies are never compared with times with copies."""
     known = peer_names()
     if row.simulated or row.runner in known:
         return None
@@ -228,7 +231,7 @@ def _best_peer(row: Row, rows: list[Row]) -> float | None:
 
 
 def format_table(rows: list[Row], form: Any) -> str:
-    """Measured rows first, simulated ones apart: they are never ranked together."""
+    """Format measured rows first and simulated rows in a separate table: they are never ranked together."""
     parts = [list(_table_cells(rows))]
     measured = [c for c, r in zip(parts[0], rows, strict=True) if not r.simulated]
     simulated = [c for c, r in zip(parts[0], rows, strict=True) if r.simulated]
@@ -236,7 +239,7 @@ def format_table(rows: list[Row], form: Any) -> str:
 
 
 def format_document(rows: list[Row], facts: dict[str, str], several: str = "") -> str:
-    """The Markdown result file: tables, that of models over ``several`` devices, too, then the environment."""
+    """Return the Markdown result file: tables, that of models over ``several`` devices, and the environment."""
     lines = "\n".join(f"- {k}: {v}" for k, v in facts.items())
     tables = [f"{format_table(rows, markdown_table)}\n\nMedians of {_describe_timing(rows)}."] if rows else []
     return "\n\n".join([*tables, *filter(None, [several]), f"## Environment\n\n{lines}\n"])

@@ -1,4 +1,4 @@
-"""``rammer cache``: what is kept between runs, and how to forget it."""
+"""The command ``rammer cache``: show or clear the files that outlive a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rammer.errors import BadInput
 from rammer.report.text_table import format_size, plain_table
 from rammer.tuning.kernel_store import KernelStore
 
-#: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled kernels, and whatever
-#: else they cache, under ``binaries/NAME``.
+#: Cached data in separate files: shown name -> folders under the cache folder. Plugins store compiled kernels and other cached
+#: data under ``binaries/NAME``.
 FILES = {
     "compiled programs": "programs",
     "constants": "constants",
@@ -34,7 +34,7 @@ def command() -> None:
 
 @command.command()
 def status() -> None:
-    """Where the cache is, what it holds and how large it is.
+    """Show the cache folder, its contents and its size.
 
     Example: rammer cache status
     """
@@ -48,7 +48,7 @@ def status() -> None:
 
 @command.command()
 def clear() -> None:
-    """Forget everything, and remove what interrupted commands left.
+    """Clear the cache, and remove files that interrupted commands left.
 
     Example: rammer cache clear
     """
@@ -62,7 +62,7 @@ def clear() -> None:
 
 
 def _list_files(folder: str) -> tuple[list[Path], list[Path]]:
-    """Return what is in a folder of the cache, whatever it is, and files that were begun and not finished."""
+    """Return the paths in a folder of the cache, and its unfinished files."""
     found = list(cache_folder().glob(f"{folder}/*"))
     return [p for p in found if p.suffix != PARTIAL], [p for p in found if p.suffix == PARTIAL]
 

@@ -1,4 +1,4 @@
-"""What several commands do: show progress, open models, collect inputs."""
+"""Helpers of several commands: show progress, open models, collect inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @contextmanager
 def show_progress(what: str) -> Iterator[Progress]:
-    """A live line on a terminal that says which step runs; silent where stderr is no terminal."""
+    """Show the current step in a live line if stderr is a terminal."""
     console = Console(stderr=True)
     if not sys.stderr.isatty():
         yield lambda step, detail: None
@@ -38,7 +38,7 @@ def show_progress(what: str) -> Iterator[Progress]:
 
 
 def open_model(model: Path, device: str, request: Request, sink: Progress) -> Executable:
-    """``open_executable``; program and device are closed when the command ends, however it does."""
+    """Open a model as ``open_executable`` does. Program and device are closed when the command ends."""
     from rammer.runtime.session import open_executable
 
     exe = open_executable(model, device, request, progress=sink)
@@ -48,7 +48,7 @@ def open_model(model: Path, device: str, request: Request, sink: Progress) -> Ex
 
 
 def collect_inputs(model: Head, choice: InputChoice, lengths: Lengths = FIXED) -> dict[str, Array]:
-    """Arrays from files and random ones for the rest, of the greatest lengths where a range is all that is said."""
+    """Return arrays from files and random arrays for the rest, of the greatest lengths if only a range is specified."""
     given: dict[str, Array] = load_npz(choice.npz) if choice.npz else {}
     given |= {name: load_npy(path) for name, path in choice.single.items()}
     return make_inputs(
@@ -57,7 +57,7 @@ def collect_inputs(model: Head, choice: InputChoice, lengths: Lengths = FIXED) -
 
 
 def describe_array(name: str, array: Array) -> list[str]:
-    """A table row: name, type, smallest and largest value, count of NaN."""
+    """Return a table row: name, type, smallest and largest value, count of NaN."""
     if not isinstance(array, np.ndarray):
         return [name, "nothing" if array is None else f"sequence of {len(array)}", "-", "-", "-"]
     kind = f"{array.dtype} {'x'.join(map(str, array.shape)) or 'scalar'}"

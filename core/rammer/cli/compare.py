@@ -1,4 +1,4 @@
-"""``rammer compare``: the same inputs on devices and on a reference, output by output."""
+"""The command ``rammer compare``: outputs on devices and on a reference for the same inputs."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def command(
 ) -> None:
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
-    With --precision float16, random inputs are drawn twice: once with channels of up to 10,000, as language models have them.
-    Errors there count as far as the reference is stable under errors of half precision in its inputs.
+    With --precision float16, random inputs are drawn twice: once with channels of up to 10,000, as in language models. Errors of
+    that draw count as far as the reference is stable under half-precision errors in its inputs.
 
-    Where outputs of a quantised model differ, each tensor of codes is judged by itself: codes may be one off, and only where the
-    number before rounding is a tie but for 0.001 codes. Operators at which ONNX Runtime is known to do something else are named.
+    If outputs of a quantised model differ, each quantised tensor is judged separately. Values may be off by one, and only if the
+    number before rounding is within 0.001 steps of a tie. Operators that ONNX Runtime computes differently are named.
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
@@ -70,7 +70,7 @@ def command(
         with show_progress(f"{model.name} for {device}") as sink:
             exe = open_model(model, device, request, sink)
             inputs = collect_inputs(exe.head, choice, exe.lengths)
-            have = exe.run(inputs)  # first: it has limits where a reference would run for ever
+            have = exe.run(inputs)  # first: it has limits, a reference could run forever
             want = want or expected_outputs(exe.source.model, against, inputs)
         found = compare_outputs(have, want, *tolerance.of(exe.options.precision))
         if against == "onnxruntime" and any(not d.good for d in found):
@@ -96,7 +96,8 @@ def command(
 def _with_outliers(
     exe: Executable, choice: InputChoice, against: str, inputs: Mapping[str, Any], tolerance: Tolerance
 ) -> list[Difference]:
-    """Return differences in float16 for inputs with outliers, unless files or ranges give all inputs, or a file the outputs."""
+    """Return differences in float16 for inputs with outliers. Returns [] if files or ranges specify all inputs, or a file the
+    outputs."""
     from rammer.reference.outputs import expected_outputs
 
     given = {*choice.single, *choice.ranges, *(load_npz(choice.npz) if choice.npz else ())}
@@ -113,14 +114,14 @@ def _with_outliers(
 
 
 def _is_comparable(found: Difference) -> bool:
-    """Whether an output has the right shape, and numbers."""
+    """Return True if an output differs, but has the right shape and finite numbers."""
     return not found.good and bool(np.isfinite(found.worst))
 
 
 def _explain_ties(
     exe: Executable, inputs: Mapping[str, Any], have: Mapping[str, Any], request: Request, tolerance: tuple[float, float]
 ) -> Ties | None:
-    """What ties of a quantised model's roundings explain."""
+    """Return the differences that rounding ties of a quantised model explain."""
     from rammer.reference.rounding_ties import judge_ties
     from rammer.runtime.session import open_executable
 

@@ -1,4 +1,4 @@
-"""``rammer compile``: everything but the run; a file for later, or a report for hardware that is not here."""
+"""The command ``rammer compile``: all steps but the run, for a file or for a report on absent hardware."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rammer.report.text_table import format_duration, format_size, plain_table
 @compile_options
 @target_option("Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
 def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ...], request: Request) -> None:
-    """Compile MODEL for a device and print what each kernel uses.
+    """Compile MODEL for a device and print the resources of each kernel.
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
     """

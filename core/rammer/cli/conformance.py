@@ -1,4 +1,4 @@
-"""``rammer conformance``: ONNX's own tests on a device, scored."""
+"""The command ``rammer conformance``: ONNX's tests on a device, scored."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rammer.report.text_table import plain_table
 @click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="Default: one for each core.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def command(device: str, pattern: str, json_file: Path | None, processes: int | None, options: tuple[str, ...]) -> None:
-    """Score a device by the tests that come with the package onnx; exit code 1 where one is wrong or fails.
+    """Score a device by the tests that come with the package onnx; exit code 1 if a test is wrong or fails.
 
-    A test passed, passed with operators that the host computed (which are named), was declined (why), is wrong, or failed.
-    What was declined or computed on the host does not count as passed.
+    A test is passed, passed with operators that the host computed (named), declined (with the reason), wrong, or failed. Declined
+    tests and tests computed on the host do not count as passed.
 
     Example: rammer conformance --device rocm -k conv
     """

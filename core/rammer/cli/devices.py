@@ -1,4 +1,4 @@
-"""``rammer devices``: every plugin, its state, what it really is, and a live self-test of the working ones."""
+"""The command ``rammer devices``: every plugin with its state, its hardware, and a live self-test if it works."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rammer.report.text_table import format_size, plain_table
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-test", is_flag=True, help="Skip the self-test.")
 def command(as_json: bool, no_test: bool) -> None:
-    """List devices with their state, which reach which, by what and how fast, and all transports; exits 0 even when none works.
-    Under mpirun the processes are measured.
+    """List devices with their state, the links between them with their speed, and all transports.
+
+    The exit code is 0 even if no device works. Under mpirun the processes are measured.
 
     Example: rammer devices
     """
     registry = Registry()
-    with stdout_to_stderr():  # of plugins that print while they are opened and run
+    with stdout_to_stderr():  # plugins may print while they are opened and run
         statuses = list(registry.statuses())
         others = mpi_launch.launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
         rows = [] if others else [row for status in statuses for row in _device_rows(registry, status, not no_test)]
@@ -46,7 +47,7 @@ def command(as_json: bool, no_test: bool) -> None:
         click.echo(f"no devices: no plugin is installed ({PLUGINS})")
 
 
-#: A row of which nothing is known.
+#: A row without any information.
 UNKNOWN: Mapping[str, Any] = {
     **dict.fromkeys(("device", "state", "name", "kind", "memory", "veus", "self_test"), "-"),
     "detail": {},
@@ -66,7 +67,7 @@ def _device_rows(registry: Registry, status: DeviceStatus, test: bool) -> list[d
 
 
 def _run_self_test(registry: Registry, spec: str) -> tuple[str, str]:
-    """(vEUs, verdict) of compiling and running a small program; a failure is a verdict, not an error."""
+    """Compile and run a small program, and return (vEUs, verdict). A failure is a verdict, not an error."""
     from rammer.runtime.self_test import self_test
 
     try:

@@ -1,4 +1,4 @@
-"""Distributions beside rammer-core that some commands need."""
+"""Distributions besides rammer-core that some commands need."""
 
 from __future__ import annotations
 

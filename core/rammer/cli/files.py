@@ -1,7 +1,7 @@
-"""Files of a command: option types for files that it reads and writes, and the one way to write an output.
+"""Files of a command: option types for input and output files, and the functions that write outputs.
 
-Each path is recorded as it is parsed. An output is refused if it is a file that the command reads or another of its outputs, also
-through a hard link, a symbolic link or another spelling; checked before long work, and again when the output is written.
+Each path is recorded as it is parsed. An output is refused if the command reads that file or writes it as another output. This
+includes a hard link, a symbolic link or another spelling. Outputs are checked before long work, and again when they are written.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _KEY: Final = "rammer.files"
 
 @dataclass
 class UsedFiles:
-    """Files, or folders with all that is in them, of a command: each with a phrase for messages."""
+    """Files and whole folders of a command, each with a phrase for messages."""
 
     reads: dict[Path, str] = field(default_factory=dict)
     writes: dict[Path, str] = field(default_factory=dict)
 
     def read(self, path: Path, what: str) -> None:
-        """Record a file or folder that the command reads. BadInput if an output would replace it."""
+        """Record a file or folder that the command reads. Raises BadInput if an output would replace it."""
         self.reads[path] = what
         for output in self.writes:
             _check_apart(output, {path: what})
 
     def write(self, path: Path, option: str) -> None:
-        """Record an output. BadInput if it cannot be written or would replace another file of the command."""
+        """Record an output. Raises BadInput if it cannot be written or would replace another file of the command."""
         self.check(path)
         _check_apart(path, {p: f"the output of {o}, too" for p, o in self.writes.items()})
         self.writes[path] = option
 
     def check(self, path: Path) -> None:
-        """BadInput if ``path`` cannot be created or replaced, or is a file that the command reads."""
+        """Raise BadInput if ``path`` cannot be created or replaced, or is a file that the command reads."""
         try:
             target = output_target(path)
         except (OSError, ValueError) as problem:
@@ -63,7 +63,7 @@ class UsedFiles:
 
 
 def used_files(ctx: click.Context | None = None) -> UsedFiles:
-    """The files of the running command; none without one."""
+    """Return the files of the running command, empty outside a command."""
     ctx = ctx or click.get_current_context(silent=True)
     if ctx is None:
         return UsedFiles()
@@ -75,7 +75,7 @@ def used_files(ctx: click.Context | None = None) -> UsedFiles:
 
 
 def note_source(source: ModelSource) -> None:
-    """Record the files of a model, once its head is known. BadInput if an output would replace one."""
+    """Record the files of a model after its head was read. Raises BadInput if an output would replace one of them."""
     for path in source.paths:
         used_files().read(path, "the model that is read" if path == source.path else "read with the model")
 
@@ -87,7 +87,7 @@ class InputPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Record the path."""
+        """Record the path as a file that the command reads."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         option = isinstance(param, click.Option)
         used_files(ctx).read(path, f"read by {param.opts[0]}" if option and param else "the model that is read")
@@ -95,7 +95,7 @@ class InputPath(click.Path):
 
 
 class OutputPath(click.Path):
-    """A file that a command writes; ``-`` is standard output where ``stdout`` allows it, else no file."""
+    """A file that a command writes; ``-`` is standard output, which is refused unless ``stdout`` is set."""
 
     def __init__(self, stdout: bool = False) -> None:
         super().__init__(path_type=Path, allow_dash=stdout)
@@ -120,14 +120,14 @@ class OutputFolder(click.Path):
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write an output of the running command, whole or not at all. BadInput if that fails."""
+    """Write an output of the running command, whole or not at all. Raises BadInput if that fails."""
     used_files().check(path)
     with _report_write_errors(path):
         write_whole(path, fill)
 
 
 def write_text(path: Path, text: str) -> None:
-    """``write_file`` of a text in UTF-8; ``-`` is standard output."""
+    """Write a text in UTF-8 as ``write_file`` does; ``-`` is standard output."""
     if str(path) == STDOUT:
         click.echo(text, nl=not text.endswith("\n"))
     else:
@@ -135,7 +135,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into ``folder``, all or none. BadInput if that fails."""
+    """Write files into ``folder``, all or none. Raises BadInput if that fails."""
     with _report_write_errors(folder):
         if folder.exists():
             for name in texts:
@@ -152,12 +152,12 @@ def _report_write_errors(path: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, problem: OSError | ValueError) -> BadInput:
-    """The error for an output that cannot be written."""
+    """Return the error for an output that cannot be written."""
     return BadInput(f"cannot write {path}: {getattr(problem, 'strerror', None) or problem}")
 
 
 def _check_apart(output: Path, taken: Mapping[Path, str], shown: Path | None = None) -> None:
-    """BadInput if ``output`` is one of the files ``taken``, or in one of the folders."""
+    """Raise BadInput if ``output`` is one of the files ``taken``, or in one of the folders."""
     target = Path(os.path.realpath(output))
     for path, what in taken.items():
         if target.is_relative_to(os.path.realpath(path)) or _is_same_file(target, path):

@@ -8,7 +8,7 @@ import click
 
 import rammer
 
-#: Command -> module under ``rammer.cli`` whose ``command`` it is.
+#: Command -> module under ``rammer.cli`` that defines its ``command``.
 COMMANDS = {
     "devices": "devices",
     "run": "run",
@@ -23,14 +23,14 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command's module when it is asked for."""
+    """A click group that imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Commands in the order in which people meet them."""
+        """Return the commands in the order in which people meet them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import and return a command."""
         if name not in COMMANDS:
             return None
         command = importlib.import_module(f"rammer.cli.{COMMANDS[name]}").command
@@ -41,7 +41,5 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(rammer.__version__, prog_name="rammer")
 def cli() -> None:
-    """Compile ONNX models into static tables of tasks and run them on any device with a plugin.
-
-    Example: rammer run model.onnx --device rocm
-    """
+    """Compile ONNX models into static tables of tasks and run them on any device with a plugin. Example: rammer run model.onnx
+    --device rocm"""

@@ -1,4 +1,4 @@
-"""``rammer inspect``: the printed form of any step of the staircase."""
+"""The command ``rammer inspect``: the printed form of any compilation step."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Printed:
-    """What is printed, and where it is written to; of several devices what the cut is good for, and a file that says it by
-    hand."""
+    """The stage to print, and the folder to write to. For several devices also the goal of the partition, and a file with a
+    manual partition."""
 
     stage: str
     dump: Path | None = None
@@ -98,7 +98,7 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
 def _inspect_distributed(
     model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress
 ) -> str:
-    """The text of a model over several devices: its cut and its program."""
+    """Return the text of a model over several devices: its partition and its program."""
     if printed.stage != "program" or printed.dump is not None:
         raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
     from rammer.distributed.partition.search import compile_open

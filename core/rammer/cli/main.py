@@ -1,7 +1,5 @@
-"""The entry point ``rammer``: expected errors print without a traceback.
-
-Until ``main`` has isolated the process, only the standard library and ``rammer.errors`` are imported.
-"""
+"""The entry point ``rammer``: expected errors print without a traceback. Until ``main`` has isolated the process, only the
+standard library and ``rammer.errors`` are imported."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 good, 1 mismatch, 2 bad input, 3 device unavailable, 4 device failure."""
+    """Run the command line. Exit codes: 0 good, 1 mismatch, 2 bad input, 3 device unavailable, 4 device failure."""
     with isolate_environment():
         _run_command()
 
@@ -67,7 +65,7 @@ def _run_command() -> None:
 
 
 def _print_error(problem: RammerError) -> int:
-    """Print an expected error; its exit code."""
+    """Print an expected error and return its exit code."""
     from rammer.debug import TRACEBACKS, debug_level
 
     print(f"rammer: error: {problem}", file=sys.stderr)

@@ -21,12 +21,12 @@ from rammer.ir.untrusted_json import LARGEST
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_HINT = ""
-#: Numbers of runs, and most seconds that an option may ask for.
+#: Range of run counts, and maximum seconds of an option.
 COUNT, SECONDS = click.IntRange(1, 10**9), 1e9
 
 
 class Finite(click.FloatRange):
-    """A number from 0 on, or above 0, up to ``most``, and not NaN."""
+    """A finite number from 0 on, or above 0, up to ``most``."""
 
     def __init__(self, most: float, above: bool = False) -> None:
         super().__init__(0, most, min_open=above)
@@ -105,7 +105,8 @@ def _compile_options() -> tuple[Callable[[F], F], ...]:
 
 
 def compile_options(fn: F) -> F:
-    """--require, --policy, --precision, --keep-float32, --layout, --batching, --tune, --option: ``request``; and --shape."""
+    """Add the compile options as ``request``, and --shape. They are --require, --policy, --precision, --keep-float32, --layout,
+    --batching, --tune and --option."""
 
     @wraps(fn)
     def taking(options: tuple[str, ...], **given: Any) -> Any:
@@ -120,7 +121,7 @@ def compile_options(fn: F) -> F:
 
 
 def target_option(text: str) -> Callable[[F], F]:
-    """--target with this help, as part of ``request``: it stands below ``compile_options``."""
+    """Add --target with this help to ``request``. The decorator is placed below ``compile_options``."""
 
     def decorate(fn: F) -> F:
         @wraps(fn)
@@ -132,26 +133,25 @@ def target_option(text: str) -> Callable[[F], F]:
     return decorate
 
 
-#: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many,
-#: bfloat16 to 8.
+#: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds operands of products to 11 bits, bfloat16 to 8.
 TOLERANCES = {"float32": (1e-4, 1e-5), "tf32": (5e-3, 5e-4), "float16": (1e-2, 1e-3), "bfloat16": (4e-2, 4e-3)}
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What the user said about differences."""
+    """The tolerances that the user set (None: that of the precision)."""
 
     rtol: float | None = None
     atol: float | None = None
 
     def of(self, precision: str) -> tuple[float, float]:
-        """(relative, absolute) as given, else what ``precision`` can hold."""
+        """Return the (relative, absolute) tolerance of the user, else of ``precision``."""
         relative, absolute = TOLERANCES[precision]
         return relative if self.rtol is None else self.rtol, absolute if self.atol is None else self.atol
 
 
 def tolerance_options(fn: F) -> F:
-    """--rtol and --atol, as ``tolerance``."""
+    """Add --rtol and --atol as ``tolerance``."""
     fn = gather_options("tolerance", Tolerance, "rtol", "atol")(fn)
     relative, absolute = (", ".join(f"{t[i]:g} in {p}" for p, t in TOLERANCES.items()) for i in (0, 1))
     for option in (
@@ -163,7 +163,7 @@ def tolerance_options(fn: F) -> F:
 
 
 def input_options(fn: F) -> F:
-    """--inputs, --input, --range and --seed, together with --shape as ``choice``."""
+    """Add --inputs, --input, --range and --seed, together with --shape as ``choice``."""
 
     @wraps(fn)
     def taking(**given: Any) -> Any:
@@ -189,7 +189,7 @@ def input_options(fn: F) -> F:
 
 @dataclass(frozen=True)
 class InputChoice:
-    """What the user said about inputs."""
+    """The inputs that the user specified."""
 
     npz: Path | None = None
     single: Mapping[str, Path] = field(default_factory=dict)
@@ -201,14 +201,14 @@ class InputChoice:
 def parse_inputs(
     npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int
 ) -> InputChoice:
-    """Options as typed -> InputChoice. BadInput shows the form that was expected."""
+    """Parse the input options. Raises BadInput that shows the expected form."""
     return InputChoice(
         npz, dict(map(_parse_input_file, single)), parse_shapes(shapes), dict(map(_parse_input_range, ranges)), seed
     )
 
 
 def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """``x:1x3x224x224`` -> {"x": (1, 3, 224, 224)}; an empty shape is a scalar."""
+    """Parse ``x:1x3x224x224`` to {"x": (1, 3, 224, 224)}; an empty shape is a scalar."""
     result = {}
     for item in items:
         name, colon, text = item.rpartition(":")
@@ -219,13 +219,13 @@ def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def _split_shapes(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[int, int] | str]]:
-    """Shapes of inputs, and what is said of open dimensions."""
+    """Split --shape options into shapes of inputs and lengths of open dimensions."""
     found = {item: _parse_length(item) for item in items}
     return tuple(i for i in items if found[i] is None), dict(f for f in found.values() if f is not None)
 
 
 def _parse_length(item: str) -> tuple[str, tuple[int, int] | str] | None:
-    """``seq=1..512`` or ``total=past+1``; None for what is the shape of an input."""
+    """Parse ``seq=1..512`` or ``total=past+1``; return None for the shape of an input."""
     name, sign, said = item.partition("=")
     if not sign or ":" in item:
         return None
@@ -257,7 +257,7 @@ def _parse_input_range(item: str) -> tuple[str, tuple[float, float]]:
 
 
 def parse_options(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` pairs."""
+    """Parse ``key=value`` pairs into a dictionary."""
     result = {}
     for item in items:
         key, sign, value = item.partition("=")

@@ -1,4 +1,4 @@
-"""``rammer plugins``: what is installed and what it fills, tests of a device, and a new plugin from the template."""
+"""The command ``rammer plugins``: list plugins, test a device, and write a new plugin from the template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rammer.report.text_table import plain_table
 #: The device of the template, and its files.
 TOY = "toy"
 FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test_device.py")
-#: Where the template's name stands alone, in the distribution's name, in a word with underscores, and before a class's name.
+#: Occurrences of the template's name: alone, in the distribution's name, in a word with underscores, and before a class's name.
 _PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
 LONGEST = 40
 #: Names whose distributions, rammer-NAME, are not plugins.
@@ -41,7 +41,7 @@ def command() -> None:
 
 @command.command("list")
 def list_plugins() -> None:
-    """Every plugin with its version, its devices, and the hooks that it fills.
+    """List every plugin with its version, its devices, and the hooks that it implements.
 
     Example: rammer plugins list
     """
@@ -62,7 +62,9 @@ def list_plugins() -> None:
 @click.argument("name")
 @click.option("--into", type=OutputFolder(), default=Path(), metavar="FOLDER", help="Where; here unless told.")
 def new(name: str, into: Path) -> None:
-    """Write a plugin for a device NAME that works: a folder rammer-NAME with a backend on NumPy and the tests that it passes.
+    """Write a working plugin for a device NAME.
+
+    The folder rammer-NAME has a backend on NumPy and the tests that it passes.
 
     Example: rammer plugins new mychip
     """
@@ -79,7 +81,7 @@ def new(name: str, into: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tuple[str, ...]) -> None:
-    """Run the conformance kit on a device; exit code 1 where a check fails. Checks that do not apply say why.
+    """Run the conformance kit on a device; exit code 1 if a check fails. Skipped checks are shown with the reason.
 
     Example: rammer plugins test toy --check manifest
     """
@@ -102,7 +104,7 @@ def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tu
 
 
 def write_plugin(name: str, into: Path, registry: Registry) -> Path:
-    """The folder of a new plugin, written whole or not at all. BadInput for a name or a folder that will not do."""
+    """Write the folder of a new plugin, whole or not at all. Raises BadInput for an unsuitable name or folder."""
     check_name(name, registry)
     target = into / substitute_name(f"rammer-{TOY}", name)
     try:
@@ -117,7 +119,7 @@ def write_plugin(name: str, into: Path, registry: Registry) -> Path:
 
 
 def check_name(name: str, registry: Registry) -> None:
-    """BadInput where ``name`` cannot be a device's, a package's and a part of a class's name, or is taken."""
+    """Raise BadInput if ``name`` is taken, or unsuitable for a device, a package and a part of a class's name."""
     simple = re.fullmatch(r"[a-z](_?[a-z0-9])+", name, re.ASCII)
     if not simple or iskeyword(name) or len(name) > LONGEST:
         raise BadInput(
@@ -132,12 +134,12 @@ def check_name(name: str, registry: Registry) -> None:
 
 
 def template_texts(name: str) -> Mapping[str, str]:
-    """The template's files, by path, with ``name`` in the place of the toy's."""
+    """Return the template's files by path, with ``name`` in place of the toy's."""
     folder = files("rammer").joinpath("plugin-template")
     return {substitute_name(file, name): substitute_name(folder.joinpath(file).read_text(), name) for file in FILES}
 
 
 def substitute_name(text: str, name: str) -> str:
-    """``text`` of the template for a device ``name``."""
+    """Return ``text`` of the template for a device ``name``."""
     words = {"Toy": "".join(part.capitalize() for part in name.split("_")), "rammer-toy": f"rammer-{name.replace('_', '-')}"}
     return _PLACES.sub(lambda found: words.get(found.group(), name), text)

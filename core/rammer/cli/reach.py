@@ -1,4 +1,4 @@
-"""Which devices reach which, by what, and how fast: the second half of ``rammer devices``."""
+"""Links between devices, with their transport and speed: the second half of ``rammer devices``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rammer.distributed.transport.transport_registry import choose_transport, li
 from rammer.errors import MissingDependency, RammerError
 from rammer.report.text_table import format_duration, plain_table
 
-#: Units that are measured with each other, at most.
+#: Maximum number of units that are measured in pairs.
 MOST: Final = 8
-#: Seconds that the other side of a measurement may take.
+#: Seconds that the peer of a measurement may take.
 PATIENCE: Final = 10.0
 
 
 def measure_reach(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
-    """Every two units of this process that work; under a launcher of MPI, every two processes."""
+    """Measure every pair of working units of this process, or every pair of processes under an MPI launcher."""
     if mpi_launch.launched_processes() > 1:
         names = [f"process {n}" for n in range(mpi_launch.launched_processes())]
         return _measure_links(registry, [Site(name, "cpu", n, mpi_launch.is_multi_host()) for n, name in enumerate(names)])
@@ -29,7 +29,7 @@ def measure_reach(registry: Registry, statuses: list[DeviceStatus]) -> list[dict
 
 
 def _measure_links(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
-    """A row for each two of ``sites``; of those that nothing joins, or that do not answer, why."""
+    """Return a row for each pair of ``sites``, or one with the reason if they cannot be measured."""
     names = [s.device for s in sites]
     try:
         transport = choose_transport(registry, sites)
@@ -50,7 +50,7 @@ def _measure_links(registry: Registry, sites: list[Site]) -> list[dict[str, Any]
 
 
 def transport_table(registry: Registry) -> str:
-    """All transports, what each joins, and what one lacks here."""
+    """Return a table of all transports: their devices, and the missing dependency."""
     lines = []
     for transport in list_transports(registry):
         try:
@@ -63,7 +63,7 @@ def transport_table(registry: Registry) -> str:
 
 
 def reach_table(rows: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Format the measured links as a table."""
     lines = []
     for r in rows:
         fast = (format_duration(r["latency"]), f"{r['bandwidth'] / 1e9:.3g} GB/s") if r["by"] else ("-", r["why"])

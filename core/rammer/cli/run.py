@@ -1,4 +1,4 @@
-"""``rammer run``: one model, one device, and what came out."""
+"""The command ``rammer run``: one model on one device, and its outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from rammer.runtime.shape_buckets import describe_lengths
 
 @dataclass(frozen=True)
 class Wanted:
-    """How often a model runs, and the files that runs write or are compared with."""
+    """The number of runs, and the files that runs write or are compared with."""
 
     iterations: int
     save_inputs: Path | None
@@ -64,7 +64,7 @@ class Wanted:
 
     @property
     def quiet(self) -> bool:
-        """Whether stdout is for the report alone."""
+        """Return True if stdout carries the report alone."""
         return str(self.json_file) == STDOUT
 
 
@@ -129,7 +129,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
 def finish_report(
     report: dict[str, Any], wanted: Wanted, outputs: dict[str, Array], want: dict[str, Array] | None, close: tuple[float, float]
 ) -> None:
-    """Compare with what is expected, and write the report. Mismatch where an output differs by more than is ``close``."""
+    """Compare with the expected outputs, and write the report. Raises Mismatch if an output differs by more than ``close``."""
     found = compare_outputs(outputs, want, *close) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in difference_rows(found)]
@@ -147,14 +147,14 @@ def run_spread(
     choice: InputChoice,
     request: Request,
 ) -> None:
-    """The same over several devices; the process of device 0 prints, saves and compares."""
+    """Run a model over several devices; the process of device 0 prints, saves and compares."""
     found = opened_spread(model, names, request, wanted.joining)
     runs, inputs = prepare_runs(found, choice)
     outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
     report = run_report(found, runs, outputs, times, wanted.iterations + (wanted.iterations > 1))
     traced = trace_spread(found, runs, inputs, wanted.iterations) if wanted.trace_file is not None else None
     first = 0 in runs.mine
-    found.close()  # all together: what follows may take longer than others wait
+    found.close()  # all processes together: the rest may exceed their timeout
     if first:
         show_spread(report, quiet=wanted.quiet)
         save_arrays(wanted.save_inputs, inputs)
@@ -167,7 +167,7 @@ def run_spread(
 
 
 def run_repeatedly(special: LoadedModel, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
-    """One warm-up when more than one run is asked for, then ``count`` timed runs."""
+    """Run ``count`` timed runs, after one warm-up if ``count`` is above 1."""
     if count > 1:
         special.run(inputs)
     timings = []
@@ -178,7 +178,7 @@ def run_repeatedly(special: LoadedModel, inputs: dict[str, Array], count: int) -
 
 
 def build_report(exe: Executable, special: LoadedModel, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
-    """Everything that ``run`` prints, as plain data."""
+    """Return the report of ``run`` as plain data."""
     hardware, device, ranged = exe.backend.hardware, exe.backend.vdevice, special.compiled.ranged
     return {
         "model": exe.head.name,
@@ -230,19 +230,19 @@ def print_report(report: dict[str, Any], quiet: bool = False) -> None:
 
 
 def _host_fraction(report: dict[str, Any]) -> str:
-    """How much of the time operators on the host take, where there are some."""
+    """Format the fraction of time that host operators take, or "" without host operators."""
     total = report["latency_seconds"]
     return f", {report['host_seconds'] / total:.0%} of the time" if report["host_nodes"] and total else ""
 
 
 def _describe_layout(report: dict[str, Any]) -> str:
-    """What a layout other than the model's came to, also when it was chosen for a file that was compiled before."""
+    """Describe the effect of a layout other than the model's, including the one chosen in a compiled file."""
     count = report["channels_last"]
     return f"{count} buffers channels last, " if count or report["layout"] != "keep" else ""
 
 
 def require_tracer(exe: Executable) -> Tracer:
-    """The opened device as one that records task times; BadInput where it does not."""
+    """Return the opened device as a tracer. Raises BadInput if it records no task times."""
     if not isinstance(exe.backend, Tracer):
         raise BadInput(
             f"device {exe.device} does not record when its tasks run",
@@ -253,7 +253,7 @@ def require_tracer(exe: Executable) -> Tracer:
 
 
 def write_trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array], path: Path) -> str:
-    """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
+    """Write the measured trace of one more run and return its summary. Raises BadInput if the device records no task times."""
     device = require_tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
@@ -264,7 +264,7 @@ def write_trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array],
 
 
 def save_arrays(path: Path | None, arrays: dict[str, Array]) -> None:
-    """Write an .npz file where one is asked for."""
+    """Write an .npz file if ``path`` is set."""
     if path is not None:
         write_file(path, lambda file: save_npz(file, arrays))
 

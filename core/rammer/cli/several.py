@@ -1,4 +1,4 @@
-"""``rammer run`` and ``rammer bench`` of one model over several devices: what device 0's process prints."""
+"""Runs and benchmarks of one model over several devices, printed by the process of device 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def joining_options(fn: F) -> F:
-    """--transport, --timeout, --in-flight, --goal, --place and --state, as ``joining``."""
+    """Add --transport, --timeout, --in-flight, --goal, --place and --state as ``joining``."""
     fn = gather_options("joining", Joining, "transport", "timeout", "depth", "goal", "place", "states")(fn)
     for option in (
         click.option(
@@ -71,8 +71,8 @@ def joining_options(fn: F) -> F:
 
 
 def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
-    """As ``resolve_devices``. BadInput where one device is asked to keep states: what has one call for all runs does
-    (``bind``)."""
+    """Parse devices as ``resolve_devices`` does. Raises BadInput if states are requested for a single device, which needs one
+    call for all runs (``bind``)."""
     names = resolve_devices(device, joining.timeout, request.device_options)
     if not names and joining.states:
         raise BadInput(
@@ -84,7 +84,7 @@ def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str,
 
 
 def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining: Joining) -> SpreadModel:
-    """Closed when the command ends, however it does."""
+    """Open a model over several devices; it is closed when the command ends."""
     with show_progress(model.name) as sink:
         found = open_spread(model, names, request, joining, sink)
     click.get_current_context().call_on_close(found.close)
@@ -93,7 +93,7 @@ def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining
 
 
 def prepare_runs(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[str, Array]]:
-    """The joined devices, and a run's inputs."""
+    """Return the joined devices, and the inputs of a run."""
     with show_progress(found.source.head.name) as found.progress:
         inputs = found.checked(collect_inputs(found.source.head, choice, found.lengths))
         return found.prepare(inputs), inputs
@@ -102,8 +102,8 @@ def prepare_runs(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, d
 def timed_runs(
     found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int
 ) -> tuple[dict[str, Array], list[float]]:
-    """One run behind the other: outputs where device 0 is, and seconds of each; one more before, where there are several, which
-    reads what was given for states, and the others what is left of the run before."""
+    """Run ``count`` times one after another, and return the outputs and the seconds of each run where device 0 is. One more run
+    precedes if ``count`` is above 1. The first run reads the initial states, later runs those of the run before."""
     feeds, times = found.feeds(inputs), list[float]()
     outputs = dict[str, Array]()
     for number in range(count + (count > 1)):
@@ -116,20 +116,21 @@ def timed_runs(
 
 
 def stream_runs(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> Timed:
-    """Runs in flight one behind the other."""
+    """Time ``count`` runs in flight, after a warm-up."""
     feeds = found.feeds(inputs)
     runs.run_all([feeds] * min(count, 2 * runs.joined.depth))
     return runs.run_all([feeds] * count)[1]
 
 
 def trace_spread(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> SpreadTrace | None:
-    """So many runs more, in flight, with what each device does and when; where device 0 is."""
+    """Trace ``count`` more runs in flight on each device. Returns None except where device 0 is."""
     marks = traced_runs(runs, [found.feeds(inputs)] * count)
     return SpreadTrace(runs.spread, marks, found.simulated) if marks is not None else None
 
 
 def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], times: list[float], of: int) -> dict[str, Any]:
-    """As plain data what ``rammer run`` says of several devices; counters are of one run, of ``of`` counted."""
+    """Return the report of ``rammer run`` on several devices as plain data. Counters are divided by the number ``of`` counted
+    runs."""
     spread, asked, counters = runs.spread, runs.asked, runs.counters()
     hardware = [found.backend(n if n in runs.mine else found.alike[n]).hardware for n in range(len(found.names))]
     return {
@@ -155,7 +156,7 @@ def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], 
 
 
 def a_run(counters: Counters, count: int) -> dict[str, float]:
-    """Counters as a mean of so many runs."""
+    """Return counters as the mean of ``count`` runs."""
     return {name: value / count for name, value in zip(counters.names(), counters.values(), strict=True)}
 
 
@@ -186,7 +187,8 @@ def show_spread(report: dict[str, Any], quiet: bool) -> None:
 def bench_spread(
     model: Path, names: tuple[str, ...], asked: tuple[Request, Joining], choice: InputChoice, count: int
 ) -> dict[str, Any] | None:
-    """Latency of runs one by one, and seconds between the results of ``count`` runs in flight; where device 0 is."""
+    """Measure the latency of sequential runs and the seconds between results of ``count`` runs in flight. Returns None except
+    where device 0 is."""
     found = opened_spread(model, names, *asked)
     runs, inputs = prepare_runs(found, choice)
     _, times = timed_runs(found, runs, inputs, count)
@@ -207,7 +209,7 @@ def bench_spread(
 
 
 def spread_table(rows: list[dict[str, Any]], form: Callable[..., str]) -> str:
-    """What ``bench_spread`` found, times spelled."""
+    """Format the rows of ``bench_spread`` as a table, with units of time."""
     times = ("latency", "interval", "predicted_latency", "predicted_interval")
     heads = ["model", "on", "transport", "in flight", "latency", "between results", "predicted", "predicted between"]
     return form(
@@ -217,7 +219,7 @@ def spread_table(rows: list[dict[str, Any]], form: Callable[..., str]) -> str:
 
 
 def format_counters(counters: list[dict[str, float]]) -> str:
-    """A table of what transfers cost, a row a device, of one run."""
+    """Return a table of the cost of transfers in one run, with a row for each device."""
     names = [n for n in counters[0] if n != "waited"]
     heads = ["device, a run", *(n.replace("_", " ").replace("nbytes", "bytes") for n in names), "waited"]
     rows = [[str(n), *(f"{c[k]:.10g}" for k in names), format_duration(c["waited"])] for n, c in enumerate(counters)]

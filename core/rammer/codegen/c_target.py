@@ -1,4 +1,4 @@
-"""CTarget: how one C-family language spells what the generic emitter needs, as data."""
+"""The dialect of one C-family language for the generic emitter, as data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ __all__ = ["CFunction", "CTarget"]
 class CTarget:
     """A dialect of C.
 
-    ``function``: qualifier of a device function; ``global_``/``local``: address-space qualifiers of
-    pointers; ``constant``: qualifier of file-scope tables; ``thread``/``threads``: expressions for this
-    thread's index in the task's group and their number (``0`` and ``1`` where a task is one thread);
-    ``barrier``: statement joining the group (empty for one thread); ``types``: element type -> spelling;
-    ``functions``: scalar operation -> spelling where it differs from C99's float forms (``load:float16``
-    and ``store:float16`` are templates over pointer ``p``, index ``i`` and value ``v``; ``round:float16``, a float32 that
-    float16 holds, and ``as_uint32`` and its like, which read the bits of a number as one of another type, over ``v``; ``div``
-    is one of float32 alone, ``fma`` the product and sum in one rounding that sums of products take); ``preamble``: text placed
-    once before all functions; ``restrict``: pointer qualifier ("" for none); ``vectors``: widths of the float32 vectors that the
-    preamble defines, used where a task is one thread; ``rereads``: whether such a task may read what it has written of a result.
+    ``function``: qualifier of a device function. ``global_``/``local``: address-space qualifiers of pointers. ``constant``:
+    qualifier of file-scope tables. ``thread``/``threads``: expressions for this thread's index in the task's group and for the
+    group's size (``0`` and ``1`` if a task is one thread). ``barrier``: statement joining the group (empty for one thread).
+    ``types``: element type -> spelling. ``preamble``: text placed once before all functions. ``restrict``: pointer qualifier (""
+    to omit it). ``vectors``: widths of the float32 vectors that the preamble defines, used if a task is one thread. ``rereads``:
+    True if a task of one thread may read the results that it has written.
+
+    ``functions``: scalar operation -> spelling where it differs from C99's float forms. ``load:float16`` and ``store:float16``
+    are templates over pointer ``p``, index ``i`` and value ``v``. ``round:float16`` (a float32 that float16 holds), ``as_uint32``
+    and the other bit casts are templates over ``v``. ``div`` is for float32 alone. ``fma`` is the product and sum in one
+    rounding, for sums of products.
     """
 
     name: str
@@ -41,19 +42,18 @@ class CTarget:
 
     @property
     def single(self) -> bool:
-        """Whether one thread computes a whole task."""
+        """Return True if one thread computes a whole task."""
         return self.threads == "1"
 
 
 @dataclass(frozen=True, slots=True)
 class CFunction:
-    """``void name(global T0 *p0, ..., local char *scratch, int task)``: one task of an operator.
+    """The function of a task: ``void name(global T0 *p0, ..., local char *scratch, int task)``.
 
-    Pointers point at each tensor's first element (buffer start plus storage offset); strides and shapes
-    are literals in the text. Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of
-    the text, so equal operators on different tensors share one function. ``arguments`` lists (tensor,
-    written) for each pointer in order. ``scratch`` is the bytes of vEU memory needed for connections at
-    that layer. One that ``stops`` at the lengths of a run leaves what lies beyond.
+    Pointers point at each tensor's first element (buffer start plus storage offset); strides and shapes are literals in the text.
+    Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of the text, so equal operators on different tensors
+    share one function. ``arguments`` lists (tensor, written) for each pointer in order. ``scratch`` is the bytes of vEU memory
+    for connections at that layer. A function that ``stops`` at the lengths of a run does not write elements past them.
     """
 
     name: str
@@ -64,8 +64,8 @@ class CFunction:
 
 
 def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) -> str:
-    """The head of a task's function: parameters ``p0, p1, ...`` that point at elements of these C types, and whether they are
-    written; then scratch memory and the task's number."""
+    """Return the head of a task's function. Parameters ``p0, p1, ...`` point at elements of these C types (and are written or
+    not); scratch memory and the task's number follow."""
     parts = []
     for number, (kind, written) in enumerate(pointers):
         const = "" if written or not target.restrict else "const"
@@ -75,5 +75,5 @@ def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) ->
 
 
 def join_words(*parts: str) -> str:
-    """Those that are not empty, with spaces between them."""
+    """Join the non-empty parts with spaces."""
     return " ".join(p for p in parts if p)

@@ -11,25 +11,25 @@ from rammer.codegen.contraction_form import QUOTIENT
 
 @dataclass
 class Text:
-    """Lines with indentation: an opening brace at a line's end indents what follows, a leading closing one ends that."""
+    """Lines of C text: an opening brace at a line's end indents the lines after it, a leading closing brace ends that."""
 
     lines: list[str] = field(default_factory=list)
     depth: int = 1
 
     def line(self, text: str) -> None:
-        """One line."""
+        """Append one line of text."""
         self.depth -= text.startswith("}")
         self.lines.append("  " * self.depth + text)
         self.depth += text.endswith("{")
 
     def all(self, texts: Iterable[str]) -> None:
-        """Several lines."""
+        """Append several lines of text."""
         for text in texts:
             self.line(text)
 
     @contextmanager
     def block(self, head: str, end: str = "}") -> Iterator[None]:
-        """What is written inside stands between ``head`` (nothing for a bare block) with an opening brace, and ``end``."""
+        """Write a block between ``head`` (empty for a bare block) with an opening brace, and ``end``."""
         self.line(f"{head} {{".lstrip())
         yield
         self.line(end)
@@ -39,7 +39,7 @@ class Text:
 
 
 def format_sum(terms: Iterable[tuple[str, int]], constant: int = 0) -> str:
-    """``constant + sum(name * factor)``; terms without a name or factor vanish."""
+    """Format ``constant + sum(name * factor)``; terms without a name or factor vanish."""
     parts = [n if f == 1 else f"{n} * {f}" for n, f in terms if f and n and n != "0"]
     if constant or not parts:
         parts.append(str(constant))
@@ -47,7 +47,7 @@ def format_sum(terms: Iterable[tuple[str, int]], constant: int = 0) -> str:
 
 
 def split_digits(value: str, extents: Sequence[int]) -> list[str]:
-    """The mixed-radix digits of ``value``, outermost first; the first one is not reduced."""
+    """Return the mixed-radix digits of ``value``, outermost first; the first digit is not reduced."""
     result, below = list[str](), 1
     for n, extent in reversed(list(enumerate(extents))):
         text = value if below == 1 else f"{value} / {below}"
@@ -57,7 +57,7 @@ def split_digits(value: str, extents: Sequence[int]) -> list[str]:
 
 
 def combine_digits(places: Iterable[tuple[str, int | str]]) -> str:
-    """The number with these mixed-radix digits, each with its extent, outermost first; 0 where there are none."""
+    """Return the number with these mixed-radix digits (each with its extent, outermost first), 0 without digits."""
     text = ""
     for name, extent in places:
         text = f"({text}) * {extent} + {name}" if text else name
@@ -65,7 +65,7 @@ def combine_digits(places: Iterable[tuple[str, int | str]]) -> str:
 
 
 def weighted_terms(steps: Mapping[str, int], names: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Terms of the axes that ``names`` spells; ``axis // d`` is spelled from its axis."""
+    """Return the terms of the axes that ``names`` spells; ``axis // d`` is spelled from its axis."""
     result = []
     for axis, step in steps.items():
         base, _, divisor = axis.partition(QUOTIENT)

@@ -1,4 +1,4 @@
-"""The order in which choices of several families are offered; a kernel is written only when its turn has come."""
+"""The order in which candidates of several families are offered. A kernel is written only when its candidate is next."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from functools import cached_property
 from rammer.codegen.kernel_family import Choice
 from rammer.ir.operator import ROperator
 
-#: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
+#: Limits on a family's best prediction to be measured among the first: factor over the best of all, and seconds.
 LEADING, NEAR = 1.3, 2e-6
 
 
 @dataclass
 class Option:
-    """A choice, of which somebody may ask whether it can be written and fits."""
+    """A candidate whose kernel is written and checked on demand."""
 
     choice: Choice
     possible: Callable[[ROperator], bool]
 
     @cached_property
     def fits(self) -> bool:
-        """Whether there is a kernel: it is written now."""
+        """Return True if the kernel can be written and fits. The first call writes it."""
         return self.possible(self.choice.operator)
 
     @property
     def refused(self) -> bool:
-        """Whether somebody asked, and there is none."""
+        """Return True if ``fits`` was evaluated and is False."""
         return self.__dict__.get("fits") is False
 
 
 class Queue:
-    """Choices, best predicted first: ``most`` of those that nobody found to be impossible."""
+    """A queue of candidates, best predicted first: at most ``most`` that are not refused."""
 
     def __init__(self, choices: Iterable[Choice], possible: Callable[[ROperator], bool], most: int) -> None:
         self._rest, self._possible, self._most = iter(choices), possible, most
         self._out, self._head = list[Option](), list[Option]()
 
     def head(self) -> Option | None:
-        """The next one; None where there is none, or enough are out."""
+        """Return the next candidate, or None if the queue is empty or ``most`` were taken."""
         if sum(not o.refused for o in self._out) >= self._most:
             return None
         if not self._head:
@@ -47,14 +47,16 @@ class Queue:
         return self._head[0] if self._head else None
 
     def take(self) -> Option:
-        """``head``, which is out from now on."""
+        """Remove and return the candidate at the head."""
         self._out.append(self._head.pop())
         return self._out[-1]
 
 
 def leaders_first(queues: Sequence[Queue]) -> Iterator[Choice]:
-    """What fits, by predicted seconds, but each family's best before every second best: tuning measures only the first few, and
-    models of different families are less comparable than one family's. A family far behind has no such place."""
+    """Yield the candidates that fit by predicted seconds, but each family's best before every second best.
+
+    Tuning measures only the first few, and predictions of different families are less comparable than those of one family. The
+    best of a much slower family keeps its rank."""
     later, seen, limit = list[Option](), set[str](), float("inf")
     while (option := _pop_best(queues, [], limit)) is not None:
         family = option.choice.operator.family
@@ -70,7 +72,7 @@ def leaders_first(queues: Sequence[Queue]) -> Iterator[Choice]:
 
 
 def _pop_best(queues: Sequence[Queue], later: list[Option], limit: float = float("inf")) -> Option | None:
-    """Take the best predicted of ``later`` and the heads of ``queues``; None where it is beyond ``limit``."""
+    """Remove and return the best predicted of ``later`` and the heads of ``queues``, or None if it exceeds ``limit``."""
     heads = [(q, head) for q in queues if (head := q.head()) is not None]
     found = min(heads, key=lambda h: h[1].choice.seconds, default=None)
     if later and (found is None or later[0].choice.seconds <= found[1].choice.seconds):

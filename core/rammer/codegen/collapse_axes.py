@@ -1,8 +1,8 @@
-"""Collapsing neighbouring axes that every access walks as if they were one: longer rows, fewer divisions.
+"""Collapsing of neighbouring axes that every access walks as one axis: longer rows, fewer divisions.
 
-A 7 by 7 image has rows of 7, but an operator that reads it element by element may treat it as one row
-of 49. After joining axes ``a`` and ``b`` the first is fixed at 0 and the second runs over both: every
-address stays the same, although the index along ``b`` alone exceeds its extent.
+A 7 by 7 image has rows of 7, but an element-wise operator may treat it as one row of 49. After joining axes ``a`` and ``b`` the
+first is fixed at 0 and the second runs over both. Every address stays the same, although the index along ``b`` alone exceeds its
+extent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rammer.ir.expr import Const, Expr, Load, integer
 
 
 def collapse_axes(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) -> Stage:
-    """``stage`` with its output axes joined where all loads and ``stores`` allow."""
+    """Return ``stage`` with its output axes joined where all loads and ``stores`` allow."""
     parts = collect_bodies(unit, stage.computes)
     for d in reversed(range(len(stage.box) - 1)):
         inner = stage.extents[d + 1]
         bound = stage.box[d + 1]
         whole = bound.low == integer(0) and bound.high == integer(stage.root.axes[d + 1].extent)
-        # A joined axis below may itself be joined on, so its box counts, not the axis's own extent.
+        # The next inner axis may itself be a joined axis, so its box counts, not its extent.
         whole = whole or (stage.box[d + 1].low == integer(0) and bound.high == integer(inner))
         if not whole or inner < 1 or stage.extents[d] <= 1:
             continue
@@ -49,7 +49,7 @@ def _merge_axes(stage: Stage, d: int, inner: int) -> Stage:
 
 
 def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
-    """``c`` with neighbouring reduction axes joined where its loads allow."""
+    """Return ``c`` with neighbouring reduction axes joined where its loads allow."""
     parts = collect_bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):
         a, b = c.reduce[k], c.reduce[k + 1]
@@ -62,7 +62,7 @@ def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
 
 
 def _can_merge(unit: FunctionContext, part: StageBody, outer: str, inner: str, extent: int) -> bool:
-    """Whether a body uses the two axes only in addresses, and there only as ``outer * extent + inner``."""
+    """Return True if a body uses the two axes only in addresses, and there only as ``outer * extent + inner``."""
     pair = {outer, inner}
     if _axes_outside_loads(part.body) & pair:
         return False
@@ -82,7 +82,6 @@ def _can_merge(unit: FunctionContext, part: StageBody, outer: str, inner: str, e
 
 
 def _axes_outside_loads(e: Expr) -> set[str]:
-    """Axes used outside any load."""
     if isinstance(e, Load | Const):
         return set()
     kids = ex.children(e)

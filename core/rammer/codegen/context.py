@@ -1,4 +1,4 @@
-"""One C function under construction: its tensors, tables, names, and integer arithmetic on axes."""
+"""A C function under construction: its tensors, tables, names, and integer arithmetic on axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INDEX = frozenset(("add", "sub", "mul", "neg", "min", "max", "floordiv", "mod")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stored tensor: C pointer, element strides, the index that its first element has, and its shape."""
+    """A stored tensor: C pointer, element strides, the index of its first element, and its shape."""
 
     pointer: str
     dtype: str
@@ -35,7 +35,7 @@ class Place:
 
     @property
     def reach(self) -> int | None:
-        """Elements from the first to the last address; None where a stride is negative."""
+        """Elements from the first to the last address, or None if a stride is negative."""
         if any(s < 0 for s in self.strides):
             return None
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
@@ -50,7 +50,7 @@ class Column:
 
 
 class _Of(dict[str, Any]):
-    """One attribute of types by tensor, of those that are asked for: a program may have thousands, a function reads a few."""
+    """Lazy map from tensors to one attribute of their types: a program may have thousands, a function reads a few."""
 
     def __init__(self, types: Mapping[str, TensorType], attribute: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Of(dict[str, Any]):
 
 @dataclass
 class FunctionContext:
-    """One C function under construction."""
+    """The state of a C function under construction."""
 
     target: CTarget
     types: Mapping[str, TensorType]
@@ -75,7 +75,7 @@ class FunctionContext:
     columns: dict[str, Column] = field(default_factory=dict)
     unrolled: frozenset[str] = frozenset()  # reductions written out point by point
     wide: dict[str, int] = field(default_factory=dict)  # lanes of vector accumulators, by name
-    ends: Mapping[tuple[str, str], str] = field(default_factory=dict)  # where reductions stop: variables by compute and axis
+    ends: Mapping[tuple[str, str], str] = field(default_factory=dict)  # reduction bounds: variables by compute and axis
 
     def __post_init__(self) -> None:
         self.shapes: Mapping[str, tuple[int, ...]] = _Of(self.types, "shape")
@@ -83,43 +83,43 @@ class FunctionContext:
 
     @cached_property
     def lanes(self) -> Mapping[str, str]:
-        """What vectors may be in memory here, by letter: floats, and whole numbers where there are bytes among them."""
+        """The types of vectors in memory here, by letter: floats, and integers if byte tensors occur."""
         kinds = {self.dtypes[n] for n in (*self.places, *self.inlined)}
         return {**STORED, **CODES} if kinds & {"uint8", "int8"} else STORED
 
     @cached_property
     def needs(self) -> Needs:
-        """What expressions here need of producers computed in place."""
+        """The loads of in-place producers that expressions of this function need."""
         return Needs(self.inlined)
 
     def fresh(self, letter: str) -> str:
-        """A new variable name."""
+        """Return a new variable name."""
         self.count += 1
         return f"{letter}{self.count}"
 
     def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
-        """Name of the file-scope table with these values; float16 is a storage format, so a table has float32."""
+        """Return the name of the file-scope table with these values. float16 tables are stored as float32."""
         dtype = ops.compute_type(dtype)
         spelling = ops.spell_type(self.target, dtype)
         body = ", ".join(ops.spell_literal(self.target, v, dtype) for v in values)
         name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]
         text = f"{self.target.constant} {spelling} {name}[{len(values)}] = {{{body}}};"
-        # The guard lets functions that share a table stand in one translation unit.
+        # The guard lets functions that share a table be in one translation unit.
         self.tables[name] = f"#ifndef {name.upper()}\n#define {name.upper()}\n{text}\n#endif\n"
         return name
 
     def axis_type(self, extent: int) -> str:
-        """C type of a loop variable."""
+        """Return the C type of a loop variable."""
         return self.target.types["int32" if extent <= INT32 else "int64"]
 
     def end(self, c: Compute, axis: Axis) -> str:
-        """Where a loop over a reduction axis ends."""
+        """Return the bound of a loop over a reduction axis."""
         return self.ends.get((c.name, axis.name), str(axis.extent))
 
     # --- index arithmetic ---------------------------------------------------------------------
 
     def is_index(self, e: Expr) -> bool:
-        """Whether ``e`` is integer arithmetic over axes with known bounds."""
+        """Return True if ``e`` is integer arithmetic over axes with known bounds."""
         if isinstance(e, Ref):
             return True
         if isinstance(e, Const):
@@ -129,11 +129,11 @@ class FunctionContext:
         return isinstance(e, Op) and e.fn in _INDEX and all(self.is_index(a) for a in e.args) and bool(ex.axes_of(e))
 
     def fits(self, e: Expr) -> bool:
-        """Whether every sub-expression fits 32 bits."""
+        """Return True if every sub-expression fits 32 bits."""
         return interval_within(e, self.ranges, -INT32, INT32) is not None
 
     def index(self, e: Expr) -> Val:
-        """Integer arithmetic over axes, in 32 bits where all of it fits."""
+        """Return integer arithmetic over axes as C text, in 32 bits if all of it fits."""
         e = canonicalise_sum(e)
         small = self.fits(e)
         return Val(self._index(e, small), "int64", small, isinstance(e, Const | Ref))
@@ -158,7 +158,7 @@ class FunctionContext:
         return f"rm_{e.fn}_{'i32' if small else 'i64'}({', '.join(args)})"
 
     def _sum(self, e: Op, small: bool) -> str:
-        """A sum of terms without inner parentheses."""
+        """Format a sum of terms without inner parentheses."""
         terms, constant = to_linear_form(e)
         if len(terms) == 1 and e.fn == "mul" and next(iter(terms)) == e:
             return f"({self._index(e.args[0], small)} * {self._index(e.args[1], small)})"
@@ -173,6 +173,6 @@ class FunctionContext:
         return f"({text})"
 
     def _plain_division(self, e: Op) -> bool:
-        """C's division equals Python's where the dividend is not negative and the divisor positive."""
+        """Return True if C's division equals Python's: the dividend is not negative and the divisor is positive."""
         spans = [ex.interval(a, self.ranges) for a in e.args]
         return spans[0] is not None and spans[1] is not None and spans[0][0] >= 0 and spans[1][0] > 0

@@ -1,8 +1,8 @@
-"""Seeing an operator as a matrix product: which axes are rows, which columns, and who reads them how.
+"""The matrix-product form of an operator: the axes that are rows and columns, and the addresses of its operands.
 
-``C[rows, columns] = sum over the reduction axes of A[rows, k] * B[k, columns]`` for every value of the
-remaining axes, which a task holds fixed. Both operands must be affine in the axes, apart from ``m // d``
-with ``d`` a multiple of the row tile (grouped convolution), fixed within a task.
+``C[rows, columns] = sum over the reduction axes of A[rows, k] * B[k, columns]`` for every value of the remaining axes, which a
+task holds fixed. Both operands must be affine in the axes. The exception is ``m // d`` with ``d`` a multiple of the row tile
+(grouped convolution), which is fixed within a task.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
-#: Suffix of the pseudo-axis that stands for ``axis // d``.
+#: Suffix of the pseudo-axis that replaces ``axis // d``.
 QUOTIENT = "__over__"
-#: Element types that products of ``BYTE`` take, which are summed in int32; operands may differ in their signs.
+#: Element types of ``BYTE`` products, which are summed in int32; the operands may differ in their signs.
 BYTES = ("uint8", "int8")
 BYTE = "int8"
-#: Element offsets within a tensor are kept in 32 bits.
+#: Maximum element offset within a tensor: offsets have 32 bits.
 MAX_SPAN = 2**31 - 2**20
 
 
@@ -43,9 +43,8 @@ class PaddedAxis:
 class Operand:
     """An operand's element address ``constant + sum(steps[axis] * axis)`` from the tensor's first element, and guards.
 
-    ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes. The operand is what ``prologue`` makes
-    of the elements, and ``fill`` where a guard fails (bytes; 0 of all others). ``signed`` says that bytes are.
-    """
+    ``aligned``: the tensor's first element is at a multiple of 16 bytes. ``prologue`` computes the operand from the elements.
+    ``fill`` is the operand where a guard fails (bytes; 0 for other types). ``signed``: the bytes are signed."""
 
     load: Load
     steps: Mapping[str, int]
@@ -59,15 +58,16 @@ class Operand:
 
     @property
     def tensor(self) -> str:
-        """The tensor read."""
+        """The tensor that is read."""
         return self.load.tensor
 
 
 @dataclass(frozen=True)
 class Roles:
-    """An untiled contraction's axes by role, as positions in ``main.axes``; ``groups`` are divisors that a row tile
-    must divide. ``a`` reads the rows, ``b`` the columns. ``prologue`` belongs to the operand ``changed``, "a" or "b";
-    ``after`` are the maps that follow."""
+    """The axes of an untiled contraction by role, as positions in ``main.axes``.
+
+    ``groups`` are divisors that a row tile must divide. ``a`` reads the rows, ``b`` the columns. ``prologue`` belongs to the
+    operand ``changed``, "a" or "b"; ``after`` are the maps that follow."""
 
     main: Compute
     a: Load
@@ -94,23 +94,24 @@ class Product:
 
     @cached_property
     def row_count(self) -> int:
-        """Rows of a full tile."""
+        """Number of rows of a full tile."""
         return math.prod(self.operator.tile[d] for d in self.rows)
 
     @cached_property
     def width(self) -> int:
-        """Columns of a full tile."""
+        """Number of columns of a full tile."""
         return math.prod(self.operator.tile[d] for d in self.columns)
 
     def axis(self, d: int) -> Axis:
-        """Axis number ``d``."""
+        """Return axis number ``d``."""
         return self.main.axes[d]
 
 
 def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Roles:
-    """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, float16 with
-    followers of either, or bytes, summed in int32, with followers of any type; with ``prologue`` also of one whose operand
-    passes through maps first. Unsuited says why it is none."""
+    """Return the roles of a contraction of ``dtype`` operands with element-wise followers.
+
+    Followers of float32 are float32, those of float16 have either type. Bytes are summed in int32, with followers of any type.
+    ``prologue`` also accepts maps before one operand. Raises Unsuited with the reason for any other operator."""
     parts = parts_of(operator, binding)
     main, operands = parts.main, parts.operands
     if not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
@@ -136,13 +137,13 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
 
 
 def _innermost_axis(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
-    """Which of the axes ``live`` has its neighbours next to each other in the result."""
+    """Return the axis of ``live`` whose neighbours are adjacent in the result."""
     storage = binding.storages.get(operator.outputs[-1])
     return sorted(live, key=lambda d: (abs(storage.strides[d]), -d))[:1] if storage else live[-1:]
 
 
 def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
-    """The element type of both operands, ``BYTE`` for bytes of either sign, "" where they differ."""
+    """Return the element type of both operands: ``BYTE`` for bytes of either sign, "" if they differ."""
     a, b = (binding.types[load.tensor].dtype for load in operands)
     return BYTE if a in BYTES and b in BYTES else a if a == b else ""
 
@@ -167,7 +168,7 @@ def _assign_roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
 
 
 def quotient_divisors(load: Load, axis: str) -> set[int]:
-    """The divisors ``d`` where ``load`` uses ``axis`` only as ``axis // d``; empty otherwise."""
+    """Return the divisors ``d`` if ``load`` uses ``axis`` only as ``axis // d``, else an empty set."""
     found, bare = set[int](), 0
     for e in (e for index in load.indices for e in ex.walk(index)):
         if isinstance(e, Op) and e.fn == "floordiv" and e.args[0] == Ref(axis) and isinstance(e.args[1], Const):
@@ -178,12 +179,12 @@ def quotient_divisors(load: Load, axis: str) -> set[int]:
 
 
 def is_length(tensor: str, binding: Binding) -> bool:
-    """Whether a tensor is one integer, such as a length."""
+    """Return True if a tensor is one integer, for example a length."""
     return binding.types[tensor].dtype == "int64" and not binding.types[tensor].shape
 
 
 def check_followers(main: Compute, after: Sequence[Compute]) -> None:
-    """Raises Unsuited unless ``after`` are maps over the shape of ``main`` that read it, and each other, in place."""
+    """Raise Unsuited unless ``after`` are maps over the shape of ``main`` that read it, and each other, in place."""
     known = {main.name}
     for c in after:
         if c.reduce or c.shape != main.shape:
@@ -194,8 +195,8 @@ def check_followers(main: Compute, after: Sequence[Compute]) -> None:
 
 
 def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Product:
-    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited, also for maps before the
-    contraction unless the caller knows about them (``prologue``)."""
+    """Return a tiled operator as a matrix product of ``dtype`` operands. Raises Unsuited for other operators. Maps before the
+    contraction need ``prologue``."""
     roles = roles_of(operator, binding, dtype, prologue)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
     a, b = (operand_of(with_quotients(ld, tile), main, binding) for ld in (roles.a, roles.b))
@@ -209,8 +210,8 @@ def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", pr
 def roles_of_axes(
     main: Compute, a: Load, b: Load, tile: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The axes along which a tile has more than one element, as positions: those that run through ``a`` (rows), through ``b``
-    (columns), and through neither. Unsuited where one runs through both."""
+    """Return the axes with more than one element in a tile, as positions. They are the axes of ``a`` (rows), of ``b`` (columns),
+    and of neither. Raises Unsuited if an axis is in both."""
     rows, columns, others = list[int](), list[int](), list[int]()
     in_a, in_b = ex.axes_of(a), ex.axes_of(b)
     for d, axis in enumerate(main.axes):
@@ -222,8 +223,8 @@ def roles_of_axes(
 
 
 def is_consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping[str, int]) -> bool:
-    """Whether the elements of a tile, counted along ``axes`` with the last one fastest, lie one behind the other: ``steps`` are
-    those of their addresses, and all axes but the first one must be whole."""
+    """Return True if the elements of a tile, counted along ``axes`` with the last one fastest, are contiguous. ``steps`` are the
+    steps of their addresses. All axes but the first one must be whole."""
     expected = 1
     for axis in reversed(axes):
         if tile[axis.name] > 1 and steps.get(axis.name, 0) != expected:
@@ -235,7 +236,7 @@ def is_consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping
 
 
 def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
-    """``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
+    """Return ``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
 
     def rule(e: Expr) -> Expr | None:
         if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[0], Ref) and isinstance(e.args[1], Const):
@@ -248,8 +249,8 @@ def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
 
 
 def affine_address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
-    """``(steps, constant)`` of a load's element address ``constant + sum(steps[axis] * axis)``; axes that do not
-    matter are left out. Unsuited unless affine."""
+    """Return ``(steps, constant)`` of a load's element address ``constant + sum(steps[axis] * axis)``. Axes with step 0 are left
+    out. Raises Unsuited if the address is not affine."""
     steps, constant = dict[str, int](), 0
     for index, stride in zip(load.indices, strides, strict=True):
         form = ex.affine_form(index)
@@ -262,7 +263,7 @@ def affine_address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], 
 
 
 def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
-    """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
+    """Return the addressing of ``load`` in a task of ``main``. Raises Unsuited if it is not affine or too far."""
     dtype = binding.types[load.tensor].dtype
     if load.fill not in (None, 0, 0.0) and dtype not in BYTES:
         raise Unsuited("padding with another value than 0")

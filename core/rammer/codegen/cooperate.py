@@ -24,13 +24,13 @@ from rammer.ir.types import itemsize
 
 #: Threads that a stage should keep busy.
 THREADS = 256
-#: Values that one thread combines at least, so that the tree does not cost more than it saves.
+#: Minimum number of values that one thread combines, so that the tree does not cost more than it saves.
 _LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SharedReduction:
-    """A reduction at ``indices`` by ``parts`` threads an element, in scratch from byte ``offset``."""
+    """A reduction at ``indices`` by ``parts`` threads per element, in scratch from byte ``offset``."""
 
     compute: Compute
     indices: tuple[Expr, ...]
@@ -39,8 +39,7 @@ class SharedReduction:
 
 
 def find_shared_reductions(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[SharedReduction, ...]:
-    """The reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () where threads
-    have enough to do."""
+    """Return the reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () if threads are busy without."""
     count = math.prod(stage.extents)
     if not 0 < count <= THREADS // 2:
         return ()
@@ -59,12 +58,12 @@ def find_shared_reductions(inlined: Mapping[str, Compute], stage: Stage, offset:
 
 
 def partial_bytes(c: Compute) -> int:
-    """Bytes of one partial result."""
+    """Return the bytes of one partial result."""
     return itemsize(ops.compute_type(c.dtype))
 
 
 def scratch_with_partials(layout: Layout, inlined: Mapping[str, Compute]) -> int:
-    """Bytes of scratch memory of all tiles and, behind them, of the stage that shares most."""
+    """Return the bytes of scratch memory of all tiles and, after them, of the largest partial results of a stage."""
     tiles = scratch_of(layout.stages)
     ends = [tiles]
     for stage in layout.stages:
@@ -75,18 +74,18 @@ def scratch_with_partials(layout: Layout, inlined: Mapping[str, Compute]) -> int
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Emits the shared reductions of a stage of ``count`` elements."""
+    """Emitter of the shared reductions of a stage of ``count`` elements."""
 
     unit: FunctionContext
     count: int
     parts: Sequence[SharedReduction]
 
     def pointer(self, number: int) -> str:
-        """Name of a reduction's scratch area."""
+        """Return the name of a reduction's scratch area."""
         return f"g{number}"
 
     def declare(self, body: Block) -> None:
-        """Pointers to the scratch areas."""
+        """Declare pointers to the scratch areas."""
         target = self.unit.target
         for number, part in enumerate(self.parts):
             kind = ops.spell_type(target, ops.compute_type(part.compute.dtype))
@@ -94,13 +93,13 @@ class Group:
             body.line(f"{spelling} *{self.pointer(number)} = ({spelling} *)(scratch + {part.offset});")
 
     def know(self, body: Block, upto: int, element: str) -> None:
-        """Tell ``body`` the results of the first ``upto`` reductions for element number ``element``."""
+        """Provide ``body`` with the results of the first ``upto`` reductions for element number ``element``."""
         for number, part in enumerate(self.parts[:upto]):
             text = f"{self.pointer(number)}[{element} * {part.parts}]"
             body.memo[ex.Load(part.compute.name, part.indices)] = Val(text, part.compute.dtype, atom=True)
 
     def partial(self, body: Block, number: int, share: str, slot: str) -> None:
-        """This thread's share of a reduction, into its slot."""
+        """Write this thread's part of a reduction into its slot."""
         part = self.parts[number]
         c = part.compute
         axes = dict(zip((a.name for a in c.axes), part.indices, strict=True))

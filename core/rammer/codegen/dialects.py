@@ -1,8 +1,8 @@
-"""What dialects of C have in common, and the one that any host compiles: C99 with GNU vectors.
+"""Common parts of C dialects, and the dialect that any host compiles: C99 with GNU vectors.
 
-A device's own dialect is a value of CTarget in its plugin, made of ``STANDARD``, ``helper_functions`` and ``vector_definitions``.
-Arithmetic is that of the element type; nothing here uses approximate ("fast-math") functions for
-float32. The preamble holds what C lacks: floor division, NaN-propagating extrema and the like.
+A device's dialect is a value of CTarget in its plugin, made of ``STANDARD``, ``helper_functions`` and ``vector_definitions``.
+Arithmetic is that of the element type; float32 never uses approximate ("fast-math") functions. The preamble holds functions that
+C lacks: floor division, NaN-propagating extrema and the like.
 """
 
 from __future__ import annotations
@@ -56,10 +56,8 @@ _FLOAT = """
 
 
 def helper_functions(qualifier: str, types: Mapping[str, str], overloaded: bool, double_guard: str = "") -> str:
-    """The helper functions of a dialect; ``overloaded`` spells ``floor`` alike for float and double.
-
-    ``double_guard`` is a preprocessor condition under which float64 exists.
-    """
+    """Return the helper functions of a dialect; ``overloaded`` spells ``floor`` alike for float and double. ``double_guard`` is a
+    preprocessor condition under which float64 exists."""
     parts = []
     for name, suffix in SUFFIX.items():
         spelling = types[name]
@@ -87,7 +85,7 @@ def helper_functions(qualifier: str, types: Mapping[str, str], overloaded: bool,
     return "".join(parts).replace("  ", " ")
 
 
-#: Element types as C and C++ spell them. float16 is each dialect's own.
+#: Element types as C and C++ spell them. Each dialect spells float16 itself.
 STANDARD: Final[Mapping[str, str]] = {
     "bool": "unsigned char",
     "int8": "signed char",
@@ -102,17 +100,17 @@ STANDARD: Final[Mapping[str, str]] = {
     "float64": "double",
 }
 
-#: The bits of numbers in C99.
+#: Bit casts in C99.
 _BITS: Final[Mapping[str, str]] = {
     f"as_{to}": f"(((union {{{{ {STANDARD[source]} a; {STANDARD[to]} b; }}}}){{{{{{v}}}}}}).b)"
     for source, to in (("float32", "uint32"), ("uint32", "float32"), ("float64", "uint64"), ("uint64", "float64"))
 }
-#: The same in C++, by what its compilers have built in.
+#: Bit casts in C++, by compiler built-ins.
 BITS: Final[Mapping[str, str]] = {
     f"as_{to}": f"__builtin_bit_cast({STANDARD[to]}, {{v}})" for to in ("uint32", "float32", "uint64", "float64")
 }
 
-#: Host C (C99 with GNU vectors) with one thread a task.
+#: Host C (C99 with GNU vectors) with one thread per task.
 C99 = CTarget(
     name="c99",
     function="",
@@ -133,5 +131,5 @@ C99 = CTarget(
 
 
 def one_thread(target: CTarget) -> CTarget:
-    """The same dialect where one thread is a whole vEU (a CPU core): no strided loops, no barriers."""
+    """Return the dialect with one thread per vEU (a CPU core): no strided loops, no barriers."""
     return replace(target, name=f"{target.name}_one_thread", thread="0", threads="1", barrier="")

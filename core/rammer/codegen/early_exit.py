@@ -1,4 +1,4 @@
-"""The beginning of a task of a program for a range: a task beyond the extent writes what lies there, if anything, and ends."""
+"""Masks of tasks in a ranged program: a task past the extent stores its fill value, if any, and returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rammer.ir.operator import ROperator
 
 @dataclass(frozen=True)
 class EndText:
-    """Writes where an operator's tasks end. ``pointers`` are those of outputs, ``lengths`` those of scalar inputs, by tensor."""
+    """Emitter of the masks of an operator's tasks. ``pointers`` are those of outputs, ``lengths`` those of scalar inputs, by
+    tensor."""
 
     operator: ROperator
     binding: Binding
@@ -24,7 +25,7 @@ class EndText:
     lengths: Mapping[str, str]
 
     def beginning(self, before: str = "") -> list[str]:
-        """Statements that return where task ``task`` ends; ``before`` must precede every write and return."""
+        """Return statements that exit task ``task`` if it is masked; ``before`` must precede every write and return."""
         box, text = self._task_box(), Text()
         for ending in self.operator.endings:
             low, high = box[ending.axis]
@@ -40,7 +41,7 @@ class EndText:
         return text.lines
 
     def rest(self) -> list[str]:
-        """Statements that write what lies beyond the lengths in a task that has computed what lies before them."""
+        """Return statements that fill the elements past the lengths in a task that has computed the elements before them."""
         whole, text = self._task_box(), Text()
         for ending in (e for e in self.operator.endings if not e.below):
             low, high = whole[ending.axis]
@@ -51,7 +52,7 @@ class EndText:
     def _exit_outside_window(
         self, rows: RowWindow, ending: SkipTasks, box: Mapping[str, tuple[str, str]], before: str
     ) -> list[str]:
-        """Statements that return where the task's place is none of ``rows``; of more places than one none."""
+        """Return statements that exit if the task's index is outside ``rows``; [] if a task has several indices."""
         tiles = {a.name: t for a, t in zip(self.operator.anchor.axes, self.operator.tile, strict=True)}
         if tiles[ending.axis] != 1 or tiles[rows.by] != 1:
             return []
@@ -71,7 +72,7 @@ class EndText:
         return f"({format_sum(terms, ending.extent.offset)})"
 
     def _task_box(self) -> dict[str, tuple[str, str]]:
-        """By axis, where the task numbered ``task`` begins and ends."""
+        """Return the bounds of task ``task`` by axis."""
         o, box = self.operator, dict[str, tuple[str, str]]()
         for axis, place, tile, count in zip(o.anchor.axes, split_digits("task", o.grid), o.tile, o.grid, strict=True):
             low = f"{place} * {tile}" if count > 1 else "0"
@@ -80,7 +81,7 @@ class EndText:
         return box
 
     def _fill_outputs(self, text: Text, ending: SkipTasks, box: Mapping[str, tuple[str, str]]) -> None:
-        """Write what lies beyond an ending to a box of every output that has something there, spread over the threads."""
+        """Write the fill values of a mask to a box of every output that has one, spread over the threads."""
         target, last = self.target, len(box) - 1
         for tensor, fill in zip(self.operator.outputs, ending.fills, strict=True):
             if fill is None:

@@ -25,23 +25,23 @@ __all__ = ["emit_operator", "scratch_bytes"]
 
 
 def emit_operator(operator: ROperator, binding: Binding, target: CTarget, within: bool = False) -> CFunction:
-    """One C function that computes any task of ``operator``; of a program for a range only what lies ``within`` the lengths.
+    """Return a C function that computes any task of ``operator``, limited to the lengths of a range if ``within``.
 
-    Raises DeviceFailure where the dialect lacks an element type, ValueError where the operator is
-    ill-formed (Computes that meet at no layer, stored tensors without a storage).
-    """
+    Raises DeviceFailure if the dialect lacks an element type. Raises ValueError if the operator is ill-formed (Computes that meet
+    at no layer, stored tensors without a storage)."""
     return _Emitter(operator, binding, target, within).function()
 
 
 def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1, rereads: bool = False) -> int:
-    """Bytes of vEU memory that ``emit`` will ask for; ``threads`` is the VDevice's threads a task, ``rereads`` the dialect's."""
+    """Return the bytes of vEU memory that ``emit_operator`` uses. ``threads`` are the VDevice's threads per task, ``rereads`` is
+    the dialect's."""
     layout = Layout(operator, binding.types, rereads=rereads and threads == 1)
     return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)
 
 
 @dataclass
 class _Emitter:
-    """Emission of one function: ``globals`` are the stored tensors, ``tiles`` those in scratch memory."""
+    """Emitter of one function: ``globals`` are the stored tensors, ``tiles`` those in scratch memory."""
 
     operator: ROperator
     binding: Binding
@@ -78,7 +78,7 @@ class _Emitter:
             self.unit.inlined[c.name] = collapse_reduction(self.unit, c)
 
     def _reduction_bounds(self) -> dict[tuple[str, str], str]:
-        """The variables at which reductions stop."""
+        """Return the variables that bound reductions, by compute and axis."""
         found = ((c, r, self.layout.stop(c, r)) for c in self.operator.computes for r in c.reduce)
         return {(c.name, r.name): end.axis for c, r, end in found if isinstance(end, Ref)}
 
@@ -90,7 +90,7 @@ class _Emitter:
         return Place(f"p{number}", kind.dtype, strides, (integer(0),) * len(kind.shape), kind.shape)
 
     def function(self) -> CFunction:
-        """The finished function."""
+        """Return the finished C function."""
         body = Block(self.unit)
         self._emit_origins(body)
         self._tile_pointers(body)
@@ -145,7 +145,7 @@ class _Emitter:
         Nest(self.unit, replace(stage, computes=computes), targets, self.shared[stage.root.name]).emit(body)
 
     def _own(self, stage: Stage, c: Compute) -> tuple[Test, ...]:
-        """Tests that a point is the task's own part, where the stage's box is larger."""
+        """Return the tests that a point is in the task's part, if the stage's box is larger."""
         tests: list[Test] = []
         for d, (have, own) in enumerate(zip(stage.box, self.layout.own(c.name), strict=True)):
             tests += [(d, ">=", own.low)] if have.low != own.low else []

@@ -1,4 +1,4 @@
-"""What a backend offers and writes, as a loop over its kernel families."""
+"""The candidates and kernels of a backend, as a loop over its kernel families."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ Own = TypeVar("Own")
 
 @dataclass(frozen=True)
 class Limits:
-    """The local memory that a kernel may take (bytes; 0: any), and choices of matrix products in all."""
+    """The local memory of a kernel (bytes; 0: any), and the number of candidates of all matrix products."""
 
     room: int = 0
     products: int = 0
 
 
 ANY = Limits()
-#: How many times as long as the best prediction a kernel may take that is offered for the less it keeps busy.
+#: Maximum time of a resource-efficient kernel, as a multiple of the best prediction.
 SLOWER: Final = 1.5
 
 
 class FamilyBackend(Generic[Unit, Code, Own]):
-    """What of a Backend follows from its kernel families: of ``kinds``, on a ``unit`` of so many ``veus``.
+    """Base class that implements Backend on top of a list of kernel families.
 
-    One of the families has no name: it writes what has a family that is none of them. ``needs`` says what a kernel takes of a
-    vEU; what is offered of all that has ``limits``.
-    """
+    ``kinds`` are the families, for a ``unit`` of ``veus`` vEUs. The unnamed family is the fallback for unknown family names.
+    ``needs`` returns the resources of a kernel on a vEU; ``limits`` bound all that is offered."""
 
     def __init__(
         self,
@@ -55,23 +54,23 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         limits: Limits = ANY,
     ) -> None:
         self.kinds = {f.name: f for f in kinds}
-        self.usable = tuple(f for f in kinds if f.needs(unit))  #: Those whose kernels the unit can run.
+        self.usable = tuple(f for f in kinds if f.needs(unit))  #: Families whose kernels the unit can run.
         self.unit, self.veus, self._writer = unit, veus, writer
         self._needs, self._limits = needs, limits
-        self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_of``.
+        self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_family_choices``.
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
-        """What kernels there are texts for."""
+        """The configuration values of every kernel family, by name."""
         return {f.name: f.configs for f in self.kinds.values()}
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
-        """Tiles of an operator that suits no family, for the one without a name: none, unless a device has some."""
+        """Return tilings by the unnamed family for an operator that suits no family. The default is ()."""
         return ()
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiled operators that can be written and that fit: the best predicted of each family, then the rest, best first; those
-        of one family alone where it says so."""
+        """Return tiled operators that can be written and fit: the best predicted of each family, then the rest, best first. If a
+        family claims the operator (``first``), only its candidates are returned."""
         for family in self.usable:
             if family.first is not None and family.first(operator, binding, self.unit):
                 found = LazySequence(islice(self.choices(operator, binding, family), family.most))
@@ -80,7 +79,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return LazySequence(self._rank_candidates(operator, binding))
 
     def _rank_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
-        """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
+        """Yield the ``candidates`` of the families without ``first``. Each kernel is written to check that it fits."""
         plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
         groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
         possible, found = partial(self.fits, binding=binding), False
@@ -98,12 +97,12 @@ class FamilyBackend(Generic[Unit, Code, Own]):
     def _merge_choices(
         self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]
     ) -> Iterator[Choice]:
-        """Every choice of some families, best predicted first; for some there may be no kernel."""
+        """Merge the choices of some families, best predicted first. Some may have no kernel."""
         return heapq.merge(*(self._family_choices(f, operator, binding) for f in families), key=lambda c: c.seconds)
 
     def _family_choices(self, family: KernelFamily[Unit, Code, Own], operator: ROperator, binding: Binding) -> Sequence[Choice]:
-        """A family's choices, best predicted first. Those of the operator that was asked about last are kept: its fastest kernels
-        and its leanest are found among the same, and working out what all take is most of a search."""
+        """Return a family's choices, best predicted first. The choices of the last operator are cached: its fastest and its
+        leanest kernels are among the same choices, and predicting them is most of a search."""
         known = self._asked
         if known is None or known[0] != operator or known[1] is not binding:
             known = self._asked = (operator, binding, {})
@@ -112,21 +111,21 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return known[2][family.name]
 
     def choices(self, operator: ROperator, binding: Binding, *families: KernelFamily[Unit, Code, Own]) -> Iterator[Choice]:
-        """Every choice of some families that can be written and that fits, best predicted first."""
+        """Return the choices of some families that can be written and fit, best predicted first."""
         return (c for c in self._merge_choices(operator, binding, families) if self.fits(c.operator, binding))
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
-        """Every choice of every family, whatever its prediction; nothing is kept from those that go before others."""
+        """Yield every choice of every family, whatever its prediction. Families with ``first`` do not exclude other families."""
         for family in self.usable:
             yield from (c.operator for c in family.candidates(operator, binding, self.unit))
         yield from self.otherwise(operator, binding)
 
     def best(self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]) -> float:
-        """Predicted seconds of the best choice of some families; infinite where none suits."""
+        """Return the predicted seconds of the best choice of some families, or infinity if none suits."""
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
     def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
-        """As ``rammer.device.capabilities.Thrifty``; none beside families that go before others, or that can write everything."""
+        """Implement ``rammer.device.capabilities.Thrifty``. Returns None for families with ``first`` or ``last``."""
         families = [f for f in self.usable if f.first is None and not f.last]
         if self.kinds.get(operator.family) not in families:
             return None
@@ -139,18 +138,18 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return next((c.operator for c in sorted(found, key=self._total_task_seconds) if self.fits(c.operator, binding)), None)
 
     def _total_task_seconds(self, choice: Choice) -> float:
-        """Seconds of vEUs that all tasks take together, by what the choice is expected to take in rounds of all vEUs."""
+        """Return the vEU seconds of all tasks together, from the choice's predicted time in rounds of all vEUs."""
         shares = choice.operator.task_count * self.kinds[choice.operator.family].spread(choice.operator)
         return choice.seconds / -(-shares // self.veus) * shares
 
     def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
-        """Of constants, by key, as the kernel of a tiled operator wants them."""
+        """Return the keys of the constant arrangements that the kernel of a tiled operator reads."""
         arguments = (a for a in self._writer.written(operator, binding).arguments if isinstance(a, Argument))
         return frozenset(a.packing.key for a in arguments if a.packing is not None)
 
     def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
-        """The best choice of a tiled operator's family that wants only arrangements of ``held``, where it takes no more than
-        1 + ``within`` times as long as the family's best."""
+        """Return the best choice of a tiled operator's family that needs only arrangements of ``held``, or None. Its predicted
+        time is at most 1 + ``within`` times that of the family's best."""
         family, untiled = self.kinds.get(operator.family), replace(operator, tile=(), family="", config=())
         most = inf
         for choice in self.choices(untiled, binding, family) if family is not None and not family.last else ():
@@ -162,7 +161,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return None
 
     def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
-        """As ``rammer.device.capabilities.Cased``; of the operator's own family where that goes before others or is the last."""
+        """Implement ``rammer.device.capabilities.Cased``. An operator of a family with ``first`` or ``last`` keeps its family."""
         own, family = self._mean_seconds(operator, binding), self.kinds[operator.family]
         families = [f for f in self.usable if f.first is None and not f.last]
         found = [family] if family not in families else families
@@ -177,17 +176,17 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return operator
 
     def _mean_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Predicted seconds of a tiled operator in the mean of its lengths."""
+        """Return the mean predicted seconds of a tiled operator over its lengths."""
         family, times = self.kinds[operator.family], list[float]()
         for short in shrink_to_parts(operator, binding.parts):
             try:
                 times.append(family.seconds(short, binding, self.unit))
-            except Unsuited:  # as it is at the bound alone
+            except Unsuited:  # suited at the bound only
                 times.append(family.seconds(operator, binding, self.unit))
         return sum(times) / len(times)
 
     def fits(self, operator: ROperator, binding: Binding) -> bool:
-        """Whether the operator's family can write its kernel, and a vEU has the local memory for it."""
+        """Return True if the operator's family can write its kernel, and a vEU has the local memory for it."""
         try:
             made = self._writer.written(operator, binding)
         except DeviceFailure:
@@ -195,7 +194,8 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return not self._limits.room or self._needs(made).local_bytes <= self._limits.room
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """Predicted times, and the text when somebody asks for it. DeviceFailure where the operator is none for its family."""
+        """Return the kernel with predicted times; its text is written on demand. Raises DeviceFailure if the operator does not
+        suit its family."""
         try:
             family = self.kinds.get(operator.family) or self.kinds[""]
             alone, crowded = family.round(operator, binding, self.unit, self.veus)
@@ -208,7 +208,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         )
 
     def _least_task_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Seconds of a task such that all of them are no less work than the best choice of the families that are not last."""
+        """Return task seconds whose total is at least that of the best choice of the families without ``last``."""
         untiled = replace(operator, tile=(), family="", config=())
         seconds = self.best(untiled, binding, [f for f in self.usable if not f.last])
         return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0

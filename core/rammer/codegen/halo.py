@@ -1,4 +1,4 @@
-"""The halo of a convolution: what of a tensor lies under a tile whose elements each read a window."""
+"""The halo of a convolution: the part of a tensor that a tile reads through its windows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rammer.ir.expr import Load
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One dimension of a tensor: its ``extent`` and ``stride`` in memory, and where it is read, at ``constant`` and
-    ``steps[axis] * axis`` for each axis. Of those ``axes`` are the tile's and ``taps`` the window's; ``length`` elements lie
-    under a tile with its halo."""
+    """A dimension of a tensor with its ``extent`` and ``stride`` in memory, read at ``constant`` plus ``steps[axis] * axis``.
+    ``axes`` are those of the tile and ``taps`` those of the window; a tile with its halo covers ``length`` elements."""
 
     extent: int
     stride: int
@@ -26,12 +25,12 @@ class Side:
 
     @property
     def axis(self) -> str:
-        """The tile's axis, "" for none, where there is one at most."""
+        """The tile's axis, if at most one, or "" without an axis."""
         return self.axes[0] if self.axes else ""
 
     @property
     def tap(self) -> str:
-        """The window's axis, "" for none, where there is one at most."""
+        """The window's axis, if at most one, or "" without an axis."""
         return self.taps[0] if self.taps else ""
 
     @property
@@ -48,8 +47,8 @@ class Side:
 def sides_of(
     load: Load, tile: Mapping[str, int], window: Mapping[str, int], strides: Sequence[int], shape: Sequence[int]
 ) -> Iterator[Side]:
-    """The dimensions of a stored tensor that axes of a ``tile`` or of a ``window``, with their extents, run through; Unsuited
-    unless affine."""
+    """Yield the dimensions of a stored tensor that axes of a ``tile`` or of a ``window``, with their extents, index. Raises
+    Unsuited if an index is not affine."""
     counts = {**tile, **window}
     for index, stride, extent in zip(load.indices, strides, shape, strict=True):
         form = ex.affine_form(index)
@@ -62,5 +61,5 @@ def sides_of(
 
 
 def length_under(steps: Mapping[str, int], counts: Mapping[str, int]) -> int:
-    """Elements of a dimension from the first to the last that are read, where so many values of each axis are ``counts``."""
+    """Return the elements of a dimension from the first to the last that are read, with ``counts`` values of each axis."""
     return 1 + sum((counts.get(a, 1) - 1) * abs(s) for a, s in steps.items())

@@ -1,8 +1,8 @@
-"""Which producers computed in place an expression needs, whichever way its conditions go.
+"""Producers computed in place that an expression needs on every path of its conditions.
 
-What both sides of a condition need is computed once before it. Else it stands in the text once for each side, and a chain of
-conditions, each of which reads the one before on both sides, doubles with every one of them: a loop's state that is kept, or
-made anew from itself, turn after turn.
+A load that both branches of a condition need is computed once before it. Otherwise each branch repeats its text. In a chain of
+conditions, each of which reads the previous one in both branches, the text doubles with every condition. Loop states that are
+retained or recomputed from themselves at every iteration are an example.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Op
 
-#: Loads in the order in which they are met, so that what one needs stands behind it.
+#: Loads in order of discovery, so that the loads that a load needs follow it.
 Needed: TypeAlias = "dict[Load, None]"
 
 
 @dataclass
 class Needs:
-    """Of expressions of one function, whose ``inlined`` producers are computed where they are read."""
+    """The loads that expressions of one function need; its ``inlined`` producers are computed where they are read."""
 
     inlined: Mapping[str, Compute]
     known: dict[Expr, Needed] = field(default_factory=dict)
 
     def both(self, one: Expr, other: Expr) -> Iterator[Load]:
-        """The loads of producers that evaluating either makes, but for those that another of them makes: in order."""
+        """Yield, in order, the producer loads that both expressions make, except those that another of them makes."""
         first, second = self.of(one), self.of(other)
         left = {load: None for load in first if load in second}
         while left:
@@ -38,8 +38,8 @@ class Needs:
             yield load
 
     def of(self, e: Expr) -> Needed:
-        """The loads of producers that evaluating ``e`` surely makes, as a function's text spells them: its own and, where a
-        producer is no reduction and read inside its bounds at places that are sums of axes, what that one needs."""
+        """Return the producer loads that evaluating ``e`` always makes, as a function's text spells them. They include the loads
+        of a producer that does not reduce, if it is read inside its bounds at sums of axes."""
         found = self.known.get(e)
         if found is None:
             found = self.known[e] = self._collect_needs(e)

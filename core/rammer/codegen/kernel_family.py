@@ -1,8 +1,7 @@
-"""What a kernel family is: which operators it sees, the tiles it would give them and what it expects of each, and its text.
+"""The description of a kernel family: its operators, its tiles with their predicted times, and its text.
 
-A device has a tuple of them, and a loop over it is all that its backend knows of families (``FamilySearch``). What others must
-know of a family, it says here.
-"""
+A device has a tuple of families, and its backend only loops over them (``FamilyBackend``). Every fact that other modules need
+about a family is a field here."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import ROperator
 
-#: How a device describes itself, its kernels, and what its own executors know of some families.
+#: The types of a device's description, of its kernels, and of the family data of its executors.
 Unit = TypeVar("Unit")
 Code = TypeVar("Code", bound=TaskCode)
 Own = TypeVar("Own")
@@ -30,24 +29,27 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KernelFamily(Generic[Unit, Code, Own]):
-    """One family of kernels.
+    """A parameterised kernel: recogniser, configurations, cost formula and text.
 
-    ``configs`` are the values that a loaded file may have, by key; what of them goes together ``kernel`` decides.
-    ``candidates`` are choices for an untiled operator, the most promising first; none where the family does not suit. Some
-    of them ``kernel`` may refuse. ``seconds`` predicts all tasks of a tiled operator without the launch, and is what schedules
-    are made by, too. ``kernel`` writes it. Both raise Unsuited where the operator is none of the family.
+    ``configs`` are the values that a loaded file may have, by key; ``kernel`` checks their combinations. ``candidates`` returns
+    choices for an untiled operator, the most promising first, or nothing if the family does not suit. ``kernel`` may refuse some
+    of them. ``seconds`` predicts all tasks of a tiled operator without the launch, also for schedules. ``kernel`` writes it. Both
+    raise Unsuited if the operator does not suit the family.
 
-    ``spread`` says how many vEUs one task of a tiled operator keeps busy, where that is not one: blocks that share a sum.
-    ``needs`` says of a unit whether it has what the kernels use. ``most`` choices are offered of it, of all matrix products
-    together as many (``product``). ``first`` says of an operator whether only this family is offered where it has
-    candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order:
-    it counts bytes, and operations at the peak, so schedules never take it for less work than the best of the others.
-    ``beside`` is true of families whose kernels may stand beside others' in one launch, ``holds`` of those that keep a product's
-    operand on chip. ``times`` predicts seconds of one round of tasks,
-    alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors. ``threads`` tells those that
-    compute a task of a tiled operator before its kernel is written, where a family can; Unsuited as ``kernel``.
+    ``spread`` is the number of vEUs that one task of a tiled operator occupies, if not one: blocks that share a sum. ``needs``
+    returns True if a unit has the features that the kernels use. ``most`` choices are offered; matrix products (``product``)
+    share one limit. ``first`` returns True for an operator if only this family is offered, provided it has candidates.
+
+    ``last`` is set for a family that can write everything and is offered after all others, in its order. It counts bytes, and
+    operations at the peak. Schedules never assume less work for it than for the best of the other families.
+
+    ``beside``: the kernels may share a launch with those of other families. ``holds``: the kernels keep a product's operand on
+    chip. ``times`` overrides the seconds of one round of tasks (idle device, full device). The default is ``seconds`` divided by
+    the number of rounds. ``own`` is for the device's executors. ``threads`` returns the threads of a task of a tiled operator
+    before its kernel is written, if the family can. It raises Unsuited as ``kernel`` does.
+
     ``operand_rounding`` names the format to which kernels round float32 operands before they multiply them ("" if they keep all
-    bits): two families give the same numbers, up to the order of sums, only if this field is equal.
+    bits). Two families give the same numbers, up to the order of sums, only if this field is equal.
     """
 
     name: str
@@ -69,21 +71,21 @@ class KernelFamily(Generic[Unit, Code, Own]):
     operand_rounding: str = ""
 
     def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
-        """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""
+        """Return the predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs: idle device, full device."""
         if self.times is not None:
             return self.times(operator, binding, unit)
         return (self.seconds(operator, binding, unit) / -(-operator.task_count * self.spread(operator) // veus),) * 2
 
 
 class Formed(Protocol):
-    """What a family sees in an operator."""
+    """The form in which a family recognises an operator."""
 
     @property
     def operator(self) -> ROperator: ...
 
 
 class Launching(Protocol):
-    """A unit that knows what a launch takes."""
+    """A unit with a launch time."""
 
     @property
     def launch(self) -> float: ...
@@ -94,18 +96,18 @@ Launched = TypeVar("Launched", bound=Launching)
 
 
 def by_seconds(choices: Iterable[Choice]) -> Sequence[Choice]:
-    """Best predicted first; equal ones in an order that repeats."""
+    """Sort choices by predicted seconds; ties have a reproducible order."""
     return sorted(choices, key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
 
 
 @dataclass(frozen=True)
 class Forms(Generic[Form, Launched, Code]):
-    """How a family goes about the operators that have its form, tiled or not.
+    """A kernel family defined by the form of its operators, tiled or not.
 
-    ``recognise`` finds it, or says by Unsuited why there is none; ``tilings`` are those of tiled copies that are worth trying, in
-    any order; ``price`` predicts the seconds of all tasks of a tiled one, without the launch; ``write`` writes its kernel, or
-    raises Unsuited where its config is no possible one. ``order`` is that in which choices are offered.
-    Tasks of a program for a range that end ``inside`` are priced by what a length leaves of them.
+    ``recognise`` returns the form, or raises Unsuited with the reason. ``tilings`` are the tiled copies that are worth trying, in
+    any order. ``price`` predicts the seconds of all tasks of a tiled form, without the launch. ``write`` writes its kernel, or
+    raises Unsuited if its config is invalid. ``order`` sorts the offered choices. Tasks of a ranged program that stop ``inside``
+    a length are priced by the part that the length leaves.
     """
 
     recognise: Callable[[ROperator, Binding], Form]
@@ -116,7 +118,7 @@ class Forms(Generic[Form, Launched, Code]):
     inside: bool = False
 
     def family(self, name: str, configs: Mapping[str, range]) -> KernelFamily[Launched, Code, Any]:
-        """The family of these forms."""
+        """Return the kernel family of these forms."""
         return KernelFamily(name, configs, self._order_tilings, self._predict_seconds, self._write_kernel)
 
     def _order_tilings(self, operator: ROperator, binding: Binding, unit: Launched) -> Sequence[Choice]:
@@ -127,12 +129,12 @@ class Forms(Generic[Form, Launched, Code]):
         return self.order(Choice(self._mean_price(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
 
     def _mean_price(self, form: Form, binding: Binding, unit: Launched) -> float:
-        """The price of a tiled form; of an operator of a program for a range the mean over lengths."""
+        """Return the price of a tiled form; for a ranged operator the mean over lengths."""
         own, found = self.price(form, binding, unit), list[float]()
         for short in shrink_to_parts(form.operator, binding.parts, self.inside) if form.operator.lengths else ():
             try:
                 found.append(self.price(self.recognise(short, binding), binding, unit))
-            except Unsuited:  # as the form is at the bound alone
+            except Unsuited:  # the form exists at the bound only
                 found.append(own)
         return sum(found) / len(found) if found else own
 

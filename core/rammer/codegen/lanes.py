@@ -1,12 +1,13 @@
 """Vector code: one statement computes a whole row of consecutive output elements.
 
-A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` consecutive indices. Expressions of
-float32, and of float16, which computes as such, become vectors where they depend on it; loads and stores convert
-(``STORED``). Everything else stays scalar, and what vectors cannot express (gathers, tables, integer arithmetic on
-lanes) is computed lane by lane into a small array.
-Padding tests on the lane axis are assumed to hold unless the scope is ``padded``: the caller computes the
-interior with one, the edges with another (see ``rammer.codegen.vector_rows``). In a ``whole`` scope the caller has
-also tested that vectors reaching into padding stay inside the tensor's memory.
+A ``LaneBlock`` is a scope in which one axis, the *lane*, represents ``width`` consecutive indices. Expressions of float32, and of
+float16, which computes as float32, become vectors if they depend on it; loads and stores convert (``STORED``). Everything else
+stays scalar. Expressions without a vector form (gathers, tables, integer arithmetic on lanes) are computed lane by lane into a
+small array.
+
+Padding tests on the lane axis are assumed to hold unless the scope is ``padded``. The caller computes the interior without and
+the edges with padding (see ``rammer.codegen.vector_rows``). In a ``whole`` scope the caller has also tested that vectors reaching
+into padding stay inside the tensor's memory.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _LOGIC = {"and_": "&", "or_": "|", "xor": "^"}
 _CALLS = frozenset((*MATH, "max", "min"))
-#: Operations on vectors of whole numbers, and what cuts them to bytes.
+#: Operations on integer vectors, and the operations that narrow them to bytes.
 _WHOLE = {
     **{n: f"rm_wrap{{w}}({{}}, {sign}, {{}})" for n, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
     **{"max": "rm_isel{w}({0} > {1}, {0}, {1})", "min": "rm_isel{w}({0} < {1}, {0}, {1})"},
 }
 _CUT = {"uint8": "({} & 255)", "int8": "(({} << 24) >> 24)"}
-#: What copies a scalar to every lane, and loads an array of 32 bits each, by the kind of value.
+#: Functions that copy a scalar to every lane, and that load an array of 32-bit values, by the kind of value.
 _SPREAD, _ARRAYS = {"bool": "every", **dict.fromkeys(STORED, "splat")}, {"bool": "mask", "int32": "iload"}
 
 
@@ -52,7 +53,7 @@ class LaneBlock(Block):
     kinds: dict[Expr, str] = field(default_factory=dict)
 
     def child(self) -> Self:
-        """An inner scope with the same lanes."""
+        """Return an inner scope with the same lanes."""
         return type(self)(
             self.unit,
             self,
@@ -73,7 +74,7 @@ class LaneBlock(Block):
         return self.kinds[e]
 
     def let(self, value: Val) -> Val:
-        """Bind a value; vectors too."""
+        """Bind a value, also a vector, to a name."""
         if value.atom or not value.lanes:
             return super().let(value)
         name = self.unit.fresh("v")
@@ -81,7 +82,7 @@ class LaneBlock(Block):
         return Val(name, value.dtype, atom=True, lanes=self.width, half=value.half)
 
     def value(self, e: Expr) -> Val:
-        """The value of an expression: a vector if it depends on the lane, else a scalar."""
+        """Return the value of an expression: a vector if it depends on the lane, else a scalar."""
         if not self._is_lane_dependent(e):
             return super().value(e)
         kind = self._vector_kind(e)
@@ -101,17 +102,17 @@ class LaneBlock(Block):
         return self._emit_operation(e)
 
     def vector(self, e: Expr) -> str:
-        """A vector, copying a scalar to every lane."""
+        """Return a vector; a scalar is copied to every lane."""
         return self.spread(self.value(e))
 
     def spread(self, value: Val) -> str:
-        """``value`` as a vector."""
+        """Return ``value`` as a vector."""
         if value.lanes:
             return value.text
         return f"rm_{_SPREAD.get(value.dtype, 'isplat')}{self.width}({value.text})"
 
     def _emit_integer(self, e: Expr) -> Val:
-        """A whole number: a vector of 32 bits each."""
+        """Return an integer expression as a vector of 32-bit lanes."""
         w = self.width
         if isinstance(e, Load):
             return self.load(e)
@@ -140,8 +141,8 @@ class LaneBlock(Block):
             texts = [self.vector(a) for a in e.args]
             return Val(f"(~{texts[0]})" if fn == "not_" else f"({texts[0]} {_LOGIC[fn]} {texts[1]})", "bool", lanes=w)
         if fn in _INFIX or fn in _COMPARE:
-            # A scalar beside a vector applies to every lane, in OpenCL C and in GNU C. Two scalars stay one: a map that
-            # was inlined need not vary, though the load of it does.
+            # A scalar operand next to a vector applies to every lane, in OpenCL C and in GNU C. Two scalars stay scalar: an
+            # inlined map need not vary, though its load does.
             left, right = (self.value(a) for a in args)
             dtype = "bool" if fn in _COMPARE else "float32"
             return Val(f"({left.text} {_INFIX.get(fn) or _COMPARE[fn]} {right.text})", dtype, lanes=left.lanes or right.lanes)
@@ -158,7 +159,7 @@ class LaneBlock(Block):
         return self._each(e)
 
     def _each(self, e: Expr) -> Val:
-        """``e`` lane by lane, through a small array."""
+        """Compute ``e`` lane by lane, through a small array."""
         kind = self._vector_kind(e)
         mask = kind == "bool"
         name, lane, k = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k")
@@ -179,8 +180,8 @@ class LaneBlock(Block):
     # --- loads --------------------------------------------------------------------------------
 
     def turn(self, e: Load, near: str) -> None:
-        """Read ``e`` for all lanes and as many indices along ``near``, where neighbours are neighbours in memory, and transpose:
-        later loads find their vectors."""
+        """Read ``e`` for all lanes and as many indices along ``near``, which is contiguous in memory, and transpose. Later loads
+        find their vectors."""
         name, lane, k, w = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k"), self.width
         place, kind = self.unit.places[e.tensor], self.unit.axis_type(self.unit.ranges[self.lane][1])
         self.unit.ranges[lane] = self.unit.ranges[self.lane]
@@ -199,7 +200,7 @@ class LaneBlock(Block):
             )
 
     def unrounded(self, e: Load) -> Val:
-        """A load: one vector where the lanes are one or two elements apart."""
+        """Return a load: one vector if the lanes are at stride 1 or 2."""
         if not self._is_lane_dependent(e):
             return super().unrounded(e)
         e = Load(e.tensor, tuple(canonicalise_sum(i) for i in e.indices), e.fill)
@@ -218,7 +219,7 @@ class LaneBlock(Block):
         return value
 
     def sums(self, e: Load) -> bool:
-        """Whether what ``e`` reads is computed in vectors, of a type that they have; else it is lane by lane."""
+        """Return True if the operand of ``e`` is computed in vectors, False if lane by lane. Vectors need a supported type."""
         straight = all(not self._is_lane_dependent(i) or self._is_increasing(i) for i in e.indices)
         return not self._is_lane_dependent(e) or (straight and self.unit.dtypes[e.tensor] in self.unit.lanes)
 
@@ -227,7 +228,7 @@ class LaneBlock(Block):
         return form is not None and form[0].get(self.lane, 0) > 0
 
     def guard(self, e: Load) -> str:
-        """Only the tests that do not depend on the lane."""
+        """Return only the tests that do not depend on the lane."""
         if e.fill is None:
             return ""
         pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
@@ -235,7 +236,7 @@ class LaneBlock(Block):
         return " && ".join(t for t in tests if t)
 
     def _lane_tests(self, e: Load) -> list[tuple[Expr, int]]:
-        """Indices along the lane, with the extents they must stay in, of a load that meets padding."""
+        """Return the indices along the lane, with their extents, of a load that meets padding."""
         if e.fill is None or not self.padded:
             return []
         pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
@@ -263,7 +264,7 @@ class LaneBlock(Block):
         return f"rm_{_SPREAD.get(kind, 'isplat')}{self.width}({ops.spell_literal(self.unit.target, e.fill or 0, kind)})"
 
     def _load_masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
-        """A row that may reach into padding: read whole where the tensor's memory allows, then masked."""
+        """Load a row that may reach into padding: read whole if the tensor's memory allows, then masked."""
         place, w = self.unit.places[e.tensor], self.width
         reach = place.reach
         if reach is None:
@@ -289,7 +290,7 @@ class LaneBlock(Block):
         return Val(name, kind, atom=True, lanes=w, half=half)
 
     def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
-        """Elements between the addresses of two neighbouring lanes."""
+        """Return the elements between the addresses of two neighbouring lanes."""
         place = self.unit.places[tensor]
         forms = [ex.affine_form(i) for i in indices]
         return sum(s * f[0].get(self.lane, 0) for s, f in zip(place.strides, forms, strict=True) if f is not None)
@@ -307,7 +308,7 @@ class LaneBlock(Block):
         return Val(name, kind, atom=True, lanes=self.width)
 
     def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
-        """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
+        """Write a row: one vector if the lanes are neighbours in memory, else lane by lane."""
         shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if not self._is_lane_dependent(x))
         single = " && ".join(f"{self.unit.index(x).text} + k {test}" for x, test in tests if self._is_lane_dependent(x))
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
@@ -326,7 +327,7 @@ class LaneBlock(Block):
     # --- producers computed in place ----------------------------------------------------------
 
     def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
-        """The row of ``producer`` at ``indices``."""
+        """Return the row of ``producer`` at ``indices``."""
         if not any(self._is_lane_dependent(i) for i in indices):
             return super().inline(producer, indices)
         axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
@@ -335,7 +336,7 @@ class LaneBlock(Block):
         return self.let(self.value(ex.substitute(producer.body, axes)))
 
     def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
-        """A vector accumulator where ``c`` at ``axes`` depends on the lane."""
+        """Declare an accumulator, a vector if ``c`` at ``axes`` depends on the lane."""
         if not any(self._is_lane_dependent(i) for i in axes.values()):
             return super().accumulator(c, axes)
         total, floats = self.unit.fresh("a"), c.dtype in STORED
@@ -345,7 +346,7 @@ class LaneBlock(Block):
         return Val(total, "float32" if floats else "int32", atom=True, lanes=self.width)
 
     def factors(self, c: Compute, total: str, product: Op) -> list[str]:
-        """The factors as vectors, where the accumulator is one."""
+        """Return the factors, as vectors if the accumulator is a vector."""
         if total not in self.unit.wide:
             return super().factors(c, total, product)
         if any(self._vector_kind(e) != "float32" for e in (product, *_typed_arguments(product))):
@@ -353,7 +354,7 @@ class LaneBlock(Block):
         return [self.vector(_cast_literal(a, "float32")) for a in product.args]
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
-        """Statement that combines a row into the accumulator."""
+        """Return the statement that combines a row into the accumulator."""
         if total not in self.unit.wide:
             return super().combine(c, total, value)
         whole = c.dtype in CODES
@@ -397,18 +398,19 @@ class ColumnBlock(Block):
             self.line(self.combine(c, total, folded))
 
     def _declare_accumulator(self, c: Compute, width: int) -> str:
-        """Declare a vector accumulator; its name."""
+        """Declare a vector accumulator and return its name."""
         name = self.unit.fresh("a")
         self.line(f"rm_f{width} {name} = rm_splat{width}({ops.initial_value(self.unit.target, c)});")
         self.unit.wide[name] = width
         return name
 
     def partial(self, c: Compute, of: Sum) -> str:
-        """Declare an accumulator of a part of a sum: a vector where the sum is one."""
+        """Declare an accumulator of a partial sum: a vector if the sum is a vector."""
         return self._declare_accumulator(c, self.unit.wide[of[0]]) if of[0] in self.unit.wide else super().partial(c, of)
 
     def _emit_column_loops(self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: Sequence[Reducing]) -> None:
-        """Loops over the other axes, vectors ``along`` a variable to its end, then its remainder: ``both`` kinds of sums."""
+        """Write loops over the other axes, with vectors ``along`` a variable to its bound, then its remainder. ``both`` has the
+        vector sums and the scalar sums."""
         lane, last, width = along
         if rest:
             name, extent, stop = rest[0]
@@ -439,7 +441,7 @@ class ColumnBlock(Block):
 
 
 def _typed_arguments(e: Op) -> list[Expr]:
-    """Arguments whose type matters: literals follow the others."""
+    """Return the arguments whose type matters: literals take the type of the others."""
     return [a for a in e.args if not isinstance(a, Const)]
 
 

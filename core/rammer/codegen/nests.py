@@ -1,8 +1,7 @@
-"""Loop nests: the code of one stage, by one thread in vectors or by many threads in turn.
+"""Loop nests: the code of one stage, by one thread in vectors or by many threads with a stride.
 
-Several elements are computed together where they share loads (*blocking*): each shared element is then
-loaded once for all of them, and their sums do not wait for each other.
-"""
+Several elements are computed together if they share loads (*blocking*): each shared element is then loaded once for all of them,
+and their sums do not wait for each other."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Test = tuple[int, str, Expr]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one Compute of a stage is written, and which tests a point must pass first."""
+    """The destination of one Compute of a stage, and the tests that a point must pass first."""
 
     place: Place
     tests: tuple[Test, ...] = ()
@@ -37,7 +36,7 @@ class Target:
 
 @dataclass
 class Nest:
-    """The code of ``stage``; ``targets`` lists where each of its Computes is written."""
+    """The loop nest of ``stage``; ``targets`` lists the destinations of each of its Computes."""
 
     unit: FunctionContext
     stage: Stage
@@ -55,7 +54,7 @@ class Nest:
             self.unit.ranges[name] = (0, max(axis.extent - 1, 0))
 
     def _merge_axes(self) -> None:
-        """Join axes where nothing tells them apart."""
+        """Join axes unless a test distinguishes them."""
         written = [t for _, targets in self.targets for t in targets]
         if any(t.tests for t in written):
             return
@@ -88,10 +87,10 @@ class Nest:
         body.lines += ["{", *(f"  {text}" for text in inner.lines), "}"]
 
     def _block_distance(self, d: int, row: LaneAxis | None) -> int:
-        """Distance along axis ``d`` between elements of one block."""
+        """Return the distance along axis ``d`` between elements of one block."""
         if row is not None and d == row.axis:
             return row.width
-        # Many threads take neighbours each, so that they read neighbouring addresses together.
+        # Neighbouring threads compute neighbouring elements, so that they read neighbouring addresses together.
         return 1 if self.unit.target.single else self.stage.extents[d] // self.blocking.get(d, 1)
 
     # --- one thread ---------------------------------------------------------------------------
@@ -117,12 +116,12 @@ class Nest:
         uneven = block > 1 and self.stage.extents[d] % block
         at = self.unit.fresh("n") if uneven else self.names[d]
         with body.nest(body.loop(at, low, high, extent, block)) as inner:
-            if uneven:  # the last square begins earlier, and writes some elements again
+            if uneven:  # the last block begins earlier, and writes some elements again
                 inner.line(f"const {self.unit.axis_type(extent)} {self.names[d]} = rm_min_i32({at}, {high} - {block});")
             self._emit_loops(inner, order[1:], row)
 
     def _emit_row(self, body: Block, row: LaneAxis) -> None:
-        """The lane axis: vectors, the last one shifted back to end on the edge of the box."""
+        """Write vectors along the lane axis; the last one is shifted back to end on the edge of the box."""
         lane, extent = self.names[row.axis], self.stage.root.axes[row.axis].extent
         low, high = self._bound_texts(body, row.axis)
         if row.exact and row.interior is None:
@@ -139,7 +138,7 @@ class Nest:
             self._emit_elements(scalars)
 
     def _emit_vectors(self, body: Block, row: LaneAxis) -> None:
-        """Vectors over a box at least one vector wide; those that touch padding test their lanes."""
+        """Write vectors over a box at least one vector wide; vectors that touch padding test their lanes."""
         lane, extent, width = self.names[row.axis], self.stage.root.axes[row.axis].extent, row.width
         low, high = self._bound_texts(body, row.axis)
         ends = [body.let(body.value(e)).text for e in row.interior or ()]
@@ -155,11 +154,11 @@ class Nest:
             self._emit_edge(inner, row)
 
     def _emit_edge(self, body: Block, row: LaneAxis) -> None:
-        """Vectors that meet padding: loaded whole and masked where that stays inside the tensors' memory."""
+        """Write vectors that meet padding: loaded whole and masked if that stays inside the tensors' memory."""
         bounds: list[tuple[Expr, Expr, int]] = []
         if self.unit.unrolled:
-            # One test for all loads keeps written-out windows short. A sum over channels reaches from the
-            # first to the last, and would fail it in every border row: there each load tests for itself.
+            # One test for all loads keeps written-out windows short. A sum over channels reaches from the first to the last, and
+            # would fail it in every border row: there each load has a separate test.
             bounds = whole_rows(self.unit, self.stage, row, self.blocking, self.shift)
         if not bounds:
             with body.nest("else") as edge:
@@ -188,7 +187,7 @@ class Nest:
     # --- many threads -------------------------------------------------------------------------
 
     def _emit_strided(self, body: Block) -> None:
-        """The box's elements in turn, each thread every ``threads``-th."""
+        """Write the box's elements, each thread every ``threads``-th."""
         target = self.unit.target
         sizes = [n // self.blocking.get(d, 1) for d, n in enumerate(self.stage.extents)]
         group = Group(self.unit, math.prod(sizes), self.shared)
@@ -208,7 +207,7 @@ class Nest:
             self._emit_elements(inner)
 
     def _decode_element(self, body: Block, sizes: list[int]) -> None:
-        """The axes of element ``u``; elements outside the task's box are skipped."""
+        """Decode the axes of element ``u``; elements outside the task's box are skipped."""
         tests, step, count = [], math.prod(sizes), math.prod(sizes)
         for d, (name, size) in enumerate(zip(self.names, sizes, strict=True)):
             step //= size
@@ -221,7 +220,7 @@ class Nest:
             body.line(f"if ({' || '.join(tests)}) continue;")
 
     def _axis_text(self, body: Block, d: int, size: int, step: int, first: bool) -> str:
-        """Text of axis ``d`` of element ``u``."""
+        """Return the text of axis ``d`` of element ``u``."""
         low = body.value(self.stage.box[d].low).text
         if size == 1:
             return low
@@ -249,8 +248,8 @@ class Nest:
                     body.store(target.place, point, value, tests)
 
     def _reduce_together(self, body: Block, points: list[tuple[Expr, ...]]) -> None:
-        """Interleave the reductions that the points need, so that they share loops and loads: of one at several points, and of
-        several over the same elements."""
+        """Interleave the reductions that the points need, so that they share loops and loads. They are one reduction at several
+        points, or several reductions over the same elements."""
         found: dict[str, tuple[Compute, list[tuple[Expr, ...]]]] = {}
         for point in points:
             for c, _ in self.targets:
@@ -268,7 +267,7 @@ class Nest:
             wanted = [w for w in wanted if w not in together]
 
     def _has_same_loops(self, a: Compute, b: Compute) -> bool:
-        """Whether two reductions go over the same elements, to the same end, side by side: neither needs the other first."""
+        """Return True if two reductions run over the same elements, to the same bound, and neither needs the other first."""
         extents = [tuple((r.extent, self.unit.end(c, r)) for r in c.reduce) for c in (a, b)]
         columns = [self.unit.columns.get(c.name) for c in (a, b)]
         places = [
@@ -283,7 +282,7 @@ class Nest:
         return alike and not self._has_dependence(a, b.name) and not self._has_dependence(b, a.name)
 
     def _has_dependence(self, c: Compute, name: str) -> bool:
-        """Whether ``c`` reads ``name``, or computes in place what does."""
+        """Return True if ``c`` reads ``name``, directly or through producers computed in place."""
         return name in read_through(self.unit.inlined, [c])
 
 

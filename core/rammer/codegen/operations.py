@@ -19,14 +19,14 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "and_": "&", "or_": "|", "xor": "^"
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _ROUNDING = frozenset(("floor", "ceil", "round"))
 _RENAMED = {"round": "rint", "abs": "fabs"}
-#: The same bits as another type: what a dialect spells by a template over the value ``v``.
+#: Bit casts, which a dialect spells by a template over the value ``v``.
 _BITS = {"as_uint32": "float32", "as_float32": "uint32", "as_uint64": "float64", "as_float64": "uint64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Val:
-    """C text of a value. ``small``: an int64 of the IR held in a 32-bit C int; ``atom``: a name or literal;
-    ``lanes``: elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1); ``half``: float16 holds it."""
+    """The C text of a value. ``small``: an int64 of the IR held in a 32-bit C int. ``atom``: a name or literal. ``lanes``:
+    elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1). ``half``: float16 holds it."""
 
     text: str
     dtype: str
@@ -37,24 +37,24 @@ class Val:
 
     @property
     def cdtype(self) -> str:
-        """Element type of the C expression."""
+        """The element type of the C expression."""
         return "int32" if self.small else compute_type(self.dtype)
 
 
 def compute_type(dtype: str) -> str:
-    """The type that values of ``dtype`` compute in: float16 is a storage format only."""
+    """Return the type that values of ``dtype`` compute in: float16 is a storage format only."""
     return "float32" if dtype == "float16" else dtype
 
 
 def spell_type(target: CTarget, dtype: str) -> str:
-    """Spelling of an element type. Raises DeviceFailure where the dialect has none."""
+    """Return the spelling of an element type. Raises DeviceFailure if the dialect lacks it."""
     if dtype not in target.types:
         raise DeviceFailure(f"the {target.name} dialect has no element type {dtype}", hint="cast the tensor to float32")
     return target.types[dtype]
 
 
 def spell_literal(target: CTarget, value: Number, dtype: str) -> str:
-    """A literal of ``dtype``."""
+    """Return a literal of ``dtype``."""
     if is_float(dtype):
         return _float_literal(target, float(value), dtype)
     if dtype == "bool":
@@ -87,7 +87,7 @@ def _float_literal(target: CTarget, value: float, dtype: str) -> str:
 
 
 def convert_value(target: CTarget, value: Val, dtype: str) -> Val:
-    """``value`` as ``dtype``, by C's conversion (towards zero from float to integer)."""
+    """Convert ``value`` to ``dtype`` as C does (towards zero from float to integer)."""
     if value.dtype == dtype and not value.small:
         return value
     kind = compute_type(dtype)
@@ -116,7 +116,7 @@ def is_half(value: Number) -> bool:
 
 
 def round_to_half(target: CTarget, value: Val) -> Val:
-    """Return ``value`` as float16 has it: rounded to nearest, ties to even, and infinite beyond its range."""
+    """Return ``value`` rounded to float16: to nearest, ties to even, and infinite beyond its range."""
     if value.half:
         return value
     text = f"rm_hround{value.lanes}({value.text})" if value.lanes else target.functions["round:float16"].format(v=value.text)
@@ -124,12 +124,12 @@ def round_to_half(target: CTarget, value: Val) -> Val:
 
 
 def keeps_half(fn: str, args: Sequence[Val]) -> bool:
-    """Return True if an operation gives one of its operands, all of which float16 holds, or its opposite."""
+    """Return True if an operation returns one of its operands or its negation, and float16 holds all operands."""
     return fn in ("max", "min", "neg", "abs") and all(a.half for a in args)
 
 
 def spell_function(target: CTarget, fn: str, dtype: str) -> str:
-    """Spelling of a mathematical function for a floating type."""
+    """Return the spelling of a mathematical function for a floating type."""
     if fn in target.functions:
         return target.functions[fn]
     name = _RENAMED.get(fn, fn)
@@ -137,7 +137,7 @@ def spell_function(target: CTarget, fn: str, dtype: str) -> str:
 
 
 def apply_function(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
-    """``fn`` of arguments in their common type."""
+    """Apply ``fn`` to arguments in their common type."""
     dtype, small = args[0].dtype, all(a.small for a in args)
     texts = [a.text for a in args]
     if fn in _COMPARE:
@@ -178,7 +178,7 @@ def _apply_float(target: CTarget, fn: str, kind: str, texts: list[str], args: Se
 
 
 def _apply_integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str:
-    """Integer arithmetic that wraps as NumPy's does: by way of unsigned, as signed overflow is undefined."""
+    """Return integer arithmetic that wraps as in NumPy: by way of unsigned, as signed overflow is undefined."""
     spelling = spell_type(target, kind)
     wide = kind if kind in SUFFIX else "int32"
     if fn in _ROUNDING or (fn == "abs" and kind.startswith("u")):
@@ -201,19 +201,19 @@ def _apply_integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str
 
 
 def format_load(target: CTarget, pointer: str, address: str, dtype: str) -> str:
-    """Text that reads ``pointer[address]``."""
+    """Return the text that reads ``pointer[address]``."""
     template = target.functions.get(f"load:{dtype}")
     return template.format(p=pointer, i=address) if template else f"{pointer}[{address}]"
 
 
 def format_store(target: CTarget, pointer: str, address: str, dtype: str, text: str) -> str:
-    """Statement that writes ``pointer[address]``."""
+    """Return the statement that writes ``pointer[address]``."""
     template = target.functions.get(f"store:{dtype}")
     return f"{template.format(p=pointer, i=address, v=text)};" if template else f"{pointer}[{address}] = {text};"
 
 
 def initial_value(target: CTarget, c: Compute) -> str:
-    """Literal that a reduction starts from."""
+    """Return the literal that a reduction starts from."""
     if c.combiner in ("max", "min") and not is_float(c.dtype):
         if c.dtype == "bool":
             return "0" if c.combiner == "max" else "1"
@@ -223,7 +223,7 @@ def initial_value(target: CTarget, c: Compute) -> str:
 
 
 def combine_value(target: CTarget, c: Compute, total: str, value: Val) -> str:
-    """Statement that combines ``value`` into the accumulator ``total``."""
+    """Return the statement that combines ``value`` into the accumulator ``total``."""
     text = convert_value(target, value, c.dtype).text
     if is_float(c.dtype) and c.combiner in ("sum", "prod"):
         return f"{total} {'+' if c.combiner == 'sum' else '*'}= {text};"

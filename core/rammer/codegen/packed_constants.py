@@ -1,4 +1,4 @@
-"""Packed constants: another arrangement of a constant's values, made by NumPy when a program is loaded."""
+"""Packed constants: another arrangement of a constant's values, computed by NumPy when a program is loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from rammer.ir.reindex import reshape_indices
 def make_packing(
     load: Load, axes: Sequence[Axis], size: int, arrange: Callable[[Array], Array], *facts: object, dtype: str = "float32"
 ) -> Packing:
-    """What ``load`` of a constant reads at every point of ``axes``, as ``dtype``: ``arrange`` gets it with their extents, maybe
-    read-only, and gives ``size`` elements. ``facts``, which print alike if they are alike, say all that it does."""
+    """Return a packing of the values that ``load`` of a constant reads at every point of ``axes``, as ``dtype``.
+
+    ``arrange`` gets them with the extents of ``axes``, maybe read-only, and returns ``size`` elements. ``facts`` describe all
+    that it does; equal facts print alike."""
     bare = Load("constant", load.indices, load.fill)
 
     def make(values: Array) -> Array:
@@ -31,7 +33,7 @@ def make_packing(
 
 
 def _view_constant(load: Load, axes: Sequence[Axis], values: Array) -> Array | None:
-    """What ``load`` reads as a view of the constant, which takes no memory; None where there is no such."""
+    """Return the values of ``load`` as a view of the constant without a copy, or None if impossible."""
     shape = tuple(a.extent for a in axes)
     if values.size == math.prod(shape) and load.indices == reshape_indices(values.shape, axes):
         return values.reshape(shape)
@@ -40,8 +42,8 @@ def _view_constant(load: Load, axes: Sequence[Axis], values: Array) -> Array | N
 
 
 def in_tiles(lines: Array, tile: int, unit: int) -> Array:
-    """``[outer, line, ...]`` as ``[outer, tiles, elements of a tile, ...]``: the last tile filled up with zeros, and each tile to
-    whole ``unit``s."""
+    """Reshape ``[outer, line, ...]`` to ``[outer, tiles, elements of a tile, ...]``. The last tile is padded with zeros, and each
+    tile to a multiple of ``unit``."""
     outer, extent, *rest = lines.shape
     tiles = -(-extent // tile)
     cut = pad_axis(lines, 1, tiles * tile).reshape(outer, tiles, tile, *rest)

@@ -1,8 +1,8 @@
 """Partial sums: long sums of floats are cut into blocks, whose sums are cut into blocks again.
 
-The error of a chain of additions grows with its length. A block's sum is added to a total of its own and begins at 0 again, so
-that no chain has more than ``LONGEST_SUM`` additions, whatever the depth. Whoever writes the loops of a sum takes its block sizes
-from ``block_sizes``; ``write_in_blocks`` writes them for accumulators in registers.
+The error of a chain of additions grows with its length. A block's sum begins at 0 and is added to a separate total. So no chain
+has more than ``LONGEST_SUM`` additions at any depth. Code that writes the loops of a sum gets its block sizes from
+``block_sizes``; ``write_in_blocks`` writes them for accumulators in registers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import Final
 
 from rammer.codegen.c_text import Text
 
-#: Most floats that are added one after another (where vectors walk along a sum, each lane is a partial sum).
+#: Maximum number of floats that are added one after another. If vectors walk along a sum, each lane is a partial sum.
 LONGEST_SUM: Final = 256
 
 
 def block_sizes(iterations: int, terms: int = 1) -> tuple[int, ...]:
-    """Return the block sizes of a loop, outermost first: iterations between two additions to a total.
-
-    ``terms`` is the number of additions of one iteration. Returns () where the loop's chain is short enough.
-    """
+    """Return the block sizes of a loop, outermost first: iterations between two additions to a total. ``terms`` is the number of
+    additions of one iteration. Returns () if the loop's chain is short enough."""
     if iterations < 2 or iterations * terms <= LONGEST_SUM:
         return ()
     most = max(1, LONGEST_SUM // terms)
@@ -37,10 +35,10 @@ def write_in_blocks(
     """Write loops over the blocks of a sum.
 
     Args:
-        sums: Accumulators, C variables of type ``kind``; they keep what they hold at the start as a term.
+        sums: Accumulators, C variables of type ``kind``; their initial values count as terms.
         sizes: Block sizes, as ``block_sizes`` returns them.
-        ends: Where the loop begins and ends.
-        walk: Writes the innermost loop, from one place to before another.
+        ends: Bounds of the loop.
+        walk: Writes the innermost loop from the first bound to before the second.
     """
     if not sizes or not sums:
         walk(*ends)

@@ -1,8 +1,5 @@
-"""Which stored elements an expression reads, so that a kernel can load them before it computes anything.
-
-Loads that are issued together wait for memory together. Constants may even be loaded before a kernel may read what
-other kernels write.
-"""
+"""Preloading: the stored elements of an expression are loaded before a kernel computes anything. Loads that are issued together
+wait for memory together. Constants may even be loaded before a kernel may read the results of other kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ from rammer.ir.expr import Expr, Load
 
 
 def stored_loads(e: Expr, inlined: Mapping[str, Compute]) -> list[Load]:
-    """Distinct loads of stored tensors that evaluating ``e`` makes, those of producers computed in place included.
-
-    Left out: what a reduction reads, what only a padded producer needs, and addresses that depend on data.
-    """
+    """Return the distinct loads of stored tensors that evaluating ``e`` makes, including those of in-place producers. Loads of a
+    reduction, loads that only a padded producer needs, and data-dependent addresses are left out."""
     found: dict[Load, None] = {}
     _collect_loads(e, inlined, found, set())
     return list(found)

@@ -1,8 +1,8 @@
 """The parts of an operator around its contraction: maps that one operand passes through first, and those that follow.
 
-A *prologue* is element-wise maps over one tensor, with constants that depend on the reduction alone (batch normalisation and
-ReLU before a convolution: a scale and a shift for each channel). Kernels that stage an operand compute it once for every
-staged element. Padding comes after the maps: what lies outside the tensor is 0 whatever they make of 0.
+A *prologue* is element-wise maps over one tensor, with constants that depend on the reduction alone (batch normalisation and ReLU
+before a convolution: a scale and a shift for each channel). Kernels that stage an operand compute it once for every staged
+element. Padding comes after the maps: elements outside the tensor are 0, whatever the maps compute for 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rammer.ir.operator import ROperator
 
 @dataclass(frozen=True)
 class Prologue:
-    """``maps`` over the tensor ``source``, outermost last; ``load`` is how the contraction would read the last one, and
+    """The ``maps`` over the tensor ``source``, outermost last. ``load`` is the contraction's load of the last map, and
     ``constants`` are the other tensors that the maps read."""
 
     maps: tuple[Compute, ...]
@@ -30,7 +30,7 @@ class Prologue:
 
     @property
     def read(self) -> Load:
-        """How the contraction reads ``source`` instead."""
+        """The contraction's load of ``source`` in place of ``load``."""
         return Load(self.source, self.load.indices, self.load.fill)
 
     @cached_property
@@ -42,8 +42,8 @@ class Prologue:
 
 @dataclass(frozen=True)
 class Parts:
-    """``operands`` of the contraction ``main`` as stored tensors, the maps ``after`` it, and the ``prologue`` of operand
-    number ``changed`` (None, -1 where there is none)."""
+    """The stored ``operands`` of the contraction ``main``, the maps ``after`` it, and its ``prologue``. The prologue belongs to
+    operand number ``changed`` (None and -1 without a prologue)."""
 
     main: Compute
     operands: tuple[Load, Load]
@@ -53,7 +53,9 @@ class Parts:
 
 
 def parts_of(operator: ROperator, binding: Binding) -> Parts:
-    """The parts of an operator with one contraction. Unsuited where it has none, or other maps before it."""
+    """Return the parts of an operator with one contraction.
+
+    Raises Unsuited without a contraction, or with other maps before it."""
     before = operator.prologue
     rest = operator.computes[len(before) :]
     main, after = rest[0], rest[1:]
@@ -72,7 +74,7 @@ def parts_of(operator: ROperator, binding: Binding) -> Parts:
 
 
 def _find_prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding: Binding) -> Prologue:
-    """The prologue that ``main`` reads by ``load``. Unsuited where it is none."""
+    """Return the prologue that ``main`` reads by ``load``. Raises Unsuited if the maps do not form a prologue."""
     inside = {c.name for c in maps}
     outside = dict.fromkeys(t for c in maps for t in c.reads if t not in inside)
     sources = [t for t in outside if t not in binding.constants]
@@ -93,7 +95,7 @@ def _find_prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding
 
 
 def _is_axis_dependent(c: Compute, d: int, inside: set[str]) -> bool:
-    """Whether the value of ``c`` depends on its position along axis ``d`` otherwise than by what it reads in place."""
+    """Return True if the value of ``c`` depends on its index along axis ``d`` other than by its in-place reads."""
 
     def rule(e: Expr) -> Expr | None:
         return ex.Const(0.0, "float32") if isinstance(e, Load) and e.tensor in inside else None

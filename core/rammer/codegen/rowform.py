@@ -1,8 +1,7 @@
-"""Seeing an operator as work on rows: softmax, normalisations, pooling over whole images, any joined reductions.
+"""The row form of an operator: softmax, normalisations, pooling over whole images, any joined reductions.
 
-A *row* is the set of values that one reduction combines. All reductions of the operator run over the same rows, and
-each of its results is either one value a row or one value for every element of the rows.
-"""
+A *row* is the set of values that one reduction combines. All reductions of the operator run over the same rows. Each result is
+either one value per row or one value per element of the rows."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from rammer.ir.compute import Axis, Compute, computed_at
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-#: For each axis of a result a position among axes of rows or of elements, or None; and both.
+#: For each axis of a result its position among the axes of rows or of elements, or None; and both.
 Places: TypeAlias = "tuple[int | None, ...]"
 RowAxes: TypeAlias = "tuple[Places, Places]"
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """``rows`` are the axes that number the rows and ``elements`` those within one (extents above 1 only).
+    """An operator as work on rows.
 
-    ``row_of[d]`` and ``element_of[d]`` are the positions that the anchor's axis ``d`` has among them, or None; an
-    axis with neither has extent 1. ``others`` are both of results of another shape than the anchor's. ``reductions`` are in
-    program order.
+    ``rows`` are the axes that number the rows and ``elements`` those within a row (extents above 1 only). ``row_of[d]`` and
+    ``element_of[d]`` are the positions of the anchor's axis ``d`` among them, or None; an axis with neither has extent 1.
+    ``others`` has both for results of another shape than the anchor's. ``reductions`` are in program order.
     """
 
     operator: ROperator
@@ -40,22 +39,22 @@ class RowForm:
 
     @property
     def length(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         result = 1
         for axis in self.elements:
             result *= axis.extent
         return result
 
     def whole(self, output: str) -> bool:
-        """Whether a result has one value for every element, not one a row."""
+        """Return True if a result has one value per element, not one per row."""
         return any(d is not None for d in self._output_axes(output)[1])
 
     def reduced(self, c: Compute, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> dict[str, Expr]:
-        """The axes of the reduction ``c`` at a row and an element of it."""
+        """Return the axes of the reduction ``c`` at a row and an element of it."""
         return _map_live_axes(c.axes, rows) | _map_live_axes(c.reduce, elements)
 
     def point(self, output: str, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """A result's point at a row and an element of it."""
+        """Return a result's point at a row and an element of it."""
         result: list[Expr] = []
         for r, e in zip(*self._output_axes(output), strict=True):
             result.append(rows[r] if r is not None else elements[e] if e is not None else integer(0))
@@ -71,7 +70,7 @@ def _map_live_axes(axes: tuple[Axis, ...], values: tuple[Expr, ...]) -> dict[str
 
 
 def row_form(operator: ROperator) -> RowForm | None:
-    """The row form of ``operator``, or None where it has none (no reduction, or reductions over different rows)."""
+    """Return the row form of ``operator``, or None without a reduction or with reductions over different rows."""
     reductions = tuple(c for c in operator.computes if c.reduce)
     anchor = operator.anchor
     if not reductions or any(0 in (*c.shape, *(r.extent for r in c.reduce)) for c in operator.computes):
@@ -95,8 +94,10 @@ def row_form(operator: ROperator) -> RowForm | None:
 
 
 def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
-    """Rows of an operator without reductions: the inner axes that all accesses walk as one, up to ``most`` elements; at
-    least the innermost one. None where it has reductions or no axis. ``strides`` as in ``can_join_axes``."""
+    """Return the row form of an operator without reductions, or None with a reduction or without an axis.
+
+    A row is the inner axes that all accesses walk as one, up to ``most`` elements, and at least the innermost axis. ``strides``
+    as in ``can_join_axes``."""
     anchor = operator.anchor
     live = [d for d, a in enumerate(anchor.axes) if a.extent > 1]
     outputs = [c.shape == anchor.shape for c in operator.computes if c.name in operator.outputs]
@@ -114,7 +115,7 @@ def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: 
 
 
 def _element_places(c: Compute, row_of: Places, elements: tuple[Axis, ...]) -> Places | None:
-    """For each axis of a result its position among the element axes: of all of them in order, or of none."""
+    """Return the position of each axis of a result among the element axes: of all of them in order, or of none."""
     rest = [d for d, a in enumerate(c.axes) if a.extent > 1 and row_of[d] is None]
     if rest and [c.axes[d].extent for d in rest] != [e.extent for e in elements]:
         return None
@@ -122,7 +123,7 @@ def _element_places(c: Compute, row_of: Places, elements: tuple[Axis, ...]) -> P
 
 
 def _other_places(operator: ROperator, c: Compute, row_of: Places, axes: tuple[tuple[Axis, ...], ...]) -> RowAxes | None:
-    """The places of a result of another shape than the anchor's, which has the anchor's rows in common with it."""
+    """Return the positions of a result of another shape than the anchor's that shares the anchor's rows."""
     rows, elements = axes
     own = tuple(None if d is None or a.extent < 2 else row_of[d] for d, a in zip(operator.shared[c.name], c.axes, strict=True))
     element_of = _element_places(c, own, elements)
@@ -130,7 +131,7 @@ def _other_places(operator: ROperator, c: Compute, row_of: Places, axes: tuple[t
 
 
 def _row_places(operator: ROperator, lead: Compute) -> Places | None:
-    """For each axis of the anchor its position among the live row axes; None where rows are no plain axes."""
+    """Return the positions of the anchor's axes among the live row axes, or None if rows are not plain axes."""
     anchor = operator.anchor
     if anchor is lead:
         indices: tuple[Expr, ...] = tuple(Ref(a.name) for a in anchor.axes)
@@ -155,10 +156,8 @@ def _live_extents(axes: tuple[Axis, ...]) -> list[int]:
 
 
 def can_join_axes(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether every access walks the element axes as one long axis: the first ones at 0, the last over all elements.
-
-    ``strides`` are those of the stored tensors, in elements.
-    """
+    """Return True if every access walks the element axes as one long axis: the first ones at 0, the last over all elements.
+    ``strides`` are those of the stored tensors, in elements."""
     found = collect_accesses(form)
     names = {e.axis for e in found.elements}
     extents = [a.extent for a in form.elements]
@@ -167,8 +166,8 @@ def can_join_axes(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool
 
 @dataclass(frozen=True)
 class Accesses:
-    """What one element of a row reads and writes in memory, as loads at the axes ``rows`` and ``elements``; ``outside`` are
-    the axes that expressions use otherwise."""
+    """The memory accesses of one element of a row, as loads at the axes ``rows`` and ``elements``. ``outside`` are the axes that
+    expressions use otherwise."""
 
     rows: tuple[Ref, ...]
     elements: tuple[Ref, ...]
@@ -177,7 +176,7 @@ class Accesses:
 
 
 def collect_accesses(form: RowForm) -> Accesses:
-    """Every access of an operator in row form, reductions that it has already computed left out."""
+    """Return every access of an operator in row form, except of reductions that it has already computed."""
     rows = tuple(Ref(f"row{k}__") for k in range(len(form.rows)))
     elements = tuple(Ref(f"element{k}__") for k in range(len(form.elements)))
     results = [Load(name, form.point(name, rows, elements)) for name in form.operator.outputs]
@@ -191,9 +190,8 @@ def collect_accesses(form: RowForm) -> Accesses:
 
 
 def _collect_reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tuple[list[Load], set[str]]:
-    """Loads of what is in memory, and the axes used outside any load, when every unpadded load of a producer in ``inlined`` is
-    what the producer computes there. No such expression is built, since one that reads a producer twice, which does so, too,
-    doubles with each of them; and indices are left as they are."""
+    """Return the loads of stored tensors, and the axes used outside loads, with in-place producers expanded. The expanded
+    expression is not built, since it doubles with each producer in a chain that is read twice. Indices are left as they are."""
     found, outside, seen = dict[Load, None](), set[str](), set[Load]()
 
     def visit(e: Expr) -> None:
@@ -215,7 +213,7 @@ def _collect_reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tu
 
 
 def address_step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
-    """Elements between the addresses of ``load`` at neighbouring values of ``axis``; None where that is not fixed."""
+    """Return the elements between the addresses of ``load`` at neighbouring values of ``axis``, or None if not fixed."""
     forms = [ex.affine_form(i) for i in load.indices]
     if any(f is None and axis.axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
         return None
@@ -223,7 +221,7 @@ def address_step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
 
 
 def inline_producers(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
-    """``e`` with every unpadded load of a producer in ``inlined`` replaced by what the producer computes there."""
+    """Return ``e`` with every unpadded load of a producer in ``inlined`` replaced by the producer's expression."""
 
     def rule(n: Expr) -> Expr | None:
         if isinstance(n, Load) and n.fill is None and n.tensor in inlined:

@@ -1,8 +1,5 @@
-"""Scalar expressions to C text.
-
-A ``Block`` is a C scope under construction: ``value`` returns the text of an expression and appends the
-statements that it needs (the reductions and guarded producers computed in place) to the block first.
-"""
+"""Scalar expressions to C text. A ``Block`` is a C scope under construction. ``value`` returns the text of an expression and
+appends the statements that it needs to the block first. They are the reductions and guarded producers computed in place."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
 from rammer.ir.types import is_float
 
-#: An accumulator with the axes that its reduction is at, and a reduction with all of its accumulators.
+#: An accumulator with the axes of its reduction; and a reduction with all of its accumulators.
 Sum: TypeAlias = "tuple[str, Mapping[str, Expr]]"
 Reducing: TypeAlias = "tuple[Compute, Sequence[Sum]]"
-#: Writes a loop in a scope, for some accumulators, from one place to before another.
+#: Writes a loop in a scope, for some accumulators, from a first bound to before a second.
 Walk: TypeAlias = "Callable[[Block, Sequence[Reducing], str, str], None]"
 
 
@@ -39,22 +36,22 @@ class Block:
     memo: dict[Expr, Val] = field(default_factory=dict)
 
     def line(self, text: str) -> None:
-        """Append one statement."""
+        """Append one statement to the scope."""
         self.lines.append(text)
 
     def child(self) -> Self:
-        """An inner scope of the same kind, not yet closed."""
+        """Return an inner scope of the same kind, not yet closed."""
         return type(self)(self.unit, self)
 
     @contextmanager
     def nest(self, head: str) -> Iterator[Self]:
-        """A child scope ``head { ... }``."""
+        """Open a child scope ``head { ... }``."""
         child = self.child()
         yield child
         self.lines += [f"{head} {{".lstrip(), *(f"  {text}" for text in child.lines), "}"]
 
     def loop(self, name: str, low: str, high: str, extent: int, step: int = 1) -> str:
-        """Head of a counting loop over a new variable already in ``unit.ranges``."""
+        """Return the head of a counting loop over a new variable already in ``unit.ranges``."""
         kind = self.unit.axis_type(extent)
         advance = f"{name} += {step}" if step > 1 else f"++{name}"
         return f"for ({kind} {name} = {low}; {name} < {high}; {advance})"
@@ -68,7 +65,7 @@ class Block:
         return Val(name, value.dtype, value.small, True, half=value.half)
 
     def known(self, e: Expr) -> Val | None:
-        """The value of ``e`` if this scope or an outer one has it."""
+        """Return the value of ``e`` if this scope or an outer one has it, else None."""
         scope: Block | None = self
         while scope is not None:
             if (value := scope.memo.get(e)) is not None:
@@ -79,7 +76,7 @@ class Block:
     # --- values -------------------------------------------------------------------------------
 
     def value(self, e: Expr) -> Val:
-        """The C value of an expression whose axes are variables in scope."""
+        """Return the C value of an expression whose axes are variables in scope."""
         if isinstance(e, Const):
             return Val(ops.spell_literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True, half=ops.is_half(e.value))
         if self.unit.is_index(e):
@@ -98,7 +95,7 @@ class Block:
         raise TypeError(f"not a scalar expression: {e!r}")
 
     def _promote_arguments(self, args: tuple[Expr, ...]) -> list[Val]:
-        """Arguments in their common type: that of the first one that is no literal."""
+        """Return arguments in their common type: that of the first non-literal argument."""
         values = [None if isinstance(a, Const) else self.value(a) for a in args]
         first = next((v for v in values if v is not None), None)
         if first is None:
@@ -120,7 +117,8 @@ class Block:
         return result
 
     def _emit_where(self, e: Op) -> Val:
-        """``c ? a : b``; what both need first. Branches that need statements become an if, so that only one is computed."""
+        """Write ``c ? a : b``, after the loads that both branches need. Branches that need statements become an if, so that only
+        one is computed."""
         test = self.value(e.args[0])
         for load in self.unit.needs.both(*e.args[1:]):
             self.load(load)
@@ -152,11 +150,11 @@ class Block:
     # --- loads --------------------------------------------------------------------------------
 
     def sums(self, e: Load) -> bool:
-        """Whether a reduction that ``e`` reads may share its loop with others here."""
+        """Return True if a reduction that ``e`` reads may share its loop with others here."""
         return True
 
     def load(self, e: Load) -> Val:
-        """A load: of a stored tensor, or of a producer computed in place, whose result is rounded as it would be stored."""
+        """Return a load of a stored tensor, or of a producer computed in place, rounded as it would be stored."""
         e = Load(e.tensor, tuple(canonicalise_sum(i) for i in e.indices), e.fill)
         value = self.unrounded(e)
         if value.half or self.unit.dtypes[e.tensor] != "float16":
@@ -168,7 +166,7 @@ class Block:
         return found
 
     def unrounded(self, e: Load) -> Val:
-        """A load as registers hold it: computed in place, float16 is still float32."""
+        """Return a load as registers hold it: computed in place, float16 is still float32."""
         seen = self.known(e)
         if seen is not None:
             return seen
@@ -198,38 +196,38 @@ class Block:
         return Val(name, producer.dtype, atom=True, half=value.half and ops.is_half(e.fill or 0))
 
     def guard(self, e: Load) -> str:
-        """The condition that the padded load ``e`` is inside its tensor; "" where it always is."""
+        """Return the condition that the padded load ``e`` is inside its tensor, "" if it always is."""
         if e.fill is None:
             return ""
         tests = [self.inside(i, n) for i, n in zip(e.indices, self.unit.shapes[e.tensor], strict=True)]
         return " && ".join(t for t in tests if t)
 
     def leaves(self, index: Expr, extent: int) -> tuple[bool, bool]:
-        """Whether ``index`` can be below 0, and whether it can reach ``extent``."""
+        """Return two flags: ``index`` can be below 0, and ``index`` can reach ``extent``."""
         reach = ex.interval(index, self.unit.ranges)
         return reach is None or reach[0] < 0, reach is None or reach[1] >= extent
 
     def inside(self, index: Expr, extent: int) -> str:
-        """The condition that ``index`` is in ``[0, extent)``; "" where it always is."""
+        """Return the condition that ``index`` is in ``[0, extent)``, "" if it always is."""
         low, high = self.leaves(index, extent)
         if not low and not high:
             return ""
         value = self.value(index)
         if low and high and value.small:
-            # One comparison does for both ends.
+            # One unsigned comparison checks both bounds.
             return f"({self.unit.target.types['uint32']}){_add_parentheses(value)} < {extent}u"
         tests = ([f"{value.text} >= 0"] if low else []) + ([f"{value.text} < {extent}"] if high else [])
         return " && ".join(tests)
 
     def element(self, tensor: str, indices: tuple[Expr, ...], clamp: bool = False) -> str:
-        """The text that reads one element of a stored tensor."""
+        """Return the text that reads one element of a stored tensor."""
         place = self.unit.places[tensor]
         shape = self.unit.shapes[tensor] if clamp else None
         return ops.format_load(self.unit.target, place.pointer, self.address(place, indices, shape), place.dtype)
 
     def address(self, place: Place, indices: tuple[Expr, ...], clamp: tuple[int, ...] | None = None) -> str:
-        """Element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped: a bad one
-        must not read foreign memory."""
+        """Return an element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped. A bad index must not
+        read foreign memory."""
         total: Expr = integer(0)
         extra: list[str] = []
         for d, (i, stride, origin) in enumerate(zip(indices, place.strides, place.origin, strict=True)):
@@ -258,7 +256,7 @@ class Block:
     # --- producers computed in place ----------------------------------------------------------
 
     def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
-        """The element of ``producer`` at ``indices``, computed here."""
+        """Compute the element of ``producer`` at ``indices`` here."""
         axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
         if producer.reduce:
             return self.reduction(producer, axes)
@@ -266,7 +264,7 @@ class Block:
         return self.let(value)
 
     def bound_index(self, index: Expr) -> Expr:
-        """Indices that are no sums of axes get a name, since the producer's body repeats them."""
+        """Bind an index other than a sum of axes to a name, since the producer's body repeats it."""
         if ex.affine_form(index) is not None:
             return index
         name = self.unit.fresh("i")
@@ -278,13 +276,13 @@ class Block:
         return Ref(name)
 
     def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
-        """``c`` at ``axes``: an accumulator and its loops, in order."""
+        """Compute ``c`` at ``axes``: an accumulator and its loops, in order."""
         total = self.accumulator(c, axes)
         self.accumulate([(c, [(total.text, axes)])])
         return total
 
     def reduce_at(self, wanted: Sequence[tuple[Compute, Sequence[tuple[Expr, ...]]]]) -> None:
-        """Reductions over equal axes, each at several points, in the same loops; later loads of them find the results."""
+        """Compute reductions over equal axes, each at several points, in the same loops. Later loads find the results."""
         items, totals = list[Reducing](), list[tuple[Compute, tuple[Expr, ...], Val]]()
         for c, points in wanted:
             axes = [dict(zip((a.name for a in c.axes), p, strict=True)) for p in points]
@@ -302,19 +300,19 @@ class Block:
         return Val(total, c.dtype, atom=True)
 
     def accumulate(self, items: Sequence[Reducing]) -> None:
-        """Combine the bodies of some reductions, over axes that are equal and end alike, in order, into each of their
-        accumulators."""
+        """Combine the bodies of some reductions in order into each of their accumulators. Their axes are equal and have equal
+        bounds."""
         lead = items[0][0]
         names = [(self.unit.fresh("r"), r.extent, self.unit.end(lead, r)) for r in lead.reduce]
         self.walk([self.along(c, sums, [n for n, _, _ in names]) for c, sums in items], names)
 
     def along(self, c: Compute, sums: Sequence[Sum], names: Sequence[str]) -> Reducing:
-        """A reduction with its axes as the variables ``names``."""
+        """Return a reduction with its axes as the variables ``names``."""
         inner: dict[str, Expr] = {r.name: Ref(n) for r, n in zip(c.reduce, names, strict=True)}
         return c, [(total, {**axes, **inner}) for total, axes in sums]
 
     def walk(self, items: Sequence[Reducing], over: Sequence[tuple[str, int, str]]) -> None:
-        """Loops over the axes ``over``, each with its extent and where it ends, around the combining statements."""
+        """Write loops over the axes ``over``, each with its extent and bound, around the combining statements."""
         if not over:
             for c, sums in items:
                 for total, axes in sums:
@@ -341,13 +339,13 @@ class Block:
     def in_blocks(
         self, items: Sequence[Reducing], along: tuple[int, str, str], sizes: Sequence[int], inner: Walk, step: int = 1
     ) -> None:
-        """Write loops over the blocks of a sum, each with accumulators of its own, around what ``inner`` writes for a block.
+        """Write loops over the blocks of a sum, each with separate accumulators, around the text that ``inner`` writes.
 
         Args:
-            items: Reductions with their accumulators; those that are no sums of floats keep theirs.
-            along: The extent of the axis that is cut, where its loop begins and where it ends.
+            items: Reductions with their accumulators; reductions other than sums of floats keep theirs.
+            along: The extent of the axis that is cut, and the bounds of its loop.
             sizes: Block sizes in iterations of ``step`` elements, as ``block_sizes`` returns them.
-            inner: Writes the innermost loop in a scope, for some accumulators, from one place to before another.
+            inner: Writes the innermost loop in a scope, for some accumulators, from a first bound to before a second.
         """
         extent, low, high = along
         if not sizes or not any(_is_float_sum(c) for c, _ in items):
@@ -364,12 +362,12 @@ class Block:
             outer.lines += [f"{total} += {part};" for _, sums in parts for part, (total, _) in sums if part != total]
 
     def partial(self, c: Compute, of: Sum) -> str:
-        """Declare an accumulator of a part of a sum; its name."""
+        """Declare an accumulator of a partial sum and return its name."""
         return self.accumulator(c, of[1]).text
 
     def add(self, c: Compute, total: str, body: Expr) -> str:
-        """Statement that combines the value of ``body`` into the accumulator: a product and its addition are one operation where
-        the dialect has it."""
+        """Return the statement that combines the value of ``body`` into the accumulator. A product and its addition are one
+        operation if the dialect has it."""
         fused = self.unit.target.functions.get("fma")
         product = body if fused and _is_float_sum(c) and isinstance(body, Op) and body.fn == "mul" else None
         if product is not None and (factors := self.factors(c, total, product)):
@@ -377,13 +375,13 @@ class Block:
         return self.combine(c, total, self.value(body))
 
     def factors(self, c: Compute, total: str, product: Op) -> list[str]:
-        """The factors of a product in the type of the accumulator; [] where theirs is another one."""
+        """Return the factors of a product in the type of the accumulator, or [] if their type differs."""
         if ops.compute_type(ex.dtype_of(product, self.unit.dtypes)) != ops.compute_type(c.dtype):
             return []
         return [v.text for v in self._promote_arguments(product.args)]
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
-        """Statement that combines one value into the accumulator."""
+        """Return the statement that combines one value into the accumulator."""
         return ops.combine_value(self.unit.target, c, total, value)
 
 

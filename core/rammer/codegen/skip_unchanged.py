@@ -1,8 +1,7 @@
-"""Tasks that keep what they have: where one test chooses all results of an operator, and it fails, nothing new is computed.
+"""Skipping of unchanged tasks: if one test selects all results of an operator and fails, only old values are copied.
 
-A recurrence whose sequences have ended keeps its states, ``where(on[b], new, old)``. Once no sequence of a task goes on, a task
-copies, as a function around the kernel's says.
-"""
+A recurrence whose sequences have ended retains its states, ``where(on[b], new, old)``. Once all sequences of a task have ended, a
+function around the kernel makes the task copy."""
 
 from __future__ import annotations
 
@@ -15,24 +14,25 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, axes_of, loads
 from rammer.ir.operator import ROperator
 
-#: Comparisons that a test may be, besides a truth value that is read.
+#: Comparisons that a test may be, besides the load of a truth value.
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 @dataclass(frozen=True)
 class RestTest:
-    """``test`` chooses what an operator writes, along its anchor's axes; ``kept`` writes what it does where that fails."""
+    """The ``test`` that selects the results of an operator, along its anchor's axes; ``kept`` writes them if it fails."""
 
     test: Expr
     kept: ROperator
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """What the test reads."""
+        """The tensors that the test reads."""
         return tuple(dict.fromkeys(load.tensor for load in loads(self.test)))
 
     def lines(self, operator: ROperator, binding: Binding, pointers: Mapping[str, str]) -> list[str]:
-        """Statements that set ``on`` where the test holds anywhere in task ``task``; ``pointers`` are those of ``tensors``."""
+        """Return statements that set ``on`` if the test holds anywhere in task ``task``; ``pointers``
+        are those of ``tensors``."""
         text, open_loops = Text(), 0
         text.line("int on = 0;")
         places = split_digits("task", operator.grid)
@@ -48,7 +48,7 @@ class RestTest:
 
 
 def rest_of(operator: ROperator) -> RestTest | None:
-    """When an operator with a reduction rests; None where it always computes."""
+    """Return the test that decides if an operator with a reduction computes, or None if it always does."""
     made = {c.name: c for c in operator.computes}
     written = [made[o] for o in operator.outputs]
     if operator.endings or all(c.combiner is None for c in operator.computes) or not all(map(_is_select, written)):
@@ -80,7 +80,7 @@ def _else_value(c: Compute) -> Expr:
 
 
 def _is_simple_test(test: Expr, inside: Mapping[str, Compute]) -> bool:
-    """Whether a test is a truth value of outside, or compares numbers of outside."""
+    """Return True if a test is an outside truth value, or compares outside numbers."""
     parts: Sequence[Expr] = test.args if isinstance(test, Op) and test.fn in COMPARED else (test,)
     read = [p for p in parts if isinstance(p, Load)]
     if not read or any(not isinstance(p, Load | Const) or (isinstance(p, Const) and p.dtype[:3] != "int") for p in parts):

@@ -1,9 +1,8 @@
-"""What a task of an operator computes where: stages, their boxes, and the on-chip memory they share.
+"""The layout of a task: stages, their boxes, and the on-chip memory they share.
 
-A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers
-compute them in place. A producer connected at layer ``veu`` has one, over the box its consumers read,
-and leaves its tile in scratch memory. The last stages compute every other output over what a task writes of it: one stage for
-all outputs of one shape.
+A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers compute them in place. A
+producer connected at layer ``veu`` has a stage over the box that its consumers read, and leaves its tile in scratch memory. The
+last stages compute every other output over the part that a task writes: one stage for all outputs of one shape.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One loop nest: the Computes it writes, its box (per axis) and the box's largest extents.
-
-    ``offset`` is the byte offset of its scratch tile, -1 when it writes outputs only.
-    """
+    """A loop nest: the Computes it writes, its box (per axis) and the box's largest extents. ``offset`` is the byte offset of its
+    scratch tile, -1 if it writes outputs only."""
 
     computes: tuple[Compute, ...]
     box: tuple[AxisBound, ...]
@@ -59,11 +56,10 @@ class Stage:
 class Layout:
     """Boxes and stages of ``operator``; ``variables`` are run-time integers in order of definition.
 
-    ``within`` a length: tiles end there, in a program for a range, as sums do anyway; ``lengths`` are the variables that hold
-    the extents of a run, at least 1 and at most what they are at the bound. ``ranges`` bounds every variable numerically.
-    With ``rereads`` stages read a result of the task's own part where it is written, not from a copy in scratch memory.
-    Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the staged Compute number ``j`` is
-    ``l{j}_{axis}`` to ``h{j}_{axis}``.
+    With ``within``, tiles of a ranged program stop at the length, as sums always do. ``lengths`` are the variables that hold the
+    extents of a run, between 1 and the value at the bound. ``ranges`` bounds every variable numerically. With ``rereads`` stages
+    read a result of the task's part where it is written, not from a copy in scratch memory. Task origins are ``o0, o1, ...``,
+    clipped tile ends ``e0, e1, ...``. The box of the staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
     """
 
     operator: ROperator
@@ -81,7 +77,7 @@ class Layout:
 
     @cached_property
     def computes(self) -> dict[str, Compute]:
-        """Computes by name."""
+        """The operator's Computes by name."""
         return {c.name: c for c in self.operator.computes}
 
     @cached_property
@@ -96,13 +92,13 @@ class Layout:
         return {n: c for n, c in self.computes.items() if n not in self.staged}
 
     def length(self, extent: AffineExtent, bound: int) -> Expr:
-        """``extent`` in a run, where it is ``bound`` at most."""
+        """Return ``extent`` in a run, which is at most ``bound``."""
         name = self.lengths.setdefault((extent, bound), f"len{len(self.lengths)}")
         self.ranges[name] = (1, bound)
         return Ref(name)
 
     def stop(self, c: Compute, axis: Axis) -> Expr | None:
-        """Where a reduction stops before the bound."""
+        """Return the extent at which a reduction stops before the bound, or None."""
         extent = self.stops.get((c.name, axis.name))
         return None if extent is None or axis.extent < 2 else self.length(extent, axis.extent)
 
@@ -127,13 +123,13 @@ class Layout:
         return tuple(result)
 
     def own(self, output: str) -> tuple[AxisBound, ...]:
-        """What of an output a task writes."""
+        """Return the box of an output that a task writes."""
         axes = zip(self.operator.shared[output], self.computes[output].axes, strict=True)
         return tuple(AxisBound(integer(0), integer(a.extent)) if d is None else self.tile[d] for d, a in axes)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Stages in execution order. Raises ValueError where the operator is ill-formed."""
+        """Stages in execution order. Raises ValueError if the operator is ill-formed."""
         last = last_stages(self.operator, self.staged)
         boxes: dict[str, tuple[AxisBound, ...]] = {n: self.own(n) for n in self.staged if n in self.operator.outputs}
         for c in (c for group in last for c in group):
@@ -150,7 +146,7 @@ class Layout:
         return _assign_scratch(stages, [self._staged_reads(group) - own for group in groups])
 
     def _name_bounds(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
-        """Give the bounds of a box names, unless they are literals or names already."""
+        """Name the bounds of a box, unless they are literals or names already."""
         result = []
         for d, (b, axis) in enumerate(zip(box, c.axes, strict=True)):
             ends = []
@@ -171,7 +167,7 @@ class Layout:
         boxes: dict[str, tuple[AxisBound, ...]],
         seen: set[tuple[str, tuple[AxisBound, ...]]],
     ) -> None:
-        """Add to ``boxes`` what computing ``box`` of ``c`` reads of every staged tensor."""
+        """Add to ``boxes`` the parts of every staged tensor that computing ``box`` of ``c`` reads."""
         if (c.name, box) in seen:
             return
         seen.add((c.name, box))
@@ -190,11 +186,11 @@ class Layout:
                 boxes[load.tensor] = read if known is None else join_boxes(known, read)
 
     def _staged_reads(self, computes: Sequence[Compute]) -> set[str]:
-        """The staged tensors that a stage reads, directly or through inlined producers."""
+        """Return the staged tensors that a stage reads, directly or through inlined producers."""
         return {name for name in read_through(self.inlined, computes) if name in self.computes and name not in self.inlined}
 
     def _largest_extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
-        """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
+        """Return the largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
         values: dict[str, Numbers] = {name: np.array(self.ranges[name][1]) for name in self.lengths.values()}
         rank = len(self.operator.tile)
         for k, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
@@ -221,7 +217,7 @@ def _check_operator(operator: ROperator) -> None:
 
 
 def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Compute, ...]]:
-    """The outputs that are not ``staged``, by what a task writes of them."""
+    """Return the outputs that are not ``staged``, grouped by the part that a task writes."""
     groups: dict[tuple[object, ...], list[Compute]] = {}
     for c in operator.computes:
         if c.name in operator.outputs and c.name not in staged:
@@ -253,13 +249,13 @@ def _assign_scratch(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple
 
 
 def scratch_of(stages: Sequence[Stage]) -> int:
-    """Bytes of scratch memory that the stages' tiles need together."""
+    """Return the bytes of scratch memory that the stages' tiles need together."""
     ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
     return max(ends, default=0)
 
 
 def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) -> set[str]:
-    """All tensors that are read, directly or through producers computed in place, these among them."""
+    """Return all tensors that are read, directly or through producers computed in place, including these producers."""
     found, waiting = set[str](), list(computes)
     while waiting:
         new = set(waiting.pop().reads) - found
@@ -271,7 +267,7 @@ def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) ->
 def needed_reductions(
     inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]
 ) -> list[tuple[Compute, tuple[Expr, ...]]]:
-    """The reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
+    """Return the reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
     found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
     _collect_reductions(inlined, c, point, found, set())
     return [(head, indices) for (_, indices), head in found.items()]

@@ -1,4 +1,4 @@
-"""The loads that a stage makes, seen in the stage's own axes, and what they cost in vectors."""
+"""The loads of a stage in the stage's axes, and their cost in vector accesses."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
 
-#: Reduction points beyond which a load's weight no longer grows.
+#: Number of reduction points above which a load's weight no longer grows.
 WEIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """A load with its indices in the stage's axes.
-
-    ``reducer`` is the Compute whose reduction makes it ("" outside any), ``weight`` how often an element
-    does, ``ranges`` the numeric ranges of the axes in it.
-    """
+    """A load with its indices in the stage's axes. ``reducer`` is the Compute whose reduction makes it ("" outside any).
+    ``weight`` is its number per element. ``ranges`` are the numeric ranges of the axes in it."""
 
     load: Load
     reducer: str
@@ -41,14 +38,15 @@ class StageBody:
 
 
 def collect_bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageBody]:
-    """Every body that an element of a stage evaluates. Output axes are ``x0, x1, ...``; reduction axes
-    ``compute.axis``."""
+    """Return every body that an element of a stage evaluates.
+
+    Output axes are ``x0, x1, ...``; reduction axes ``compute.axis``."""
     seen: set[tuple[str, tuple[Expr, ...]]] = set()
     return [b for c in computes for b in _visit_bodies(unit, c, _output_point(c), ("", 1), unit.ranges, seen)]
 
 
 def collect_loads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageLoad]:
-    """Every load of an element of a stage."""
+    """Return every load of an element of a stage."""
     return [StageLoad(load, b.reducer, b.weight, b.ranges) for b in collect_bodies(unit, computes) for load in ex.loads(b.body)]
 
 
@@ -81,12 +79,12 @@ def _visit_bodies(
 
 
 def load_step(unit: FunctionContext, load: Load, axis: str) -> int | None:
-    """Elements between a stored tensor's addresses at neighbouring values of ``axis``; None if not fixed."""
+    """Return the elements between a stored tensor's addresses at neighbouring values of ``axis``, or None if not fixed."""
     return rowform.address_step(load, unit.places[load.tensor].strides, Ref(axis))
 
 
 def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> float:
-    """Cost of a load for one vector of lanes, in vector accesses; nothing where it is one scalar."""
+    """Return the cost of a load for one vector of lanes, in vector accesses: 0 if it is one scalar."""
     if load.tensor in unit.inlined or lane not in ex.axes_of(load):
         return 0.0
     if unit.dtypes[load.tensor] not in unit.lanes:
@@ -95,5 +93,5 @@ def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> flo
 
 
 def vector_cost(apart: int | None, width: int) -> float:
-    """Cost of one vector whose lanes are ``apart`` elements apart: others than 1 and 2 go lane by lane."""
+    """Return the cost of one vector with lane stride ``apart``: strides other than 1 and 2 are accessed lane by lane."""
     return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if apart is None else apart, 1.5 * width)

@@ -1,9 +1,7 @@
 """Symbolic boxes: the bounds of index expressions as expressions of the tile's origin.
 
-``rammer.ir.expr.interval`` bounds an index by numbers; here the bounds are expressions themselves, so
-that one analysis gives both the C text of a task's boxes and, evaluated by NumPy over all tasks, their
-largest sizes. The two can therefore never disagree.
-"""
+``rammer.ir.expr.interval`` bounds an index by numbers; here the bounds are expressions themselves. One analysis thus gives both
+the C text of a task's boxes and, evaluated by NumPy over all tasks, their largest sizes. The two can never disagree."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ _EVALUATE: dict[str, Callable[..., Numbers]] = {
 
 @dataclass(frozen=True, slots=True)
 class AxisBound:
-    """One axis of a box: half-open ``[low, high)``; ``solid`` when it can never be empty."""
+    """An axis of a box: half-open ``[low, high)``; ``solid`` if it can never be empty."""
 
     low: Expr
     high: Expr
@@ -55,17 +53,17 @@ class AxisBound:
 
     @property
     def last(self) -> Expr:
-        """Inclusive upper bound."""
+        """The inclusive upper bound."""
         return fold("sub", self.high, integer(1))
 
     @property
     def span(self) -> Span:
-        """Both inclusive bounds."""
+        """The inclusive lower and upper bound."""
         return self.low, self.last
 
 
 def fold(fn: str, a: Expr, b: Expr) -> Expr:
-    """``fn(a, b)`` on integers, evaluated now where both are literals, tidied where affine."""
+    """Return ``fn(a, b)`` on integers, evaluated if both are literals, simplified if affine."""
     if isinstance(a, Const) and isinstance(b, Const) and not (fn in ("floordiv", "mod") and b.value == 0):
         return integer(_FOLD[fn](int(a.value), int(b.value)))
     if fn in ("min", "max"):
@@ -76,7 +74,7 @@ def fold(fn: str, a: Expr, b: Expr) -> Expr:
 
 
 def to_linear_form(e: Expr) -> tuple[dict[Expr, int], int]:
-    """``e`` as a sum of terms with integer factors and a constant; whatever is no sum is one term."""
+    """Return ``e`` as a sum of terms with integer factors and a constant; any other expression is one term."""
     if isinstance(e, Const) and e.dtype == "int64":
         return {}, int(e.value)
     if isinstance(e, Op) and e.fn in ("add", "sub", "neg", "mul"):
@@ -89,7 +87,7 @@ def to_linear_form(e: Expr) -> tuple[dict[Expr, int], int]:
             if not this[0]:
                 return _add_scaled({}, 0, other, this[1])
     whole = isinstance(e, Table) or (isinstance(e, Op) and e.fn in ("floordiv", "mod", "min", "max"))
-    # Loads and what surrounds them may hold floats, where reordering would change the result.
+    # Loads and the expressions around them may hold floats, where reordering would change the result.
     return {ex.rebuild_expr(e, tuple(canonicalise_sum(k) for k in ex.children(e))) if whole else e: 1}, 0
 
 
@@ -106,11 +104,11 @@ def _add_scaled(
 
 
 def canonicalise_sum(e: Expr) -> Expr:
-    """An integer expression as a sum of terms, the constant last."""
+    """Return an integer expression as a sum of terms, the constant last."""
     return e if isinstance(e, ex.ATOMS) else _cached_sum(e)
 
 
-@lru_cache(1 << 14)  # kernels of one operator ask a thousand times for the same addresses
+@lru_cache(1 << 14)  # kernels of one operator need the same addresses a thousand times
 def _cached_sum(e: Expr) -> Expr:
     terms, constant = to_linear_form(e)
     if terms == {e: 1}:
@@ -132,11 +130,8 @@ def _cached_sum(e: Expr) -> Expr:
 
 
 def index_span(e: Expr, axes: Mapping[str, Span]) -> Span | None:
-    """Symbolic bounds of an integer expression while axes range over ``axes``; None if data-dependent.
-
-    Never wider than ``rammer.ir.expr.interval`` on the same box, so a task reads no more than tile
-    propagation said it would.
-    """
+    """Return symbolic bounds of an integer expression while axes range over ``axes``, or None if data-dependent. They are never
+    wider than ``rammer.ir.expr.interval`` on the same box, so a task reads no more than tile propagation predicted."""
     form = ex.affine_form(e)
     if form is not None:
         return _affine_span(form, axes)
@@ -212,7 +207,7 @@ def _fold_chain(fn: str, parts: Sequence[Expr]) -> Expr:
 
 
 def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: int) -> Interval | None:
-    """The numeric bounds of ``e`` where those of every sub-expression lie in ``[least, most]``, else None."""
+    """Return the numeric bounds of ``e`` if those of every sub-expression are in ``[least, most]``, else None."""
     if isinstance(e, Op):
         parts = list[Interval]()
         for arg in e.args:
@@ -229,10 +224,8 @@ def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: i
 
 
 def clip_bounds(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> AxisBound:
-    """The box of a tensor axis read through an index with ``bounds`` (None reads the whole axis).
-
-    ``ranges`` are numeric ranges of the variables; they show which clips can never act.
-    """
+    """Return the box of a tensor axis read through an index with ``bounds`` (None reads the whole axis). ``ranges`` are numeric
+    ranges of the variables; they show which clips can never act."""
     if bounds is None:
         return AxisBound(integer(0), integer(extent))
     low, high = bounds[0], fold("add", bounds[1], integer(1))
@@ -250,7 +243,7 @@ def clip_bounds(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]
 
 
 def join_boxes(a: Sequence[AxisBound], b: Sequence[AxisBound]) -> tuple[AxisBound, ...]:
-    """The hull of two boxes, where an empty one contributes nothing (as ``rammer.ir.operator.hull``)."""
+    """Return the hull of two boxes, where an empty one contributes nothing (as ``rammer.ir.operator.hull``)."""
     if tuple(a) == tuple(b):
         return tuple(a)
     empty_a, empty_b = _empty_condition(a), _empty_condition(b)
@@ -270,7 +263,7 @@ def _select_bound(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _empty_condition(box: Sequence[AxisBound]) -> Expr | None:
-    """A condition true when the box is empty, or None if it never is."""
+    """Return a condition that is true if the box is empty, or None if it never is."""
     result: Expr | None = None
     for b in box:
         if not b.solid:
@@ -280,7 +273,7 @@ def _empty_condition(box: Sequence[AxisBound]) -> Expr | None:
 
 
 def evaluate_index(e: Expr, values: Mapping[str, Numbers]) -> Numbers:
-    """The value of an integer expression for arrays of variable values (they broadcast)."""
+    """Return the value of an integer expression for arrays of variable values (they broadcast)."""
     if isinstance(e, Const):
         return np.asarray(int(e.value), dtype=np.int64)
     if isinstance(e, Ref):

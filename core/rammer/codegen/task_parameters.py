@@ -1,4 +1,4 @@
-"""What kernel families of any device share: a task's pointer parameters, packed constants, and how to decline."""
+"""Common parts of kernel families of any device: pointer parameters, packed constants, and how to decline."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Unsuited(Exception):
-    """A kernel family cannot compute this operator (the message says why); another one does."""
+    """Error of a kernel family that cannot compute an operator, with the reason; another family does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Another arrangement of a constant's values, made once when a program is loaded.
+    """Another arrangement of a constant's values, computed once when a program is loaded.
 
-    ``key`` names the arrangement, so that operators that want the same one share it; ``size`` is its
-    number of elements, ``dtype`` their type, and ``make`` computes it from the constant in its logical shape.
-    """
+    ``key`` names the arrangement, so that operators with the same arrangement share it. ``size`` is its number of elements,
+    ``dtype`` their type, and ``make`` computes it from the constant in its logical shape."""
 
     key: str
     size: int
@@ -40,8 +39,8 @@ class Argument:
 
 
 class TaskCode(Protocol):
-    """One operator's tasks as a text, whichever kernel family wrote it; a device's own is a dataclass that knows, too, how to run
-    it. Equal operators on different tensors share one text, and so one ``entry``, which ends with a hash of it."""
+    """The text of one operator's tasks, by any kernel family. A device's implementation is a dataclass that can also run it.
+    Equal operators on different tensors share one text, and so one ``entry``, which ends with a hash of it."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -57,21 +56,21 @@ class TaskCode(Protocol):
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What its pointers point at, in order."""
+        """The tensors that its pointers point at, in order."""
         ...
 
 
 def hash_of(text: str) -> str:
-    """The end of the name of what has this text."""
+    """Return the suffix of a name, a hash of ``text``."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def packing_key(*parts: object) -> str:
-    """The key of the arrangement that ``parts`` (which print alike if they are alike) describe in full."""
+    """Return the key of the arrangement that ``parts`` describe in full; equal parts print alike."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def pad_axis(array: Array, axis: int, count: int) -> Array:
-    """``array`` with zeros appended along ``axis`` (from 0) up to ``count``."""
+    """Return ``array`` with zeros appended along ``axis`` (from 0) up to ``count``."""
     missing = count - array.shape[axis]
     return np.pad(array, [(0, missing if d == axis else 0) for d in range(array.ndim)]) if missing else array

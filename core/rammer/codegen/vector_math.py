@@ -1,9 +1,9 @@
-"""Functions of whole float32 vectors in GNU C: roundings without an instruction of their own, and polynomials.
+"""Functions of whole float32 vectors in GNU C: roundings that lack an instruction, and polynomials.
 
-Results of exp, log, tanh and erf are within 2 units in the last place (1.04, 0.80, 1.30 and 1.06 at most over every 61st number,
-of erf every 997th); NaN, infinities and signs of zeros are those of C's own, and the other functions are C's. Polynomials
-were fitted for this file, by least squares weighted until the largest relative error was least; arguments are reduced as Cody and
-Waite do ("Software Manual for the Elementary Functions", 1980).
+Results of exp, log, tanh and erf are within 2 units in the last place. The maximum is 1.04, 0.80, 1.30 and 1.06 over every 61st
+number, of erf every 997th. NaN, infinities and signs of zeros are those of C; the other functions are C's. Polynomials were
+fitted for this file, by least squares weighted until the largest relative error was least. Arguments are reduced as by Cody and
+Waite ("Software Manual for the Elementary Functions", 1980).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-#: ln 2 in two parts, of which a small number times the first is exact.
+#: ln 2 in two parts; a small number times the first is exact.
 _LN2 = ("0.693359375f", "-2.12194440e-4f")
 #: (e^r - 1 - r) / r^2 for |r| up to ln 2 / 2; the highest power first, as in all of these.
 _EXP = (0.0013951717410236597, 0.008369598537683487, 0.0416661873459816, 0.16666512191295624, 0.5)
@@ -34,14 +34,14 @@ _ERFC = (
 
 
 def _horner_text(name: str, powers: Sequence[float]) -> str:
-    """A polynomial in the variable ``name``."""
+    """Return the Horner form of a polynomial in the variable ``name``."""
     text = f"{powers[0]!r}f"
     for power in powers[1:]:
         text = f"({text} * {name} {'-' if power < 0 else '+'} {abs(power)!r}f)"
     return text
 
 
-#: Function -> body, of the vector ``a`` of @ lanes.
+#: Function -> body for the vector ``a`` of @ lanes.
 _BODIES: Final = {
     "abs": "return (rm_f@)((rm_i@)a & 0x7fffffff);",
     "round": """
@@ -82,11 +82,11 @@ _BODIES: Final = {
   return (rm_f@)((rm_i@)r | ((rm_i@)a & (-0x7fffffff - 1)));
 """,
 }
-#: In an order in which each uses only those before it.
+#: Functions in an order in which each uses only earlier ones.
 WHOLE: Final = tuple(_BODIES)
 
 
 def whole_vectors(function: str, width: int) -> str:
-    """A function of ``WHOLE`` for vectors of ``width`` lanes."""
+    """Return a function of ``WHOLE`` for vectors of ``width`` lanes."""
     text = f"static inline rm_f@ rm_v{function}@(rm_f@ a) {{ {_BODIES[function].strip()} }}\n"
     return text.replace("@", str(width))

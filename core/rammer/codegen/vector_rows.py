@@ -1,4 +1,4 @@
-"""How a stage is vectorised: along an output axis (rows) or along a reduction axis (columns), and blocked."""
+"""The vectorisation of a stage: along an output axis (rows) or along a reduction axis (columns), and blocked."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 from rammer.ir.types import itemsize
 
-#: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
+#: Cost of combining the lanes of one column accumulator, in scalar operations relative to a vector access.
 FOLDED = 8.0
-#: Points of the largest window that is written out, and statements that a block of windows may have.
+#: Points of the largest window that is written out, and maximum statements of a block of windows.
 _UNROLLED, _STATEMENTS = 64, 200
-#: Loads of the largest map that is written out for a square of vectors.
+#: Maximum loads of a map that is written out for a square of vectors.
 _TURNED = 4
-#: Vector accesses that a vector of a square costs: its load, and its share of the shuffles.
+#: Vector accesses per vector of a square: its load, and its fraction of the shuffles.
 _SQUARE = 5.0
-#: Vectors of sums that are taken down columns together, and bytes of a line of a cache, over which the steps between rows go.
+#: Maximum vectors of sums that walk down columns together, and bytes of a cache line, the least step between their rows.
 _DOWN, LINE = 24, 64
 
 
 @dataclass(frozen=True, slots=True)
 class LaneAxis:
-    """Axis number ``axis`` is computed ``width`` elements at a time.
+    """The axis number ``axis``, which is computed ``width`` elements at a time.
 
-    ``interior`` is the half-open range where no padding test along it fails (None: there are no such tests).
-    ``certain``: every task's box is at least ``width`` wide; ``exact``: and a multiple of it.
-    """
+    ``interior`` is the half-open range where no padding test along it fails (None: no tests). ``certain``: every task's box is at
+    least ``width`` wide; ``exact``: it is also a multiple of ``width``."""
 
     axis: int
     width: int
@@ -46,9 +45,11 @@ class LaneAxis:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised.
-    ``blocking``: elements computed together, by axis number. ``unrolled``: reductions written out. ``turned``: loads of maps
-    whose neighbours lie along the blocked axis, of which a square of vectors is read and transposed."""
+    """The vectorisation and blocking of a stage.
+
+    ``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised. ``blocking``: elements
+    computed together, by axis number. ``unrolled``: reductions written out. ``turned``: loads of maps that are contiguous along
+    the blocked axis; a square of vectors is read and transposed."""
 
     row: LaneAxis | None
     columns: dict[str, Column]
@@ -60,11 +61,8 @@ class RowPlan:
 def choose_row_plan(
     unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
 ) -> RowPlan:
-    """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
-
-    ``heads`` are the reductions that elements start with; blocking takes at most ``limit`` elements along
-    up to ``axes`` axes.
-    """
+    """Return the vectorisation of a stage with the fewest memory accesses per element, and its blocking. ``heads`` are the
+    reductions that elements start with. Blocking takes at most ``limit`` elements along up to ``axes`` axes."""
     found = collect_loads(unit, stage.computes)
     scalar = float(sum(r.weight for r in found) + len(stores))
     row_cost, row = _choose_row(unit, stage, found, stores)
@@ -108,14 +106,14 @@ def _choose_row(
 
 
 def _is_narrow_modulo(c: Compute) -> bool:
-    """Whether a reduction is one modulo less than 32 bits, which vectors of whole numbers are not."""
+    """Return True if a reduction wraps below 32 bits, which integer vectors do not support."""
     return c.combiner in ("sum", "prod") and c.dtype in ("uint8", "int8")
 
 
 def _choose_columns(
     unit: FunctionContext, heads: Sequence[Compute], found: Sequence[StageLoad], stores: Sequence[Place]
 ) -> tuple[float, dict[str, Column]]:
-    """For every head the reduction axis with the cheapest accesses; {} unless all heads have one."""
+    """Return the cost and, for every head, the reduction axis with the cheapest accesses; {} unless all heads have one."""
     columns: dict[str, Column] = {}
     total = float(len(stores)) + sum(r.weight for r in found if not r.reducer)
     for c in heads:
@@ -149,11 +147,10 @@ def _make_lane_axis(unit: FunctionContext, stage: Stage, found: Sequence[StageLo
 def _choose_blocking(
     stage: Stage, found: Sequence[StageLoad], fixed: int, lanes: tuple[str, ...], limit: int, axes: int
 ) -> dict[int, int]:
-    """Elements computed together along axes other than ``fixed``.
+    """Return the number of elements computed together, along axes other than ``fixed``.
 
-    An axis qualifies when every task's box has the same size along it and loads of reductions repeat
-    along it. The axis whose loads repeat most comes first; loads of vectors (over ``lanes``) count double.
-    """
+    An axis qualifies if every task's box has the same size along it and loads of reductions repeat along it. The axis whose loads
+    repeat most comes first; loads of vectors (over ``lanes``) count double."""
     inside = [(r, ex.axes_of(r.load)) for r in found if r.reducer]
     gains = []
     for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
@@ -172,13 +169,13 @@ def _choose_blocking(
 
 
 def _shares_rows(found: Sequence[StageLoad], row: LaneAxis, blocking: Mapping[int, int]) -> bool:
-    """Whether the elements of a block share vectors, not just scalars such as weights."""
+    """Return True if the elements of a block share vectors, not just scalars, for example weights."""
     used = [ex.axes_of(r.load) for r in found if r.reducer]
     return any(f"x{row.axis}" in u and f"x{d}" not in u for d in blocking for u in used)
 
 
 def _block_windows(stage: Stage, heads: Sequence[Compute], found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int] | None:
-    """Neighbouring windows together: written out, they share loads where they overlap. None: no window."""
+    """Block neighbouring windows: written out, they share loads where they overlap. Returns None without a window."""
     points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
     if not 1 < points <= _UNROLLED:
         return None
@@ -199,8 +196,8 @@ def _block_windows(stage: Stage, heads: Sequence[Compute], found: Sequence[Stage
 def whole_rows(
     unit: FunctionContext, stage: Stage, row: LaneAxis, blocking: Mapping[int, int], shift: Sequence[int]
 ) -> list[tuple[Expr, Expr, int]]:
-    """For every load that meets padding along the lane: the lowest and highest address that a vector reads,
-    and the tensor's reach. Empty where they are unknown."""
+    """Return the lowest and highest address of a vector, and the tensor's reach, for every load padded along the lane. Returns []
+    if they are unknown."""
     lane = f"x{row.axis}"
     result = []
     for r in collect_loads(unit, stage.computes):
@@ -224,7 +221,7 @@ def _load_address(place: Place, load: Load) -> Expr:
 
 
 def _block_spans(ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]) -> dict[str, Span]:
-    """Spans of the variables inside a block: reduction axes range freely, blocked axes over the block."""
+    """Return the spans of the variables inside a block: reduction axes range freely, blocked axes over the block."""
     result: dict[str, Span] = {}
     for name, (low, high) in ranges.items():
         result[name] = (integer(low), integer(high)) if "." in name else (Ref(name), Ref(name))
@@ -234,7 +231,7 @@ def _block_spans(ranges: Mapping[str, Interval], blocking: Mapping[int, int], sh
 
 
 def _block_shared_loads(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
-    """Several vectors at once along the lane axis, where they share a reduction's scalar loads."""
+    """Block several vectors along the lane axis, if they share a reduction's scalar loads."""
     shared = any(r.reducer and f"x{row.axis}" not in ex.axes_of(r.load) for r in found)
     if not shared or not row.exact or row.interior is not None:
         return {}
@@ -244,8 +241,8 @@ def _block_shared_loads(stage: Stage, found: Sequence[StageLoad], row: LaneAxis)
 
 
 def _block_columns(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
-    """Several vectors at once along the lane axis, where a reduction goes down columns: each row that it comes to is a page or a
-    line of its own, which one vector would use a little of and leave."""
+    """Block several vectors along the lane axis, if a reduction walks down columns. Each row is then in another page or cache
+    line, of which one vector would use only a little."""
     sums = {r.reducer for r in found if r.reducer}
     if not sums or not row.exact or row.interior is not None or not any(map(partial(_is_column_read, unit, row), found)):
         return {}
@@ -254,12 +251,12 @@ def _block_columns(unit: FunctionContext, stage: Stage, found: Sequence[StageLoa
 
 
 def side_by_side(count: int, width: int, sums: int) -> int:
-    """Vectors along ``count`` elements that are summed down columns together, for so many ``sums`` of each."""
+    """Return the number of vectors along ``count`` elements that are summed down columns together, with ``sums`` each."""
     return next((b for b in (8, 4, 2) if count % (b * width) == 0 and b * sums <= _DOWN), 1)
 
 
 def _is_column_read(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bool:
-    """Whether a reduction's load has neighbours along the lanes side by side, and steps over whole lines from one to the next."""
+    """Return True if a reduction's load is contiguous along the lanes, and its steps cover at least a cache line."""
     if not read.reducer or read.load.tensor in unit.inlined or load_step(unit, read.load, f"x{row.axis}") != 1:
         return False
     own = [a for a in ex.axes_of(read.load) if a.startswith(f"{read.reducer}.")]
@@ -268,8 +265,8 @@ def _is_column_read(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bo
 
 
 def _block_cache_lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
-    """Neighbouring rows together where a load's lanes are far apart but its rows adjoin (transposition): each
-    cache line is then used while it is at hand."""
+    """Block neighbouring rows if a load has distant lanes but adjacent rows (transposition). Each cache line is then used while
+    it is cached."""
     lane = f"x{row.axis}"
     for r in found:
         if r.load.tensor in unit.inlined or load_step(unit, r.load, lane) in (0, 1, 2):
@@ -285,8 +282,7 @@ def _block_cache_lines(unit: FunctionContext, stage: Stage, found: Sequence[Stag
 def _transposed_loads(
     unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], lane: int
 ) -> tuple[int, tuple[Load, ...]] | None:
-    """The axis along which the neighbours of a map's loads lie whose lanes, along axis number ``lane``, are far apart, and those
-    loads."""
+    """Return the axis along which loads of a map with distant lanes (along axis ``lane``) are contiguous, and those loads."""
     width = _vector_width(unit, stage.extents[lane])
     padded = any(r.load.fill is not None for r in found)
     if not width or padded or len(found) > _TURNED or any(r.reducer for r in found) or not _has_constant_width(stage, lane):
@@ -303,18 +299,18 @@ def _transposed_loads(
 
 
 def _has_constant_width(stage: Stage, d: int) -> bool:
-    """Whether every task's box is as wide along an axis."""
+    """Return True if every task's box has the same width along an axis."""
     return fold("sub", stage.box[d].high, stage.box[d].low) == integer(stage.extents[d])
 
 
 def _vector_width(unit: FunctionContext, count: int) -> int:
-    """The vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
+    """Return the vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
     fitting = [w for w in unit.target.vectors if w <= count] if unit.target.single else []
     return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
 
 def _interior_ranges(unit: FunctionContext, read: StageLoad, lane: str) -> Iterator[tuple[Expr, Expr]]:
-    """Lane ranges (half-open) where the padding tests of a load along the lane hold."""
+    """Yield the lane ranges (half-open) where the padding tests of a load along the lane hold."""
     if read.load.fill is None:
         return
     for index, extent in zip(read.load.indices, unit.shapes[read.load.tensor], strict=True):

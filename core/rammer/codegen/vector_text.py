@@ -1,9 +1,9 @@
-"""C text of float32 vectors: one set of names, which every dialect that has vectors spells. In memory they may be float16.
+"""C text of float32 vectors: one set of names, which every dialect with vectors spells. In memory they may be float16.
 
-``rm_f{W}`` is a vector and ``rm_i{W}`` a mask of 0 and -1. ``rm_vload``/``rm_vstore`` need no alignment,
-``rm_veven`` loads every second element; ``rm_hload`` and its kin do so where memory is float16. ``rm_vsel`` chooses by
-mask, ``rm_within`` tests ``i + s * lane`` against ``[0, n)``, ``rm_fold_sum`` and its kin combine the lanes, ``rm_turn``
-transposes as many vectors as they have lanes.
+``rm_f{W}`` is a vector and ``rm_i{W}`` a mask of 0 and -1. ``rm_vload``/``rm_vstore`` need no alignment, ``rm_veven`` loads every
+second element. ``rm_hload`` and the other ``rm_h`` functions access float16 memory. ``rm_vsel`` chooses by mask, ``rm_within``
+tests ``i + s * lane`` against ``[0, n)``. ``rm_fold_sum`` and the other folds combine the lanes. ``rm_turn`` transposes as many
+vectors as they have lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rammer.ir.expr import TRANSCENDENTAL
 
 __all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_definitions", "vector_name"]
 
-#: Mathematical functions of the scalar language with a C spelling of their own.
+#: Mathematical functions of the scalar language with a separate C spelling.
 MATH = (
     "floor",
     "ceil",
@@ -32,10 +32,10 @@ MATH = (
 #: Widths of the float32 vectors of a dialect.
 WIDTHS = (4, 8, 16)
 
-#: What vectors of a dialect may be in memory, by the letter in the names of their loads and stores, which convert and round.
+#: Types of a dialect's vectors in memory, by the letter in the names of their loads and stores, which convert and round.
 STORED: Final[Mapping[str, str]] = {"float32": "v", "float16": "h"}
 
-#: Whole numbers in memory, likewise: vectors of them are of 32 bits, and stores cut them.
+#: Integer types in memory, likewise: their vectors have 32-bit lanes, and stores narrow them.
 CODES: Final[Mapping[str, str]] = {"uint8": "u", "int8": "s", "int32": "i"}
 
 _GNU = """
@@ -103,12 +103,12 @@ static inline rm_f{w} rm_vmin{w}(rm_f{w} a, rm_f{w} b) {{
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """How a language spells them.
+    """The spelling of vectors in one language.
 
-    ``template``: text of one width ``w``, with ``bytes``, ``last`` (its last lane), ``lanes`` (their numbers) and ``even``
-    (the lanes that ``rm_veven`` takes of two vectors), ``evens`` and ``odds`` (of both); ``head``: qualifiers of a function;
-    ``lane``: lane ``k`` of a vector ``v``; ``function``: text that gives a function of ``MATH`` its ``vector_name``; ``halves``:
-    a vector has ``.lo`` and ``.hi``.
+    ``template``: text of one width ``w``, with ``bytes``, ``last`` (its last lane), ``lanes`` (their numbers), ``even`` (the
+    lanes that ``rm_veven`` reads of two vectors), ``evens`` and ``odds`` (of both). ``head``: qualifiers of a function. ``lane``:
+    lane ``k`` of a vector ``v``. ``function``: text that defines a function of ``MATH`` under its ``vector_name``. ``halves``: a
+    vector has ``.lo`` and ``.hi``.
     """
 
     template: str
@@ -119,12 +119,12 @@ class Vectors:
 
 
 def vector_name(function: str, width: int) -> str:
-    """The name of a function of ``MATH`` for vectors."""
+    """Return the name of a function of ``MATH`` for vectors."""
     return f"rm_v{function}{width}"
 
 
 def lane_by_lane(function: str, width: int) -> str:
-    """A function of vectors that calls C's own for every lane."""
+    """Return a function of vectors that calls C's function for every lane."""
     pair = function in ("pow", "fmod")
     name = {"round": "rint", "abs": "fabs"}.get(function, function)
     arguments, call = (f"rm_f{width} a, rm_f{width} b", "a[k], b[k]") if pair else (f"rm_f{width} a", "a[k]")
@@ -141,12 +141,12 @@ GNU = Vectors(_GNU, "static inline", "v[{k}]", _gnu_function)
 
 
 def _definition_order(function: str) -> int:
-    """Functions that others are made of come first."""
+    """Return a sort key that puts functions before those that use them."""
     return WHOLE.index(function) if function in WHOLE else len(WHOLE)
 
 
 def vector_definitions(spelled: Vectors) -> str:
-    """The vector types and functions of a dialect, for every width."""
+    """Return the vector types and functions of a dialect, for every width."""
     parts = []
     for w in WIDTHS:
         # A stride-2 load: half from one vector, half from the one that ends on its last element.
@@ -161,8 +161,8 @@ def vector_definitions(spelled: Vectors) -> str:
 
 
 def _transpose_function(w: int, spelled: Vectors) -> str:
-    """A function that exchanges rows and columns of ``w`` vectors: each step puts the even lanes of two of them side by side, and
-    the odd ones."""
+    """Return a function that exchanges rows and columns of ``w`` vectors. Each step joins the even lanes of two vectors, and
+    their odd lanes."""
     lines = list[str]()
     names = [f"v[{k}]" for k in range(w)]
     step, number = 1, 0
@@ -182,7 +182,7 @@ def _transpose_function(w: int, spelled: Vectors) -> str:
 
 
 def _fold_functions(w: int, spelled: Vectors) -> str:
-    """Functions that combine the lanes of a vector, always in the same order."""
+    """Return functions that combine the lanes of a vector, always in the same order."""
     parts = []
     for name, step in (
         ("sum", "r + {0}"),

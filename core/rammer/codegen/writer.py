@@ -1,4 +1,4 @@
-"""Kernels by what they compute: each is written once."""
+"""Cache of kernels by the computation of their operator: each is written once."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ __all__ = ["KernelWriter", "Named"]
 
 
 class Named(Protocol):
-    """What a writer keeps: a dataclass whose ``arguments`` name tensors, as ``CFunction`` or a ``TaskCode``."""
+    """A kernel in the cache: a dataclass whose ``arguments`` name tensors, as ``CFunction`` or a ``TaskCode``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What its pointers point at, in order: each an Argument, or a tuple that begins with the tensor's name."""
+        """The tensors of its pointers, in order: each an Argument, or a tuple that begins with the tensor's name."""
         ...
 
 
 Code = TypeVar("Code", bound=Named)
 
-#: Texts that a writer keeps, of some 10 KB each.
+#: Maximum number of cached texts, of some 10 KB each.
 MOST_KEPT = 2048
 
 
 class KernelWriter(Generic[Code]):
-    """Kernels by what they compute, each written once by ``write``: whether there is one, what memory it needs and its text are
-    one answer, which serves all equal operators (an unrolled LSTM has thousands), the search and the program that is loaded."""
+    """Cache of kernels, each written once by ``write``. One entry has the refusal or the text and its memory needs. It serves all
+    equal operators (an unrolled LSTM has thousands), the search and the loaded program."""
 
     def __init__(self, write: Callable[[ROperator, Binding], Code]) -> None:
         self._write = write
         self._known: OrderedDict[str, tuple[ROperator, Code | Unsuited]] = OrderedDict()
 
     def written(self, operator: ROperator, binding: Binding) -> Code:
-        """The kernel of a tiled operator. DeviceFailure where its family cannot compute it."""
+        """Return the kernel of a tiled operator. Raises DeviceFailure if its family cannot compute it."""
         key = binding.key(operator)
         if key not in self._known:
             self._known[key] = operator, self._try_write(operator, binding)
@@ -60,7 +60,7 @@ class KernelWriter(Generic[Code]):
         )
 
     def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, Code]:
-        """The kernel of every operator by name."""
+        """Return the kernel of every operator by name."""
         return {o.name: self.written(o, binding) for o in operators}
 
     def _try_write(self, operator: ROperator, binding: Binding) -> Code | Unsuited:
@@ -75,7 +75,7 @@ class KernelWriter(Generic[Code]):
 
 
 def make_refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
-    """What to say of an operator that its family cannot compute."""
+    """Return the error for an operator that its family cannot compute."""
     return DeviceFailure(
         f"operator {operator.name} is none for family {operator.family}: {problem}",
         where=operator.anchor.origin,
@@ -84,26 +84,26 @@ def make_refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
 
 
 def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]:
-    """A number for every operator by name, equal for operators whose kernels have equal texts."""
+    """Return a number for every operator by name, equal for operators whose kernels have equal texts."""
     numbers: dict[str, int] = {}
     return {o.name: numbers.setdefault(binding.key(o), len(numbers)) for o in operators}
 
 
 def tensor_renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
-    """The tensors of ``operator`` by those of the equal operator ``first``."""
+    """Map the tensors of the equal operator ``first`` to those of ``operator``."""
     of_first, own = ((*o.inputs, *o.lengths, *o.outputs) for o in (first, operator))
     return dict(zip(of_first, own, strict=True))
 
 
 def rename_arguments(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]:
-    """``arguments`` of an equal operator, with this one's tensors."""
+    """Return ``arguments`` of an equal operator, with this operator's tensors."""
     return tuple(
         [Argument(names[a.tensor], a.written, a.packing) if isinstance(a, Argument) else (names[a[0]], *a[1:]) for a in arguments]
     )
 
 
 def generator_hash(plugin: str) -> str:
-    """Content hash of everything that writes kernel text: the package ``plugin`` and the core's emitter."""
+    """Return a content hash of everything that writes kernel text: the package ``plugin`` and the core's emitter."""
     for package in (plugin, "rammer.codegen"):
         import_module(package)
     return code_hash(plugin, "rammer.codegen")

@@ -1,1 +1,1 @@
-"""Compiled models: segments, host operators, artifacts and their files, and what a user chooses when compiling."""
+"""Compiled models: segments, host operators, artifacts and their files."""

@@ -1,7 +1,7 @@
 """Artifacts: a compiled model in one file, for ``rammer compile -o``, ``rammer run F`` and warm starts.
 
-A zip of JSON, program texts and constants, all uncompressed. Its comment is a digest of all members (``seal_of``), for
-constants by the checksum of each, which the head has: a damaged file never runs. No pickle; reading it
+A zip of JSON, program texts and constants, all uncompressed. Its comment is a digest of all members (``seal_of``); constants
+enter by their checksums, which the head has. A damaged file never runs. No pickle is used. Reading
 (``rammer.compiled.artifact_reader``) imports no ONNX tooling unless an operator runs on the host.
 """
 
@@ -26,19 +26,18 @@ from rammer.ir.graph import Value
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Bumped whenever what is written changes meaning.
+#: Bumped whenever the meaning of written data changes.
 FORMAT = 7
-#: Constants begin at multiples of so many bytes of their member, and are read so many at a time.
+#: Alignment of constants in their member, and bytes that are read at a time.
 ALIGNED, SHARE = 64, 4 << 20
-#: Of a zip's local header: where the lengths of name and extra field are, their form, and the bytes before the name.
+#: A zip's local header: offset of the lengths of name and extra field, their format, and the bytes before the name.
 LENGTHS_AT, LENGTHS, HEADER = 26, "<HH", 30
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled model with what is needed to check and run it: the device, its ``--option`` values and its
-    fingerprint. ``key`` is what it is kept under in the cache, "" in a file of the user's; ``seal`` is that of a
-    file that was read."""
+    """A compiled model with the facts to check and run it: the device, its ``--option`` values and its fingerprint. ``key`` is
+    its key in the cache, "" in a file of the user's; ``seal`` is that of a file that was read."""
 
     compiled: Compiled
     device: str
@@ -53,7 +52,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class SeparateConstants:
-    """Where large constants of kept programs go, but for those that are in ``sources``."""
+    """The cache of large constants of cached programs, except constants in the files ``sources``."""
 
     kept: ConstantCache
     sources: tuple[Mapped, ...]
@@ -62,15 +61,15 @@ class SeparateConstants:
 def save_artifact(
     path: Path, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
-    """``write_artifact`` to a path, in one step: one with a key into the cache. Raises OSError if that fails."""
+    """Write an artifact to a path in one step, as a cache file if it has a key. Raises OSError if that fails."""
     (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart, verify))
 
 
 def write_artifact(
     file: BinaryIO, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
-    """Write a compiled model with all constants in it, or large ones ``apart``. ``verify`` is called when all constants have been
-    read: what it raises ends the writing."""
+    """Write a compiled model with all constants in it, or large ones in the cache ``apart``. ``verify`` is called when all
+    constants have been read; its exception ends the writing."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT,
@@ -95,7 +94,7 @@ def write_artifact(
     texts = dict[str, bytes]()
     with zipfile.ZipFile(file, "w") as archive:
         needed, known = host_needs(compiled), compiled.graph.constants
-        constants = {n: known[n] for n in known if n in needed}  # others may be made for who asks
+        constants = {n: known[n] for n in known if n in needed}  # others may be computed on demand
         head["constants"] = _pack_arrays(archive, "constants", constants, apart)
         for number, segment in enumerate(compiled.segments):
             head["segments"].append(_write_segment(archive, texts, number, segment, apart))
@@ -107,7 +106,7 @@ def write_artifact(
 
 
 def seal_of(texts: Mapping[str, bytes]) -> bytes:
-    """The comment of a file: a digest of its members but for constants (``is_text``), whose checksums are in the head."""
+    """Return the comment of a file, a digest of its text members (``is_text``). The head has the constants' checksums."""
     digest = hashlib.sha256()
     for name, text in sorted(texts.items()):
         digest.update(f"{len(name)} {name} {len(text)} ".encode("utf-8", "surrogatepass") + text)
@@ -115,7 +114,7 @@ def seal_of(texts: Mapping[str, bytes]) -> bytes:
 
 
 def is_text(member: str) -> bool:
-    """Whether a member is no block of constants."""
+    """Return True unless a member is a block of constants."""
     return not member.endswith("constants")
 
 
@@ -140,8 +139,8 @@ def _port_record(value: Value) -> list[str]:
 def _pack_arrays(
     archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: SeparateConstants | None
 ) -> list[list[Any]]:
-    """Write arrays one after another into a member; returns name, type, shape, first byte and checksum of each, and of those that
-    are kept apart a row of ``ConstantCache``."""
+    """Write arrays one after another into a member. Returns name, type, shape, first byte and checksum of each, or its row of
+    ``ConstantCache`` if it is stored in ``apart``."""
     index, place = list[list[Any]](), 0
     with archive.open(member, "w", force_zip64=True) as file:
         for name, array in arrays.items():
@@ -160,7 +159,8 @@ def _pack_arrays(
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether the file begins like a zip; an ONNX file never does. Opening a pipe would wait for its writer."""
+    """Return True if the file begins like a zip, which an ONNX file never does. Pipes are not opened: that would wait for their
+    writers."""
     try:
         if not path.is_file():
             return False

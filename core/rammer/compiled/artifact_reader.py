@@ -1,10 +1,10 @@
-"""Reading artifacts, whoever wrote them: nothing of a file is used before all of it was verified.
+"""Reading of artifacts from any source: no part of a file is used before all of it was verified.
 
-A file is as large as it says and no larger: members are stored, not compressed, each once, and together no longer than the
-file. Its seal says whether it is damaged (anybody can make a seal: it proves nothing about who wrote the file). Texts give
-identifiers and numbers alone (``rammer.ir.program_text``), programs pass ``rammer.verify.verifier`` in full, constants and host
-operators must fit them, and the device must know the kernel families (``check_device``). What remains is what any model can do:
-compute, for as long as it takes, on the memory that it asks for.
+Members are stored, not compressed, each once, and together no longer than the file. The seal shows damage. It proves nothing
+about the author of the file, since any program can make a seal. Texts contain identifiers and numbers alone
+(``rammer.ir.program_text``). Programs pass ``rammer.verify.verifier`` in full. Constants and host operators must fit them, and
+the device must support the kernel families (``check_device``). A verified file can only compute, as any model, for an unlimited
+time, on the memory that it requests.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from rammer.verify.verifier import VerifyError, verify
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Plugins: TypeAlias = "Callable[[], CustomOperators]"
 
-#: Bytes of a head and of a program's text: a hundred times those of the largest known.
+#: Maximum bytes of a head and of a program's text: a hundred times those of the largest observed.
 LONGEST_HEAD, LONGEST_PROGRAM = 64 << 20, 256 << 20
-#: What a damaged file can raise: the zip's own checks and every parser of its members.
+#: Exceptions that a damaged file can raise: by the zip's checks and every parser of its members.
 _DAMAGE = (
     OSError,
     EOFError,
@@ -63,11 +63,10 @@ _DAMAGE = (
 
 
 def load_artifact(path: Path, plugins: Plugins = dict, kept: ConstantCache | None = None) -> Artifact:
-    """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be.
+    """Read an artifact and verify all of it. Raises BadInput if it is damaged, of another format or invalid.
 
-    ``plugins`` gives the operators that plugins declare, and is called where an operator runs on the host. Of kept programs,
-    large constants are ``kept`` elsewhere; other files have all of theirs.
-    """
+    ``plugins`` returns the operators that plugins declare, and is called if an operator runs on the host. Large constants of
+    cached programs are in the cache ``kept``; other files have all of their constants."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _Members(archive, path, plugins, kept).artifact()
@@ -84,7 +83,7 @@ def _make_refusal(path: Path | None, why: str) -> BadInput:
 
 @contextmanager
 def as_refusal(path: Path | None) -> Iterator[None]:
-    """What a device's generators raise over a verified program that no compiler of ours would make: BadInput."""
+    """Convert errors of a device's generators on a verified program that no rammer compiler writes to BadInput."""
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, RecursionError) as problem:
@@ -92,7 +91,7 @@ def as_refusal(path: Path | None) -> Iterator[None]:
 
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
-    """BadInput where a program names a kernel family or a configuration that the device does not have."""
+    """Raise BadInput if a program names a kernel family or a configuration that the device does not have."""
     if not isinstance(backend, Families):
         return
     for operator in (o for p in compiled.tables for o in p.operators):
@@ -109,7 +108,7 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
 
 
 class _Members:
-    """The members of one file."""
+    """The members of one artifact file."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins, kept: ConstantCache | None) -> None:
         self.archive, self.path, self.plugins, self.kept = archive, path, plugins, kept
@@ -129,7 +128,7 @@ class _Members:
             raise ValueError("it is damaged: its content has another digest than when it was written")
 
     def _check_format(self) -> None:
-        """BadInput where the head can be read and names another format, which has another seal or none."""
+        """Raise BadInput if the head is readable and names another format, which may have another seal."""
         with suppress(ValueError, TypeError):
             head = load_json(self.texts.get("head.json", b"{}"))
             if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
@@ -145,12 +144,12 @@ class _Members:
         return self.archive.read(info)
 
     def read(self, name: str) -> bytes:
-        """A whole member, which nobody else reads."""
+        """Return a whole member, which is read once."""
         del self.members[name]
         return self.texts.pop(name)
 
     def artifact(self) -> Artifact:
-        """All of the file."""
+        """Return the artifact in the file."""
         head = load_json(self.read("head.json"))
         segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
         constants = self.constants("constants", head["constants"])
@@ -171,11 +170,11 @@ class _Members:
         device, target, fingerprint, policy, precision, key = (
             _check_text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
         )
-        seal = self.archive.comment.decode()  # which was compared
+        seal = self.archive.comment.decode()  # compared above
         return Artifact(compiled, device, target, fingerprint, policy, options, precision, key, seal)
 
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
-        """A program, verified, or an operator for the host."""
+        """Return a program, verified, or an operator for the host."""
         if entry["kind"] == "host":
             from rammer.compiled.host_node import HostNode
 
@@ -193,13 +192,13 @@ class _Members:
         return ProgramSegment(program, constants, cases=cases)
 
     def program(self, name: str) -> RProgram:
-        """A table, verified."""
+        """Return a table after verification."""
         program = RProgram.parse(self.read(name).decode())
         verify(program)
         return program
 
     def cases(self, number: int, entry: list[Any], program: RProgram, constants: Mapping[str, Array]) -> Cases:
-        """Tables that run in a program's place, each verified as the program is."""
+        """Return the length variants of a program, each verified as the program is."""
         length, until = entry
         tables = tuple(self.program(f"{number}.{k}.program") for k in range(len(until)))
         if not all(type(n) is int for n in until) or sorted({*until}) != [*until]:
@@ -215,8 +214,8 @@ class _Members:
         return Cases(length, tuple(until), tables)
 
     def constants(self, member: str, index: list[list[Any]]) -> Constants:
-        """The arrays of a member, read-only. They are read and checked by several threads: through ``archive`` it takes half
-        a second for 0.4 GB. What is made of others is made for who asks."""
+        """Return the arrays of a member, read-only. Derived constants are computed on demand. Several threads read and check
+        them: through ``archive`` 0.4 GB need half a second."""
         info = self.members.pop(member)
         data = np.empty(info.file_size, np.uint8)
         begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
@@ -240,7 +239,7 @@ class _Members:
         return Constants({row[0]: parts[row[0]] for row in index})
 
     def _separate_constant(self, row: list[Any]) -> Part:
-        """A constant that is kept elsewhere."""
+        """Return a constant that is stored in the cache."""
         name, dtype, shape, where = row
         check_identifier("a constant", name)
         if self.kept is None or dtype not in SHORT or not all(type(n) is int and n >= 0 for n in shape):
@@ -255,7 +254,7 @@ def _check_text(value: Any) -> str:
 
 
 def _check_printable(value: Any) -> str:
-    """A text that reports print."""
+    """Return a text that reports may print."""
     if not _check_text(value).isprintable() or len(value) > LIMIT:
         raise ValueError(f"{shorten_name(repr(value))} is no name")
     return str(value)
@@ -271,7 +270,7 @@ def _make_value(port: list[Any]) -> Value:
 
 
 def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of an uncompressed member begin."""
+    """Return the offset of an uncompressed member's bytes."""
     head = bytearray(HEADER)
     read_into(path, info.header_offset, memoryview(head))
     name, extra = struct.unpack_from(LENGTHS, head, LENGTHS_AT)
@@ -280,7 +279,7 @@ def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A constant in the index of its member: where it begins (bytes), and the checksum of its bytes."""
+    """A constant in the index of its member, with its offset (bytes) and the checksum of its bytes."""
 
     name: str
     dtype: str
@@ -294,7 +293,7 @@ class _Entry:
 
 
 def _group_entries(index: list[_Entry]) -> list[list[_Entry]]:
-    """Rows of the index that are read together: about ``SHARE`` bytes."""
+    """Group the rows of the index into reads of about ``SHARE`` bytes."""
     result, end = list[list[_Entry]](), 0
     for row in index:
         if not result or row.place >= end:
@@ -305,7 +304,7 @@ def _group_entries(index: list[_Entry]) -> list[list[_Entry]]:
 
 
 def _read_constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entry) -> Array:
-    """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
+    """Read a constant of a member that begins at ``begin`` of the file into its part of ``data``."""
     flat = data[entry.place : entry.place + entry.nbytes]
     read_into(path, begin + entry.place, flat.data)
     if zlib.crc32(flat.data) != entry.checksum:
@@ -314,7 +313,7 @@ def _read_constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entr
 
 
 def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
-    """VerifyError unless every constant buffer has one value, of its type, which fills it; other tensors there are views."""
+    """Raise VerifyError unless every constant buffer has one value of its type that fills it. Other tensors in it are views."""
     empty = {b.name for b in program.buffers if b.kind == "constant"}
     for name, value in parts_of(constants).items():
         storage = program.storage.get(name)
@@ -330,7 +329,7 @@ def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
 
 
 def _check_lengths(ranged: Ranged, values: tuple[Value, ...]) -> None:
-    """ValueError unless ports have the shapes of the greatest lengths, or more, and none is negative."""
+    """Raise ValueError unless ports have at least the shapes of the greatest lengths, and no extent is negative."""
     low, high = ({n: s[end] for n, s in ranged.spans.items()} for end in (0, 1))
     for v in (v for v in values if v.name not in ranged.lengths.values()):
         least, most = ranged.shape(v.name, low), ranged.shape(v.name, high)
@@ -339,7 +338,7 @@ def _check_lengths(ranged: Ranged, values: tuple[Value, ...]) -> None:
 
 
 def _check_flow(compiled: Compiled) -> None:
-    """VerifyError unless every segment reads what is there before it, with the same types, and the outputs come out."""
+    """Raise VerifyError unless every segment reads values that exist before it, with the same types, and all outputs exist."""
     graph = compiled.graph
     known = {v.name: v.type for v in graph.inputs}
     for ports in (graph.inputs, graph.outputs):

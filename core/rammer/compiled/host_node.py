@@ -1,4 +1,4 @@
-"""Operators without a tensor expression, run on the host by ``frontend.bind.evaluator``; they are listed, never hidden."""
+"""Operators without a tensor expression, run on the host by ``frontend.bind.evaluator``; they are always listed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from rammer.ir.untrusted_json import load_json
 
 @dataclass(frozen=True)
 class HostNode:
-    """One operator and the static types of its outputs, by name."""
+    """An operator and the static types of its outputs, by name."""
 
     node: Node
     types: Mapping[str, TensorType]
-    #: What a plugin says of the operator, where ONNX does not have it.
+    #: A plugin's declaration of an operator that ONNX does not have.
     custom: CustomOperator | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -55,12 +55,12 @@ class HostNode:
 
     @staticmethod
     def of(graph: Graph, node: Node, plugins: CustomOperators = NONE) -> HostNode:
-        """``node`` of ``graph``. BadInput for a plugin's operator without a reference."""
+        """Return the host operator for ``node`` of ``graph``. Raises BadInput for a plugin's operator without a reference."""
         return HostNode(node, {o: graph.types[o] for o in node.outputs if o}, plugins.get((node.domain, node.bare)))
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the values it reads (those that its sub-graphs capture included), each once."""
+        """Names of the values it reads (captures of its sub-graphs included), each once."""
         return tuple(dict.fromkeys(n for n in self.node.inputs if n))
 
     @property
@@ -75,20 +75,20 @@ class HostNode:
     def run(
         self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Its outputs by name. Raises BadInput as ``values`` does, and for another shape than the one inferred."""
+        """Return the outputs by name. Raises BadInput as ``values`` does, and for another shape than the inferred one."""
         values = self.values(inputs, bodies, constants)
         return {name: self._check_output(name, values[name]) for name in self.types}
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """The operator's name in messages."""
         return f"node {self.node.name} ({self.node.op})"
 
     def values(
         self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Its outputs by name, of whatever types and shapes they are; ``bodies`` runs those of control flow, ``constants`` are
-        the inputs that every run has. Raises BadInput where nothing judged implements the operator, or where that fails."""
+        """Return the outputs by name, of any types and shapes. ``bodies`` runs those of control flow, ``constants`` are the
+        inputs that every run has. Raises BadInput if the operator lacks a trusted implementation, or if that fails."""
         where = self.title
         try:
             if self.node.declared:
@@ -112,7 +112,7 @@ class HostNode:
             ) from error
 
     def _run_reference(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By the plugin's reference, whose failure is the plugin's fault."""
+        """Run the plugin's reference, whose failure is the plugin's fault."""
         assert self.custom is not None
         try:
             return self.custom.referred(self.node.attributes, self.node.inputs, self.node.outputs, inputs)
@@ -127,7 +127,7 @@ class HostNode:
         return np.asarray(value, dtype=declared.dtype, order="C")
 
     def to_bytes(self) -> bytes:
-        """JSON around the operator's protobuf; ``from_bytes`` reads it back."""
+        """Return JSON around the operator's protobuf; ``from_bytes`` reads it back."""
         node = self.node
         opsets = next((body.opsets for body in body_graphs(node)), ())
         return json.dumps(
@@ -144,11 +144,11 @@ class HostNode:
 
     @staticmethod
     def from_bytes(data: bytes, plugins: CustomOperators = NONE) -> HostNode:
-        """Inverse of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
+        """Read the result of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
         head: dict[str, Any] = load_json(data)
         try:
             proto = NodeProto.FromString(base64.b64decode(head["proto"]))
-        except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
+        except Exception as error:  # protobuf's DecodeError is in another module for each of its implementations
             raise ValueError(f"not an operator: {first_line(error)}") from error
         _check_node(proto, int(head["version"]), head["opsets"], plugins)
         custom = find_custom_operator(proto, plugins)
@@ -173,7 +173,7 @@ class HostNode:
 
 
 def _check_node(proto: NodeProto, version: int, opsets: Any, plugins: CustomOperators) -> None:
-    """BadInput for an operator that neither ONNX nor a plugin defines, or one that reads other files."""
+    """Raise BadInput for an operator that neither ONNX nor a plugin defines, or one that reads other files."""
     graph = GraphProto(node=[proto])
     imports = {proto.domain: version, **{str(domain): int(v) for domain, v in opsets}}
     model = ModelProto(graph=graph, opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in imports.items()])

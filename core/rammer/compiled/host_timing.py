@@ -1,5 +1,4 @@
-"""What operators on the host take, by type: a clock that a run is put under (``collect_host_times``), and that runs pay nothing
-for else."""
+"""The clock of host operators by type, active in ``collect_host_times``; other runs have no overhead."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from typing import Final
 
 @dataclass
 class Spent:
-    """Seconds and calls by type of operator. What an operator's bodies run on the host counts for what is in them, what they run
-    on the device for the operator."""
+    """Seconds and calls by type of operator. Time of an operator's bodies counts for their operators on the host, and for the
+    operator itself on the device."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -26,7 +25,7 @@ _SPENT: Final[ContextVar[Spent | None]] = ContextVar("_SPENT", default=None)
 
 @contextmanager
 def collect_host_times() -> Iterator[Spent]:
-    """The clock of this thread's runs meanwhile."""
+    """Yield the clock of this thread's runs in the block."""
     spent = Spent()
     token = _SPENT.set(spent)
     try:
@@ -37,7 +36,7 @@ def collect_host_times() -> Iterator[Spent]:
 
 @contextmanager
 def time_operator(op: str) -> Iterator[None]:
-    """One operator."""
+    """Time one operator of type ``op``."""
     spent = _SPENT.get()
     if spent is None:
         yield

@@ -1,8 +1,7 @@
-"""What was worked out or measured for a program, cached for the next process: any value, or its kernels. Best effort.
+"""Cache of computed or measured values of a program, or its kernels, for later processes. Best effort.
 
-Writing the texts of a program's kernels again takes longer than all else of a warm start. A kernel that reads packed constants
-is written again, since how to pack them cannot be cached; those are quickly written.
-"""
+Writing the texts of a program's kernels again costs more than all else of a warm start. A kernel that reads packed constants is
+written again, since a packing cannot be cached; that is fast."""
 
 from __future__ import annotations
 
@@ -29,20 +28,20 @@ __all__ = ["CachedValue", "KernelForm", "of_generators"]
 
 Value = TypeVar("Value")
 Code = TypeVar("Code", bound=Named)
-#: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
+#: Greater than any number of threads, bytes of shared memory and blocks of a cluster.
 LARGEST = 1 << 24
 
 
 class CachedValue:
-    """One JSON value about ``program`` on a device: ``what`` it is, and the ``versions`` of everything else that it depends on
-    besides rammer's own. Its file begins with a checksum: a wrong wait would be worse than none."""
+    """The JSON value ``what`` about ``program`` on a device. ``versions`` are those of all other dependencies besides rammer. The
+    file begins with a checksum: a wrong wait would be worse than a missing one."""
 
     def __init__(self, device: str, program: RProgram, what: str, *versions: str) -> None:
         version = hashlib.sha256("\0".join((__version__, *versions)).encode()).hexdigest()[:16]
         self.path: Path = cache_folder() / "binaries" / device / f"{program.digest}-{version}.{what}.json"
 
     def read(self) -> Any:
-        """The value, None where there is none, or not as it was written."""
+        """Return the value, or None if it is missing or damaged."""
         text = cached_text(self.path)
         try:
             return load_json(text) if text is not None else None
@@ -50,7 +49,7 @@ class CachedValue:
             return None
 
     def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
-        """What an earlier process cached, where ``restored`` can make use of it; else what is ``made`` now, and cached."""
+        """Return the value of an earlier process if ``restored`` accepts it, else ``made`` now and cached."""
         found = self.read()
         if found is not None:
             try:
@@ -63,18 +62,18 @@ class CachedValue:
         return value
 
     def write(self, value: Any) -> None:
-        """Cache ``value``, whole or not at all."""
+        """Cache ``value``, whole or not at all. Best effort."""
         cache_text(self.path, json.dumps(value))
 
 
 def of_generators(package: str, binding: Binding) -> tuple[str, str]:
-    """The versions of kernels' texts: of what writes them in ``package``, and the constants' names."""
+    """Return the versions of kernels' texts: of their generators in ``package``, and the constants' names."""
     return generator_hash(package), " ".join(sorted(binding.constants))
 
 
 class KernelForm(Generic[Code]):
-    """Kernels as JSON: of each every field that is a string, a whole number or a flag, the tuple of strings ``words``, and its
-    arguments without packing. ``plain`` tells which can be written so."""
+    """The JSON form of kernels. It has every field that is a string, an integer or a flag. It also has the tuple of strings
+    ``words``, and the arguments without packing. ``plain`` returns True for a kernel that can be written so."""
 
     def __init__(self, kind: type[Code], words: str, plain: Callable[[Code], bool] = lambda kernel: True) -> None:
         self.kind, self.words, self.plain = kind, words, plain
@@ -85,7 +84,7 @@ class KernelForm(Generic[Code]):
     def cached(
         self, cache: CachedValue, operators: Sequence[ROperator], binding: Binding, writer: KernelWriter[Code]
     ) -> dict[str, Code]:
-        """The kernels of these operators by name, which are all that ``cache`` is asked for."""
+        """Return the kernels of these operators by name. They are the only value of ``cache``."""
         return cache.get(
             lambda record: self._from_record(record, operators, binding, writer),
             lambda: writer.all(operators, binding),
@@ -93,7 +92,7 @@ class KernelForm(Generic[Code]):
         )
 
     def _record(self, kernels: Mapping[str, Code]) -> dict[str, Any]:
-        """Distinct kernels, and by operator the number of its kernel and its tensors."""
+        """Return the distinct kernels and, by operator, the number of its kernel and its tensors."""
         numbers: dict[tuple[object, ...], int] = {}
         distinct, users = list[dict[str, Any]](), dict[str, tuple[int, list[str]]]()
         for name, k in kernels.items():
@@ -109,7 +108,7 @@ class KernelForm(Generic[Code]):
     def _from_record(
         self, record: Any, operators: Sequence[ROperator], binding: Binding, writer: KernelWriter[Code]
     ) -> dict[str, Code]:
-        """The inverse. ValueError and the like where a kernel is none of these operators'."""
+        """Read the result of ``_record``. Raises ValueError or a similar error if a kernel does not fit its operator."""
         by_name = {o.name: o for o in operators}
         kernels = [self._restore_kernel(k, by_name, binding, writer) for k in record["kernels"]]
         result: dict[str, Code] = {}

@@ -26,52 +26,53 @@ if TYPE_CHECKING:
 
 
 class HostOperator(Protocol):
-    """One operator that runs on the host (``rammer.compiled.host_node.HostNode``)."""
+    """An operator that runs on the host (``rammer.compiled.host_node.HostNode``)."""
 
     @property
     def node(self) -> Node:
-        """The operator."""
+        """The operator as a graph node."""
         ...
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Tensors it reads; "" for an absent one."""
+        """Tensors that it reads; "" for an absent one."""
         ...
 
     @property
     def types(self) -> Mapping[str, TensorType]:
-        """Types of what it computes, by tensor name."""
+        """Types of its outputs, by tensor name."""
         ...
 
     def run(
         self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Outputs by tensor name; ``bodies`` runs those of control flow, ``constants`` are the inputs that every run has."""
+        """Return the outputs by tensor name. ``bodies`` runs those of control flow, ``constants`` are the inputs that every run
+        has."""
         ...
 
     def to_bytes(self) -> bytes:
-        """Serialised form."""
+        """Return the serialised form."""
         ...
 
 
 @dataclass(frozen=True)
 class Cases:
-    """Tables that run in a program's place at its shorter lengths: ``tables[i]`` up to ``until[i]`` (ascending) of the scalar
-    input ``length``. Each is right at all lengths, with the program's ports and constants."""
+    """Length variants of a program: ``tables[i]`` runs up to ``until[i]`` (ascending) of the scalar input ``length``. Each is
+    valid at all lengths, with the program's ports and constants."""
 
     length: str
     until: tuple[int, ...]
     tables: tuple[RProgram, ...]
 
     def at(self, value: int) -> int:
-        """The number of the table for this length; as many as there are where it is the program."""
+        """Return the number of the table for this length; ``len(tables)`` is the program."""
         return bisect_left(self.until, value)
 
 
 @dataclass(frozen=True)
 class ProgramSegment:
-    """A part of the model that runs on the device, with every step it went through (None when reloaded); ``choice`` says why
-    it has its policy where several were tried. ``cases`` run at shorter lengths of a range."""
+    """A part of the model that runs on the device, with every step of its compilation (None when reloaded). ``choice`` is the
+    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -83,11 +84,11 @@ class ProgramSegment:
 
     @property
     def tables(self) -> tuple[RProgram, ...]:
-        """The program, and those of its cases."""
+        """The program and its length variants."""
         return (self.program, *(self.cases.tables if self.cases is not None else ()))
 
     def with_contents(self, contents: Contents) -> ProgramSegment:
-        """The same with constants that are equal to others' in ``contents`` being those."""
+        """Return the segment with constants replaced by equal ones in ``contents``."""
         constants, compute, tile = contents.of(self.constants), self.compute, self.tile
         if compute is not None:
             compute = replace(compute, constants=contents.of(compute.constants))
@@ -96,14 +97,14 @@ class ProgramSegment:
         return replace(self, constants=constants, compute=compute, tile=tile)
 
     def busy_time(self) -> float:
-        """Seconds of vEUs that all tasks take together by their kernels."""
+        """Return the vEU seconds that the kernels of all tasks take together."""
         made = {o: k for kernels in self.kernels.values() for k in kernels for o in (k.operator,)}
         return sum(made[o].busy_time() for o in self.program.operators if o in made)
 
 
 @dataclass(frozen=True)
 class HostSegment:
-    """One operator that has no tensor expression; it runs on the host and is shown. ``why`` says why."""
+    """An operator without a tensor expression, run on the host and shown with the reason ``why``."""
 
     node: HostOperator
     why: str
@@ -114,11 +115,12 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
-    of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
-    waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others.
-    ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types`` are ``node_types`` of
-    a model read from a file, whose graph has no nodes."""
+    """A model specialised to input shapes and a device.
+
+    ``passes`` are report lines, ``seconds`` the time of each step. ``rest`` is compiled when the segments have computed the
+    graph's outputs, which it needs. ``ranged`` describes how a program for the longest of a range, whose shapes the graph has,
+    serves other lengths. ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types``
+    are ``node_types`` of a model read from a file, whose graph has no nodes."""
 
     graph: Graph
     segments: tuple[Segment, ...]
@@ -143,23 +145,23 @@ class Compiled:
 
     @property
     def programs(self) -> list[RProgram]:
-        """The programs, in order."""
+        """The device programs in order."""
         return [s.program for s in self.segments if isinstance(s, ProgramSegment)]
 
     @property
     def tables(self) -> list[RProgram]:
-        """The programs with those that run in their place at some lengths."""
+        """The programs and their length variants."""
         return [t for s in self.segments if isinstance(s, ProgramSegment) for t in s.tables]
 
 
 def host_needs(compiled: Compiled) -> set[str]:
-    """Constants that host operators read or that are outputs themselves."""
+    """Return the constants that host operators read or that are outputs themselves."""
     needed = {n for s in compiled.segments if isinstance(s, HostSegment) for n in s.node.inputs}
     return needed | {v.name for v in compiled.graph.outputs}
 
 
 def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
-    """``compiled`` with constants that are equal to others' in ``contents`` being those; what runs on the host read, too, is in
+    """Return ``compiled`` with constants replaced by equal ones in ``contents``. Constants of ``host_needs`` are also copied to
     memory: a file may be written to later."""
     segments = tuple(s.with_contents(contents) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     needed, held = host_needs(compiled), contents.of(compiled.graph.constants)
@@ -168,8 +170,8 @@ def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
 
 
 def with_needs(compiled: Compiled, backend: Backend) -> Compiled:
-    """``compiled``, every candidate kernel with the threads, registers and local memory that the device's compiler reports.
-    DeviceFailure where one cannot be compiled."""
+    """Return ``compiled`` with the resources of every candidate kernel as the device's compiler reports them. They are threads,
+    registers and local memory. Raises DeviceFailure if a kernel cannot be compiled."""
     segments = (_known(s, backend) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     return replace(compiled, segments=tuple(segments))
 

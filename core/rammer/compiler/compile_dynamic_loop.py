@@ -1,7 +1,8 @@
-"""One program for a range of lengths; where recurrent layers take as many steps as a length says, several, one of which repeats.
+"""Compilation for a range of lengths: one program, or several if the steps of recurrent layers depend on a length.
 
-What is before and behind such layers is the program of all lengths that any model without them is. Their turn is compiled once,
-for the greatest of all other lengths; how often it runs follows from the length of a run.
+One of several is then a loop program. The parts before and after the recurrent layers are ranged programs as for any other model.
+One iteration of the layers is compiled once, for the greatest values of all other lengths. Its trip count follows from the length
+of a run.
 """
 
 from __future__ import annotations
@@ -34,18 +35,17 @@ _APART = "each shape is compiled on its own"
 
 @dataclass(frozen=True)
 class DynamicSteps:
-    """What the compiler does with graphs on the way: passes without those that follow from extents (``ranged``) or all, and from
-    expressions to a program."""
+    """The compiler's functions for graphs: passes without those that depend on extents (``ranged``) or all, and compilation."""
 
     lowerings: Lowerings
     rewritten: Callable[[Graph, bool], Graph]
     program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], Ended | None], ProgramSegment]
-    between: Between | None  #: What is between two turns; None where the device does not repeat programs.
+    between: Between | None  #: Cost between two iterations, or None if the device does not repeat programs.
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The graph of the greatest lengths, its programs in order, and how they serve all lengths."""
+    """The graph of the greatest lengths, its programs in order, and their use at all lengths."""
 
     graph: Graph
     segments: tuple[ProgramSegment, ...]
@@ -55,12 +55,12 @@ class Opened:
 def in_common(
     points: Sequence[Point], computes: Sequence[ComputeGraph], wanted: Mapping[str, str] | None
 ) -> tuple[Appended, Ranged, Ended]:
-    """The program of all points, with those of ``wanted`` (output: input) over their inputs that can be; None: all inputs hold
-    zeros beyond the lengths."""
+    """Return the common program of all points. Outputs of ``wanted`` (output: input) are stored in place over their inputs where
+    possible. None: all inputs hold zeros beyond the lengths."""
     if wanted is None:
         made = generalise_programs(points, computes)
         return Appended(made.graph), made.ranged, made.ended
-    while True:  # what does not lie over its input is promised nothing
+    while True:  # inputs without an alias are not guaranteed to be padded
         made = generalise_programs(points, computes, frozenset(wanted.values()))
         found = append_in_place(made.graph, wanted, made.ranged)
         if found.kept == wanted:
@@ -69,7 +69,7 @@ def in_common(
 
 
 def check_one(graph: Graph, lowerings: Lowerings) -> None:
-    """NoRange where not all of a graph is one program."""
+    """Raise NoRange unless all of a graph is one program."""
     found = split_segments(graph, lowerings)
     hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
     if hosted or len(found) != 1:
@@ -77,8 +77,8 @@ def check_one(graph: Graph, lowerings: Lowerings) -> None:
 
 
 def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
-    """Recurrent layers whose steps differ between ``points``, by their first results once they have one direction each, and
-    the function of the lengths that the steps are. NoRange where they are none."""
+    """Return the recurrent layers whose steps differ between ``points``, with the steps as a function of the lengths. Keys are
+    their first results after splitting into one direction each. Raises NoRange without a common function."""
     found = [split_layers(g)[1] for g in graphs]
     if any(f.keys() != found[0].keys() for f in found):
         raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
@@ -89,7 +89,7 @@ def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, A
 def open_programs(
     points: Sequence[Point], graphs: Sequence[Graph], spans: Mapping[str, tuple[int, int]], steps: DynamicSteps
 ) -> Opened:
-    """The programs of graphs with ``open_layers``. NoRange where there are none for all lengths."""
+    """Return the programs of graphs with ``open_layers``. Raises NoRange without programs for all lengths."""
     extents, between = open_layers(points, graphs), steps.between
     if between is None:
         what = "recurrent layers have other steps at other lengths, and the device does not repeat programs"
@@ -106,12 +106,12 @@ def open_programs(
 
 
 def _is_single_length(extent: AffineExtent) -> bool:
-    """Whether it is a length itself."""
+    """Return True if the extent is a length itself."""
     return not extent.offset and [f for _, f in extent.terms] == [1]
 
 
 class _Opening:
-    """The programs on their way: ``graphs`` and ``stacks`` are those of the ``points``."""
+    """Programs under construction: ``graphs`` and ``stacks`` are those of the ``points``."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Opening:
         self.lengths = {d: make_identifier(f"length_{d}", names) for d in points[0]}
 
     def result(self, sizes: Mapping[str, tuple[AffineExtent, int]]) -> Opened:
-        """All of it; ``sizes`` are the steps of a layer and of its turn."""
+        """Return all programs; ``sizes`` are the steps of a layer and of its iteration."""
         first, cuts = self.graphs[0], [split_segments(g, self.steps.lowerings) for g in self.graphs]
         hosted = next((why for nodes, why in cuts[0] if why and not is_turns(nodes[0])), "")
         forms = [[nodes[0].outputs if why else () for nodes, why in cut] for cut in cuts]
@@ -143,7 +143,7 @@ class _Opening:
         return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), Ranged(self.lengths, shapes))
 
     def _affine_dims(self, name: str, points: Collection[int] | None = None) -> tuple[Dim, ...]:
-        """The shape of a value by lengths."""
+        """Return the shape of a value as a function of the lengths."""
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
             raise NoRange(f"output {name} is a constant", hint=_APART)
         if any(name not in g.types for g in self.graphs):
@@ -156,7 +156,7 @@ class _Opening:
         return tuple(affine_through(at, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _part(self, parts: Sequence[Graph]) -> ProgramSegment:
-        """What is no recurrent layer, of all points. What other programs computed is promised nothing beyond the lengths."""
+        """Compile a part without recurrent layers for all points. Results of other programs are undefined beyond the lengths."""
         given = {v.name for v in self.graphs[0].inputs}
         computes = [lower(g, self.steps.lowerings) for g in parts]
         made = generalise_programs(self.points, computes, given & {*computes[0].inputs}, self.lengths)
@@ -165,7 +165,7 @@ class _Opening:
         return replace(segment, program=interleave_tasks(segment.program))
 
     def _turns(self, node: Node, extent: AffineExtent, step: int) -> ProgramSegment:
-        """Recurrent layers of ``extent`` steps, ``step`` in a turn."""
+        """Compile recurrent layers of ``extent`` steps, with ``step`` steps in an iteration."""
         told = [(i, t) for i, s in enumerate(self.stacks) if (t := s[node.outputs].turn) is not None]
         turn, first, steps = told[0][1], self.graphs[0], self.stacks[0][node.outputs].steps
         if len(told) == len(self.points):
@@ -189,7 +189,7 @@ class _Opening:
         return replace(segment, program=program, constants={**segment.constants, **constants}, compute=None)
 
     def _iteration_lengths(self, node: Node, turn: RolledTurn) -> list[str]:
-        """The lengths that a turn of a loop hangs on, besides how many steps there are."""
+        """Return the lengths that an iteration depends on, besides the number of steps."""
         found, along = set[str](), {v for _, v, _ in (*turn.slices, *turn.gathered)}
         for name in filter(None, (*node.inputs, *node.outputs)):
             dims = self._affine_dims(name)[name in along :]
@@ -199,7 +199,7 @@ class _Opening:
         return [d for d in self.points[0] if d in found]
 
     def _other_lengths(self, node: Node, extent: AffineExtent, places: Sequence[int]) -> list[str]:
-        """The other lengths that a turn hangs on, which differ between the points at ``places``."""
+        """Return the other lengths that an iteration depends on, which differ between the points at ``places``."""
         found = [d for d in self.points[0] if len({self.points[i][d] for i in places}) > 1]
         for name in (*(i for i in node.inputs if i), *node.outputs):
             for dim in self._affine_dims(name):
@@ -210,7 +210,7 @@ class _Opening:
     def _turn(
         self, told: Sequence[tuple[Graph, RolledTurn]], points: Sequence[Point], names: Mapping[str, str]
     ) -> ProgramSegment:
-        """The program of one turn for all ``points``; ``names`` are those of their lengths in it."""
+        """Return the program of one iteration for all ``points``; ``names`` are those of their lengths in it."""
         parts = list[Graph]()
         for graph, turn in told:
             try:
@@ -228,5 +228,5 @@ class _Opening:
 
 
 def ports_of(values: Sequence[Value]) -> tuple[Port, ...]:
-    """The ports of a program with these inputs or outputs."""
+    """Return the ports of a program with these inputs or outputs."""
     return tuple(Port(v.external or v.name, v.name) for v in values)

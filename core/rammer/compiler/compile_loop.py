@@ -1,4 +1,4 @@
-"""Operators without a tensor expression: a Scan whose turns are alike as a repeated program, all others on the host."""
+"""Operators without a tensor expression: loops with equal iterations as a loop program, all others on the host."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rammer.verify.verifier import verify
 
 @dataclass(frozen=True)
 class LoopSteps:
-    """What the compiler does with the graph of a turn: all passes, and from there to its program."""
+    """The compiler's functions for the graph of an iteration: all passes, and compilation to a program."""
 
     lowerings: Lowerings
     rewritten: Callable[[Graph], Graph]
     segment: Callable[[Graph], ProgramSegment]
 
     def all_turns(self, graph: Graph, node: Node) -> ProgramSegment:
-        """The turns of a Scan or Loop as one program. BadInput where a turn is none."""
+        """Return the iterations of a Scan or Loop as one program. Raises BadInput if an iteration is not one program."""
         if node.op == "Scan" and _many_steps(node):
             turn = rolled_turn(graph, node)
         else:
@@ -48,12 +48,13 @@ class LoopSteps:
 
 
 def _many_steps(node: Node) -> bool:
-    """Whether a turn has recurrent layers, as those that pass ``roll`` makes do: of lighter ones a turn takes many."""
+    """Return True if an iteration has recurrent layers, as those of pass ``roll`` do. Lighter iterations are chunked."""
     return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
 
 
 def make_fallback_segment(graph: Graph, node: Node, why: str, steps: LoopSteps | None, custom: CustomOperators) -> Segment:
-    """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
+    """Return the segment of an operator without a tensor expression, for the reason ``why``. ``steps`` is set for devices that
+    repeat programs."""
     if steps is not None and node.op in ("Scan", "Loop") and not node.domain:
         try:
             return steps.all_turns(graph, node)

@@ -1,4 +1,4 @@
-"""What a user chooses when compiling."""
+"""The options that a user chooses when compiling."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Final, TypeAlias
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
-from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for it
+from rammer.ir.parts import PRECISIONS as PRECISIONS  # re-exported for commands
 
-#: The order of images' axes inside a program: the model's (NCHW in ONNX), but all images of 8-bit codes channels last where that
-#: is faster; channels last; or by tensor what is faster.
+#: The order of image axes inside a program: the model's (NCHW in ONNX), but all 8-bit quantised images channels last if that is
+#: faster; channels last; or the faster order by tensor.
 LAYOUTS: Final = ("keep", "nhwc", "auto")
 
-#: Independent products become one: where that is predicted to be no slower; never; wherever it copies nothing; as the first, also
+#: Merging of independent products: if predicted to be no slower; never; wherever it copies nothing; as the first, also
 #: convolutions of windows that differ, padded with zeros.
 BATCHING: Final = ("auto", "off", "all", "pad")
 
-#: Sets of input shapes whose programs stay on the device, where nothing is said.
+#: Default number of sets of input shapes whose programs stay on the device.
 RESIDENT: Final = 8
 
-#: Told (step, detail) while compiling.
+#: Called with (step, detail) while compiling.
 Progress: TypeAlias = Callable[[str, str], None]
 
 
 def ignore_progress(step: str, detail: str) -> None:
-    """The default progress sink."""
+    """Ignore progress: the default sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, the precision, the layout of
-    images inside, whether independent products become one, and patterns of operators that float16 leaves in float32."""
+    """The options of a compilation.
+
+    They are the scheduling policy, the tuning level (off, quick, full), the named hardware, the precision, and the layout of
+    images. They also include batching of independent products, and patterns of operators that float16 leaves in float32."""
 
     policy: str = "wavefront"
     tune: str = "off"
@@ -43,16 +45,17 @@ class CompileOptions:
     keep_float32: tuple[str, ...] = ()
 
 
-#: What is chosen when nothing is said.
+#: The default compile options.
 DEFAULT = CompileOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for when a model is opened: CompileOptions, where None is the precision that a compiled file has and
-    float32 for a model; the kind of hardware that it needs ("" for any); the device's own options; how many sets of input shapes
-    stay on the device; least and greatest lengths of open dimensions, or how they follow from others; operators that stay
-    float32."""
+    """The options of a model that is opened: CompileOptions and some for the run.
+
+    Precision None is that of a compiled file, and float32 for a model. ``require`` is the kind of hardware ("" for any).
+    ``resident`` is the number of sets of input shapes that stay on the device. ``lengths`` has least and greatest lengths of open
+    dimensions, or their derivation from others. Operators of ``keep_float32`` stay float32."""
 
     policy: str = DEFAULT.policy
     tune: str = DEFAULT.tune
@@ -68,17 +71,17 @@ class Request:
 
     @property
     def chosen(self) -> CompileOptions:
-        """How a model is compiled that was not compiled before."""
+        """The compile options of a model that was not compiled before."""
         precision = self.precision or DEFAULT.precision
         return CompileOptions(self.policy, self.tune, self.target, precision, self.layout, self.batching, self.keep_float32)
 
 
-#: Of who asks for nothing.
+#: The request with all defaults.
 ANY = Request()
 
 
 def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
-    """BadInput for a precision that does not exist or that ``device`` does not have."""
+    """Raise BadInput for a precision that does not exist or that ``device`` does not have."""
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision {precision!r}", "--precision", f"one of: {', '.join(PRECISIONS)}")
     if precision not in vdevice.precisions:
@@ -90,7 +93,7 @@ def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
 
 
 def check_forms(layout: str, batching: str) -> None:
-    """BadInput for a layout, or a way of batching, that does not exist."""
+    """Raise BadInput for a layout, or a way of batching, that does not exist."""
     for option, value, known in (("layout", layout, LAYOUTS), ("batching", batching, BATCHING)):
         if value not in known:
             raise BadInput(f"unknown {option} {value!r}", f"--{option}", f"one of: {', '.join(known)}")

@@ -1,7 +1,5 @@
-"""The staircase in one place: Graph -> ComputeGraph -> TileGraph -> RKernels -> RProgram, segment by segment.
-
-No step asks which device it serves; the backend's VDevice, candidates and kernels are all it knows.
-"""
+"""The compiler's pipeline: Graph -> ComputeGraph -> TileGraph -> RKernels -> RProgram, segment by segment. Each step is
+independent of the device: it uses only the backend's VDevice, candidates and kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
-from rammer.frontend.bind.partition import split_segments as split_segments  # where plugins and tests look for it
+from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shapes_at
@@ -65,17 +63,14 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import task_timer
 from rammer.tuning.tuner import MEASURED, Tuner
 
-#: No output that lies over an input.
+#: Default aliases: outputs do not alias inputs.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass
 class Compiler:
-    """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once.
-
-    ``device`` is the plugin's name, by which third parties offer kernels for it. ``unmeasured`` says why no whole programs are
-    measured, where that is so.
-    """
+    """Compiler of graphs for one backend. It reuses its tuner, so equal operators are tuned once. ``device`` is the plugin's
+    name, by which third parties offer kernels for it. ``unmeasured`` is the reason if whole programs are not measured."""
 
     backend: Backend
     options: CompileOptions = DEFAULT
@@ -108,8 +103,8 @@ class Compiler:
         return self.registry.extra_kernels(self.device, operator, binding) if self.registry is not None else ()
 
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
-        """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open. ``kept`` outputs are in the memory of
-        inputs where they can be (``frontend.ranges.kv_cache``)."""
+        """Bind ``shapes`` and compile. Raises BadInput if a dynamic dimension stays open. ``kept`` outputs are stored in the
+        memory of inputs where possible (``frontend.ranges.kv_cache``)."""
         self.seconds, self.memory, self.float32 = {}, Memory(), {}
         with self.registry.blaming() if self.registry else nullcontext():
             with self.step("bind"):
@@ -125,15 +120,16 @@ class Compiler:
         derived: Mapping[str, AffineExtent] = NONE,
         kept: Mapping[str, str] | None = None,
     ) -> Compiled:
-        """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
-        none. With ``kept``, for fixed arrays: of these outputs in their inputs' memory, such inputs alone hold zeros beyond the
-        lengths."""
+        """Compile one program for all lengths in ``spans`` of open dimensions.
+
+        ``shapes`` fixes the remaining dimensions. Raises NoRange if no single program covers the range. ``kept``, for fixed
+        arrays, maps outputs to the inputs they alias; only those inputs hold zeros beyond the lengths."""
         self.seconds, self.memory, self.float32 = {}, Memory(), {}
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probe_points(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
                 made = self._compile_points(model, points, spans, OF_EXTENTS, kept)
-            except NoRange:  # a length may be another extent's, and nodes be equal there alone
+            except NoRange:  # a length may equal another extent, and nodes be equal only there
                 made = self._compile_points(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
             with self.step("cases"):
                 made = verify_tables(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
@@ -147,7 +143,7 @@ class Compiler:
         without: Collection[str],
         kept: Mapping[str, str] | None,
     ) -> Compiled:
-        """The program of all ``points``, of graphs after all passes ``without`` these."""
+        """Compile the program of all ``points``, from graphs after all passes except ``without``."""
         at, graphs = [p for p, _ in points], self.static_graphs(model, [shapes for _, shapes in points], without)
         if open_layers(at, graphs):
             found = open_programs(at, graphs, spans, self._open_steps(without))
@@ -167,7 +163,7 @@ class Compiler:
     def static_graphs(
         self, model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], without: Collection[str]
     ) -> list[Graph]:
-        """The model at each of these shapes. NoRange where values of a run decide others."""
+        """Return the model at each of these shapes. Raises NoRange if values of a run decide other shapes."""
         with self.step("bind"):
             graphs = bound_at(model, shapes, self.lowerings)
         return [self._run_passes_without(g, without) for g in graphs]
@@ -183,8 +179,8 @@ class Compiler:
         return DynamicSteps(self.lowerings, rewritten, self.program, iteration_cost(self.backend))
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
-        """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
-        # Measuring takes long, and third parties' code may leave cycles; all that compiling alone makes stays.
+        """Run all steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
+        # Measuring takes long, and third parties' code may leave cycles; objects of the compilation alone all stay alive.
         with nullcontext() if MEASURED[self.options.tune] else collector_paused():
             return self._compile_graph(graph, kept)
 
@@ -203,7 +199,7 @@ class Compiler:
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
-        """``graph`` after all ``passes``; float16 comes after what folds constants, which is better done in float32."""
+        """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
         graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
             graph, more = narrow_graph(graph, passes, self.lowerings, self.options.keep_float32)
@@ -212,7 +208,7 @@ class Compiler:
         return graph, reports
 
     def apart(self, graph: Graph, node: Node, why: str) -> Segment:
-        """What has no tensor expression, as ``why`` tells."""
+        """Return the segment of an operator without a tensor expression. ``why`` is the reason."""
         steps = LoopSteps(
             self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
         )
@@ -222,15 +218,14 @@ class Compiler:
         return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept))
 
     def _choose_faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
-        """The program that ``make`` gives for this compiler; where kernels are measured, the faster one of those with and
-        without."""
+        """Return the program that ``make`` builds; if kernels are measured, the faster one of those with and without."""
         made = make(self)
         if not MEASURED[self.options.tune] or self.unmeasured:
             return made
         with self.step("policies"):
             try:
                 plain = make(self._untuned_compiler)
-            except DeviceFailure:  # what is predicted to be best does not fit; what was measured ran
+            except DeviceFailure:  # the best prediction does not fit; the measured program ran
                 return made
             made = tuned_or_not(made, plain, self.backend, self.store)
         print_debug(DECISIONS, lambda: f"policy {made.choice or made.program.policy}")
@@ -254,8 +249,8 @@ class Compiler:
         ended: Ended | None = None,
         found: Appended | None = None,
     ) -> ProgramSegment:
-        """From tensor expressions to a verified program. One of a range, which has ``ended``, has its policy by
-        prediction: no one length is what it will be run at. What was ``found`` to continue an input lies over it."""
+        """Compile tensor expressions to a verified program. Ranged programs (``ended`` given) are scheduled by predicted time,
+        since no single length is representative. ``found`` lists outputs stored in place over an input."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         kept = found.kept if found is not None else NOTHING
         ends = merge_ended(ended, found.ended) if found is not None else ended
@@ -292,7 +287,7 @@ class Compiler:
         return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad", cut)
 
     def _standalone_seconds(self, compute: ComputeGraph) -> float:
-        """The time of a part of a graph as a program of its own; infinite where nothing fits."""
+        """Return the time of a part of a graph as a separate program, or infinity if nothing fits."""
         compute, plan = self._plan_storage(compute)
         inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
         try:
@@ -301,29 +296,29 @@ class Compiler:
             )
         except DeviceFailure:
             return math.inf
-        # A schedule knows tasks; what side by side keeps more vEUs busy than there are takes turns.
+        # A schedule counts tasks. Concurrent tasks that occupy more vEUs than the device has are serialised.
         return max(
             self._segment_seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus
         )
 
     def _plan_storage(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
-        """Products of sequences cut into steps where that pays, long running sums in blocks, and where every tensor lives."""
+        """Cut products of sequences into steps where that pays and long running sums into blocks, and assign storage."""
         compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
         return compute, assign_storage(simplify_graph(split_deep(compute, self.backend.vdevice)), kept)
 
     def _connect_tiles(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
-        """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
+        """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
         tile = connect(plan.graph, device, sources, self.asked(binding, ends))
         return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
-        """What stitching asks of the device."""
+        """Return the device's evaluator for stitching."""
         return make_evaluator(self.tuner, binding)
 
     def _order_constants(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
-        """Constants of products of few rows in the order that is best for the operators. Mostly that is the model's: kernels of
-        other orders are found when they are taken."""
+        """Arrange constants of products of few rows in the best order for the operators. Mostly that is the model's order:
+        kernels of other orders are searched when they are chosen."""
         own = self._make_binding(plan, tile.operators)
 
         def seconds(operator: ROperator, binding: Binding) -> float:
@@ -340,7 +335,8 @@ class Compiler:
         outputs: tuple[Port, ...],
         ranged: bool,
     ) -> list[ProgramSegment]:
-        """From operators and their storages to verified programs: of each proposal of the policy, the best prediction first."""
+        """Compile operators and their storages to verified programs, one for each proposal of the policy. The best prediction
+        comes first."""
         binding, device = self._make_binding(plan, tile.operators), self.backend.vdevice
         with self.step("kernels"):
             self.tuner.prepare(tile.operators, binding)
@@ -355,20 +351,20 @@ class Compiler:
         def build(policy: Policy, schedule: Schedule) -> RProgram:
             return build_program(ports, schedule, plan, policy=str(policy), vdevice=device, precision=precision)
 
-        with self.step("plan"), attribute_errors(self.policy):  # a schedule that cannot be is found here
+        with self.step("plan"), attribute_errors(self.policy):  # an illegal schedule is detected here
             programs = build_legal_programs(schedules, build, 1 if ranged else None)
         constants = plan.graph.constants
         values = [{n: v for n, v in constants.items() if n in p.storage} for p in programs]
         return [ProgramSegment(p, v, compute, tile, kernels) for p, v in zip(programs, values, strict=True)]
 
     def _make_binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
-        """What kernels may know of the tensors; without the operators, not which constants several of them read."""
+        """Return the facts about tensors that kernels may use; constants with several readers need ``operators``."""
         constants = frozenset(plan.graph.constants)
         return Binding(plan.graph.types, plan.storages, constants, reused_constants(operators, constants), self.options.precision)
 
     def _propose_layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
-        """The plans to choose from: the model's layout, and the one with images of 8-bit codes moved where there are any; with
-        ``nhwc`` one, with ``auto`` the model's layout and the cheapest operator by operator."""
+        """Return the storage plans to choose from. They are the model's layout, and the one with 8-bit quantised images moved, if
+        any; with ``nhwc`` one plan; with ``auto`` the model's layout and the cheapest operator by operator."""
         with self.step("layouts"):
             if self.options.layout == "keep":
                 moved = assign_layouts(plan, tile.operators, codes=True)
@@ -379,14 +375,14 @@ class Compiler:
             return [plan, cheapest] if cheapest.storages != plan.storages else [plan]
 
     def _segment_seconds(self, segment: ProgramSegment) -> float:
-        """The time of a whole program, measured where kernels are: operators measured one by one do not tell all of it."""
+        """Return the time of a whole program, measured if kernels are. Operators measured one by one do not determine it."""
         if not MEASURED[self.options.tune]:
             return segment.program.predicted
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
     def asked(self, binding: Binding, ends: Ended | None = None) -> CostModel:
-        """What the device says of operators that hold an operand, and of maps before a contraction; where a range's end."""
+        """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
         backend = self.backend
         rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate
         prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak_rate
@@ -394,19 +390,19 @@ class Compiler:
         return CostModel(rate, prologue_rate, binding, ended)
 
     def _make_price(self, binding: Binding) -> Price:
-        """Seconds of an operator's best kernel with other storages."""
+        """Return a function for the seconds of an operator's best kernel with other storages."""
 
         def price(operator: ROperator, storages: Mapping[str, Storage]) -> float:
             try:
                 kernels = self.tuner.kernels(operator, replace(binding, storages=storages))
-            except DeviceFailure:  # nothing fits; where that holds of every layout, "kernels" says so
+            except DeviceFailure:  # nothing fits; if so in every layout, step "kernels" reports it
                 return math.inf
             return kernels[0].operator_time(self.backend.vdevice.veus)
 
         return price
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
-        """The chosen kernel of every operator with the resources that the device's compiler reports."""
+        """Return the chosen kernel of every operator with the resources that the device's compiler reports."""
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
@@ -419,7 +415,7 @@ class Compiler:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Clock one step of the staircase (seconds), and say that it begins."""
+        """Time one step of the compilation (seconds), and report its begin."""
         self.progress(name, "")
         start = time.perf_counter()
         yield
@@ -429,6 +425,6 @@ class Compiler:
 
 
 def _alias_tensors(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
-    """``kept`` outputs and their inputs as tensors of ``graph``."""
+    """Map ``kept`` outputs to their inputs, as tensors of ``graph``."""
     names = {v.external or v.name: v.name for v in graph.inputs}
     return {v.name: names[kept[v.external or v.name]] for v in graph.outputs if v.external in kept or v.name in kept}

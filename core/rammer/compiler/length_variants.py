@@ -1,8 +1,9 @@
-"""Tables of a range's program for its shorter lengths: another tiling of the same operators over the same tensors and constants.
+"""Length variants of a ranged program: other tilings of the same operators over the same tensors and constants.
 
 A table for the bound has tiles for the bound: on a GPU 337 rows take four rounds of tiles that suit 512 where three of others
-would do. So a range is cut into cases. Each table computes all that the program does and is proved for all of its lengths; which
-one runs is a matter of time alone."""
+would do. So a range is cut into parts. Each table computes all that the program does and is verified for all of its lengths; the
+choice affects time alone.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.verify.in_place_state import state_pairs
 from rammer.verify.verifier import verify
 
-#: Lengths of a case at which its operators are priced.
+#: Number of lengths of a part at which its operators are priced.
 PRICED: Final = 4
-#: What a kernel of a case must gain over the program's own, as a part of its time: each is text to compile and to load.
+#: Minimum gain of a variant's kernel over the program's own, as a fraction of its time: each is text to compile and to load.
 WORTH: Final = 0.02
 
 
 def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend: Backend, policy: Policy) -> Compiled:
-    """``compiled`` for lengths in ``spans``, with tables for parts of a range of one length where the device wants them and they
-    differ."""
+    """Return ``compiled`` for lengths in ``spans``, with tables for parts of a range of one length. Tables are added if the
+    device supports them and they differ."""
     ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
     compiled = replace(compiled, ranged=ranged)
     if not isinstance(backend, Cased) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
@@ -46,15 +47,15 @@ def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend
 
 
 def verify_tables(compiled: Compiled, device: VDevice) -> Compiled:
-    """``compiled``, all of whose tables were verified. VerifyError for one that is not legal."""
+    """Return ``compiled`` after verifying all of its tables. Raises VerifyError for an illegal table."""
     for table in compiled.tables:
         verify(table, device)
     return compiled
 
 
 def split_span(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
-    """A span of lengths in at most ``count`` parts of about one size, ascending. They end at multiples of the power of two that
-    is no more than that size, as tiles do."""
+    """Split a span of lengths into at most ``count`` parts of about one size, ascending. They end at multiples of the greatest
+    power of two that is no more than that size, as tiles do."""
     low, high = span
     step = 1 << (max((high - low + 1) // count, 1).bit_length() - 1)
     near = {round((low - 1 + (high - low + 1) * k / count) / step) * step for k in range(1, count)}
@@ -63,21 +64,21 @@ def split_span(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
 
 
 def priced_at(part: tuple[int, int], longest: int) -> tuple[float, ...]:
-    """Lengths of a part, as parts of the ``longest`` of all."""
+    """Return lengths of a part, as fractions of the ``longest`` of all."""
     low, high = part
     return tuple(sorted({max(low + round((high - low) * k / (PRICED - 1)), 1) / longest for k in range(PRICED)}))
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """What makes tables: a device, as one that wants cases, and a policy."""
+    """Builder of length variants, for a device that supports them and a policy."""
 
     backend: Backend
     cased: Cased
     policy: Policy
 
     def segment(self, segment: ProgramSegment, ranged: Ranged) -> ProgramSegment:
-        """With a table for each part of its range; the longest's is the program."""
+        """Return the segment with a table for each part of its range; the longest part's is the program."""
         ((symbol, span),) = ranged.spans.items()
         program, binding = segment.program, Binding.of(segment.program, segment.constants)
         until, tables, known = list[int](), list[RProgram](), {program.operators: program}
@@ -95,7 +96,7 @@ class _Tables:
         return replace(segment, program=tables[-1], cases=shorter)
 
     def recast(self, operators: Iterable[ROperator], binding: Binding) -> Iterator[ROperator]:
-        """Each as the device wants it at the lengths of ``binding``, which is asked once for all that are alike."""
+        """Yield each operator as the device tiles it at the lengths of ``binding``. Equal operators are tiled once."""
         known = dict[str, ROperator]()
         for o in operators:
             if not o.lengths:
@@ -106,7 +107,7 @@ class _Tables:
             yield replace(o, tile=found.tile, family=found.family, config=found.config)
 
     def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:
-        """``program`` by these tilings of its operators."""
+        """Build ``program`` with these tilings of its operators."""
         device = self.backend.vdevice
         kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
         graph = OperatorGraph(kernels, find_dependences(operators, program.storage), binding.constants)
@@ -122,7 +123,7 @@ class _Tables:
 
 
 class PlacedTensors:
-    """Where the tensors of a program live."""
+    """The storages and buffers of a program's tensors."""
 
     def __init__(self, program: RProgram) -> None:
         self.storages: Mapping[str, Storage] = program.storage

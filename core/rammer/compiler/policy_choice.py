@@ -1,4 +1,4 @@
-"""The programs of what a policy proposes: those that are legal, of which one is chosen."""
+"""The choice among the legal programs of a policy's proposals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rammer.verify.expressions import VerifyError
 
 __all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "propose_schedules", "tuned_or_not"]
 
-#: Why a program with lengths that runs tell is chosen by prediction: no one of them is what it will be run at.
+#: Reason for choosing a program with run-time lengths by prediction: no single length is representative.
 OPEN_LENGTHS = "each run has its own lengths"
 
 
-#: What a program with measured kernels and the one with predicted kernels are called where one of them is chosen.
+#: Names of a program with measured kernels and of one with predicted kernels, if one of them is chosen.
 KERNELS: Final = ("measured kernels", "predicted kernels")
 
 
 def propose_schedules(policy: Policy, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
-    """The policy's schedule, or each that it proposes, with the policy that made it; the best prediction first."""
+    """Return the policy's schedules, each with the policy that made it, the best prediction first."""
     if isinstance(policy, Choosing):
         return policy.proposals(graph, device)
     return [(policy, policy(graph, device))]
@@ -36,8 +36,8 @@ def propose_schedules(policy: Policy, graph: OperatorGraph, device: VDevice) -> 
 def build_legal_programs(
     proposals: Sequence[tuple[Policy, Schedule]], build: Callable[[Policy, Schedule], RProgram], most: int | None = None
 ) -> list[RProgram]:
-    """The first ``most`` programs of schedules that can be. One that cannot is left out with a warning, where another one can;
-    VerifyError where none can."""
+    """Return the first ``most`` programs of legal schedules. Illegal schedules are left out with a warning if another one is
+    legal. Raises VerifyError if none is legal."""
     made, problems = list[RProgram](), list[VerifyError]()
     for policy, schedule in proposals:
         if len(made) == most:
@@ -54,8 +54,8 @@ def build_legal_programs(
 
 @dataclass(frozen=True)
 class Chooser:
-    """Chooses among the programs of ``policy``, where it has several proposals: by whole runs on ``backend``, which the store
-    keeps; by prediction for the reason ``unmeasured``, where there is one."""
+    """Chooser among the programs of ``policy``, if it has several proposals. It measures whole runs on ``backend``, which the
+    store caches. It uses predictions if ``unmeasured`` has a reason."""
 
     policy: Policy
     backend: Backend
@@ -63,7 +63,7 @@ class Chooser:
     unmeasured: str = ""
 
     def chosen(self, options: Sequence[ProgramSegment]) -> ProgramSegment:
-        """One of ``options``, which are of one graph, with why."""
+        """Return one of ``options``, which are of one graph, with the reason."""
         first = options[0]
         if not isinstance(self.policy, Choosing) or (len(options) == 1 and first.program.policy == str(self.policy)):
             return first
@@ -79,9 +79,8 @@ class Chooser:
 def tuned_or_not(tuned: ProgramSegment, plain: ProgramSegment, backend: Backend, store: KernelStore) -> ProgramSegment:
     """Return the faster of the program with measured kernels and the one with predicted kernels, by whole runs on the device.
 
-    Kernels are measured alone: side by side in a program they share caches and bandwidth, so that a program of the fastest ones
-    may be the slower one. The store keeps the times.
-    """
+    Kernels are measured alone. In a program they share caches and bandwidth, so a program of the fastest ones may be slower. The
+    store caches the times."""
     programs = [tuned.program, plain.program]
     if str(tuned.program) == str(plain.program):
         return tuned

@@ -1,4 +1,4 @@
-"""The parts of a graph as graphs of their own."""
+"""The parts of a graph as separate graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rammer.ir.graph import Graph, Node, Value
 
 
 class SubgraphIndex:
-    """What segments ask of their graph, found once for all of them: there may be as many as operators."""
+    """An index of a graph for its segments, built once: segments may be as many as operators."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -22,7 +22,7 @@ class SubgraphIndex:
         self.place = {name: i for i, name in enumerate(graph.constants)}
 
     def subgraph(self, nodes: list[Node], number: int) -> Graph:
-        """The graph of ``nodes``: inputs are values made elsewhere, outputs are values needed elsewhere."""
+        """Return the graph of ``nodes``: inputs are values computed elsewhere, outputs are values needed elsewhere."""
         graph, inside = self.graph, {id(n) for n in nodes}
         made = dict.fromkeys(o for n in nodes for o in n.outputs if o)
         used = dict.fromkeys(i for n in nodes for i in n.inputs if i)

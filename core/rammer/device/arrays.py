@@ -12,29 +12,29 @@ from rammer.ir.types import TensorType
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Device types of DLPack (dlpack.h) whose memory the host reads: kDLCPU, and page-locked memory of a GPU driver.
+#: Device types of DLPack (dlpack.h) with host-readable memory: kDLCPU, and page-locked memory of a GPU driver.
 HOST_TYPES = frozenset({1, 3, 11})
 #: Attributes by which an array of a device offers its memory.
 _INTERFACES = ("__cuda_array_interface__", "__dlpack_device__")
 
 
 def by_name(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by name: those of any library as they are (they have ``dtype`` and ``shape``), all else as NumPy's. ``what``
-    is input or output; BadInput where ``given`` is no mapping or a value is no array."""
+    """Return arrays by name: arrays of any library as they are (they have ``dtype`` and ``shape``), all else as NumPy's. ``what``
+    is input or output. Raises BadInput unless ``given`` is a mapping of arrays."""
     given = check_mapping(what, given)
     return {n: v if hasattr(v, "dtype") and hasattr(v, "shape") else as_numpy(f"{what} {n!r}", v) for n, v in given.items()}
 
 
 def check_mapping(what: str, given: Any) -> Mapping[str, Any]:
-    """``given``; BadInput where it is no mapping."""
+    """Return ``given``. Raises BadInput if it is not a mapping."""
     if not isinstance(given, Mapping):
         raise BadInput(f"{what}s are a {type(given).__name__}, not arrays by name", hint='give them as {"name": array}')
     return given
 
 
 def as_numpy(what: str, value: Any) -> Array:
-    """``value`` (an array that the host reads, nested lists or a number) as NumPy's. BadInput naming ``what`` where it is
-    none, such as lists of different lengths or a tensor on a GPU."""
+    """Return ``value`` (an array that the host reads, nested lists or a number) as a NumPy array. Raises BadInput naming ``what``
+    for other values, for example lists of different lengths or a tensor on a GPU."""
     try:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as problem:
@@ -42,17 +42,17 @@ def as_numpy(what: str, value: Any) -> Array:
 
 
 def dtype_of(array: Any) -> str:
-    """Element type by NumPy's name, of NumPy, CuPy, torch, JAX and whatever names its types likewise."""
+    """Return the element type by NumPy's name, for NumPy, CuPy, torch, JAX and libraries with similar type names."""
     return str(array.dtype).rpartition(".")[2]
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """Elements per axis."""
+    """Return the number of elements per axis."""
     return tuple(int(n) for n in array.shape)
 
 
 def on_host(array: Any) -> bool:
-    """Whether the array lies in memory that the host reads."""
+    """Return True if the array is in memory that the host reads."""
     if isinstance(array, np.ndarray | np.generic):
         return True
     if hasattr(array, "__dlpack_device__"):
@@ -61,26 +61,26 @@ def on_host(array: Any) -> bool:
 
 
 def host_view(what: str, array: Any) -> Array:
-    """The array as NumPy's, sharing its memory. BadInput naming ``what`` where that is no host memory."""
+    """Return the array as NumPy's, sharing its memory. Raises BadInput naming ``what`` unless that is host memory."""
     if not on_host(array):
         raise BadInput(f"{what} is in the memory of another device", hint="copy it to the host first")
     try:
         if hasattr(array, "__array__") or not hasattr(array, "__dlpack__"):
             return np.asarray(array)
         return np.from_dlpack(array)
-    except (TypeError, RuntimeError, BufferError) as problem:  # such as a torch tensor that wants its gradient
+    except (TypeError, RuntimeError, BufferError) as problem:  # for example a torch tensor that requires its gradient
         raise BadInput(f"{what} cannot be read: {problem}") from problem
 
 
 def check_type(what: str, array: Any, want: TensorType) -> None:
-    """BadInput naming ``what`` unless the array has exactly this element type and shape."""
+    """Raise BadInput naming ``what`` unless the array has exactly this element type and shape."""
     have = dtype_of(array), shape_of(array)
     if have != (want.dtype, want.shape):
         raise BadInput(f"{what} is {have[0]}{list(have[1])}, not {want.dtype}{list(want.shape)}")
 
 
 def check_distinct(what: str, array: Any) -> None:
-    """BadInput naming ``what``, which is written to, if two of its elements share memory."""
+    """Raise BadInput naming ``what``, which is written to, if two of its elements share memory."""
     array = host_view(what, array) if on_host(array) else array
     shape, size = shape_of(array), np.dtype(dtype_of(array)).itemsize
     strides, reach = _strides_of(array, size), size
@@ -92,7 +92,7 @@ def check_distinct(what: str, array: Any) -> None:
         reach += (extent - 1) * step
     else:
         return
-    # The axes interleave: only all places can tell.
+    # The axes interleave: all offsets must be compared.
     places = np.zeros(1, np.int64)
     for extent, stride in zip(shape, strides, strict=True):
         places = np.add.outer(places, np.arange(extent, dtype=np.int64) * stride).ravel()
@@ -104,7 +104,7 @@ def check_distinct(what: str, array: Any) -> None:
 
 
 def _strides_of(array: Any, size: int) -> tuple[int, ...] | None:
-    """Bytes from one element to the next along each axis; None if the array is dense or does not say."""
+    """Return the bytes between elements along each axis, or None if the array is dense or has no strides."""
     if isinstance(strides := getattr(array, "strides", None), tuple):
         return strides
     if callable(stride := getattr(array, "stride", None)):
@@ -114,7 +114,7 @@ def _strides_of(array: Any, size: int) -> tuple[int, ...] | None:
 
 
 def check_names(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """BadInput for a name in ``given`` that is no ``what`` (input, output)."""
+    """Raise BadInput for a name in ``given`` that is not a ``what`` (input, output)."""
     unknown = [n for n in given if n not in known]
     if unknown:
         raise BadInput(f"the model has no {what} {unknown[0]!r}", hint=f"its {what}s are: {', '.join(known)}")

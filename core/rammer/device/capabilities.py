@@ -1,4 +1,4 @@
-"""Optional capabilities of a Backend, as protocols: arranged constants, tables by length, small kernels, repeated programs."""
+"""Optional capabilities of a Backend, as protocols: arranged constants, length variants, small kernels, loop programs."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 
-#: Of its predicted time what an operator may take longer, so that its constants are on the device once.
+#: Fraction of its predicted time that an operator may lose, so that its constants are on the device once.
 WITHIN: Final = 0.02
 
 
 @runtime_checkable
 class Arranging(Protocol):
-    """A Backend may also say which arrangements of constants its kernels want (keys as in ``ConstantForm``)."""
+    """A Backend that reports the arrangements of constants that its kernels read (keys as in ``ConstantForm``)."""
 
     def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
-        """Those of a tiled operator's kernel; DeviceFailure where it has none."""
+        """Return the arrangements of a tiled operator's kernel. Raises DeviceFailure without a kernel."""
         ...
 
     def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
-        """The best choice of a tiled operator's family that wants only arrangements of ``held``, where that is predicted to take
-        no more than 1 + ``within`` times as long as the family's best; None where there is none."""
+        """Return the best choice of a tiled operator's family that needs only arrangements of ``held``, or None. It is predicted
+        to take no more than 1 + ``within`` times as long as the family's best."""
         ...
 
 
 @dataclass
 class ProgramsBeside:
-    """Programs on a device, by the arrangements that their kernels want, which are found when somebody asks."""
+    """Programs on a device, by the arrangements that their kernels read, which are computed on demand."""
 
     backend: Backend
     waiting: list[tuple[RProgram, frozenset[str]]] = field(default_factory=list)
     held: set[str] = field(default_factory=set)
 
     def add(self, program: RProgram, constants: Collection[str]) -> None:
-        """One that is on the device now."""
+        """Add a program that is on the device now."""
         if isinstance(self.backend, Arranging):
             self.waiting.append((program, frozenset(constants)))
 
     def shared(self, operator: ROperator, binding: Binding) -> ROperator:
-        """A tiled operator, or one that takes hardly longer and wants its constants as programs on the device do."""
+        """Return a tiled operator, or a hardly slower one whose constants are arranged as for programs on the device."""
         backend = self.backend
         if not isinstance(backend, Arranging) or not self._known(backend) or not binding.constants & {*operator.inputs}:
             return operator
@@ -62,46 +62,48 @@ class ProgramsBeside:
             for operator in program.operators:
                 try:
                     self.held |= backend.arrangements(operator, binding)
-                except DeviceFailure:  # a third party's kernel, say
+                except DeviceFailure:  # for example a third party's kernel
                     continue
         return self.held
 
 
 @runtime_checkable
 class Cased(Protocol):
-    """A Backend may also want several tables for a range of lengths: another one for each of so many ``cases``."""
+    """A Backend that uses length variants of a ranged program, at most ``cases``."""
 
     @property
     def cases(self) -> int:
-        """Parts of a range that get tables of their own, at most; 0 for none."""
+        """Maximum number of parts of a range with separate tables; 0 to disable them."""
         ...
 
     def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
-        """What a tiled operator computes, with the tile and kernel that are best at the lengths of ``binding`` of those that want
-        constants arranged as it does; itself where none is predicted to be faster by more than that part."""
+        """Return the operator with the tile and kernel that are best at the lengths of ``binding``, with its constant
+        arrangements. Returns the operator itself if no kernel is predicted to be faster by more than ``within``."""
         ...
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
-        """A table for other lengths than those of ``first``, of the same ports, which never runs at the same time: in its memory,
-        as far as that fits."""
+        """Load a table for other lengths than those of ``first``, with the same ports. The two never run at the same time, so it
+        uses the memory of ``first`` as far as it fits."""
         ...
 
 
 @runtime_checkable
 class Thrifty(Protocol):
-    """A Backend may also name a kernel for an operator beside others, which its fastest candidates need not hold: those are the
-    fastest with the device to themselves, and so fill it (Rammer, section 4.2: resource-efficient rTasks)."""
+    """A Backend that names a resource-efficient kernel for an operator (Rammer, section 4.2: resource-efficient rTasks). The
+    fastest candidates need not include it: they are the fastest with the device to themselves, and so fill it."""
 
     def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
-        """The operator tiled so that its tasks take least time of vEUs in all, of what is predicted to take not much longer than
-        the best alone; None where no other kernel is known."""
+        """Return the operator tiled for the least vEU time of its tasks in all, or None without another kernel. It is predicted
+        to take not much longer than the best alone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What is between two turns: how many steps take as long, of recurrent layers (``cells``) and of a model's own loops
-    (``light``). Steps that a run does not need cost as much as others, unless the device skips them: then these are less."""
+    """The cost between two iterations: the number of steps that take as long.
+
+    ``cells`` counts steps of recurrent layers, ``light`` those of a model's loops. Steps that a run does not need cost as much as
+    others. The numbers are smaller if the device skips them."""
 
     cells: int = 2
     light: int = 32
@@ -109,32 +111,32 @@ class Between:
 
 @runtime_checkable
 class Repeating(Protocol):
-    """A Backend may also run programs with ``repeat``: the table again and again, with moves between buffers before and after
-    each turn. A Backend without this gets none: the core then runs the turns from the host."""
+    """A Backend that runs programs with ``repeat``: the table in iterations, with moves between buffers around each. For a
+    Backend without this the core runs the iterations from the host."""
 
     @property
     def repeats(self) -> bool:
-        """Whether it does."""
+        """Return True if the backend repeats programs."""
         ...
 
 
 @runtime_checkable
 class Seaming(Protocol):
-    """A Backend may say what is between two turns; one that does not has what ``Between`` has."""
+    """A Backend that reports the cost between two iterations; the default is that of ``Between``."""
 
     @property
     def between(self) -> Between:
-        """It."""
+        """The cost between two iterations."""
         ...
 
 
 def iteration_cost(backend: Backend) -> Between | None:
-    """What is between two turns of a device; None where it does not repeat programs."""
+    """Return the cost between two iterations on a device, or None if it does not repeat programs."""
     if not can_repeat(backend):
         return None
     return backend.between if isinstance(backend, Seaming) else Between()
 
 
 def can_repeat(backend: Backend) -> bool:
-    """Whether a device runs repeated programs."""
+    """Return True if a device runs repeated programs."""
     return isinstance(backend, Repeating) and backend.repeats

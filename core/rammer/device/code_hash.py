@@ -1,4 +1,4 @@
-"""Hashes of code: what was tuned or compiled with other code of a plugin is not used."""
+"""Hashes of code: results that were tuned or compiled with other code of a plugin are not used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-#: Files that decide what a plugin does: code, and text of kernels that is kept as it is.
+#: Suffixes of files that decide a plugin's behaviour: code, and stored text of kernels.
 CODE = (".py", ".pyi", ".cuh", ".cu", ".cl", ".c", ".h", ".cpp", ".so")
 
 
 @cache
 def code_hash(*packages: str) -> str:
-    """Content hash of the files of imported packages or modules; "" where none has a file."""
+    """Return a content hash of the files of imported packages or modules; "" if none has a file."""
     digest, found = hashlib.sha256(), False
     for package in packages:
         for path in _source_files(package):
@@ -33,6 +33,6 @@ def _source_files(package: str) -> list[Path]:
 
 
 def package_of(thing: object) -> str:
-    """The top package that a plugin's code, or an object's class, is in."""
+    """Return the top package of a plugin's code, or of an object's class."""
     module = thing.__name__ if isinstance(thing, ModuleType) else type(thing).__module__
     return module.partition(".")[0]

@@ -17,29 +17,29 @@ __all__ = ["CustomOperator", "CustomOperators", "Use"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: What an attribute may be: a number, a word, or several numbers.
+#: Types of an attribute: a number, a word, or several numbers.
 _KINDS = (int, float, str, tuple)
-#: Domains that belong to ONNX begin so.
+#: Prefix of the domains that belong to ONNX.
 _RESERVED = "ai.onnx"
 _DOMAIN = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def is_reserved_domain(domain: str) -> bool:
-    """Whether the domain is ONNX's own."""
+    """Return True if the domain belongs to ONNX."""
     return not domain or f"{domain}.".startswith(f"{_RESERVED}.")
 
 
 @dataclass(frozen=True)
 class CustomOperator:
-    """One operator of ``domain``: how it may be used, and the types of its results.
+    """An operator of ``domain``: its use, and the types of its results.
 
-    ``infer`` gives the types of all outputs that the use could have (or of the first ones, as many as it asks for), from the
-    operands' types (``use.inputs``), attributes (``use.attr``) and known values (``use.value``). It raises BadInput where they do
-    not go together. ``inputs`` and ``outputs`` count operands and results: a number, or the least and the most.
-    ``attributes`` has the default of each attribute, or its type (int, float, str, tuple) where it must be given.
-    ``reference`` computes the outputs with NumPy from attributes and operands (None where one is absent): for
-    ``rammer compare --against reference``, and for uses that have no lowering, which run on the host. ``since`` is the first
-    version of the domain that has the operator. ``plugin`` is filled in where the declaration is collected.
+    ``infer`` returns the types of all outputs that the use could have (or of the first ones, as many as it asks for). It reads
+    the operands' types (``use.inputs``), attributes (``use.attr``) and known values (``use.value``), and raises BadInput if they
+    are inconsistent. ``inputs`` and ``outputs`` count operands and results: a number, or the least and the most. ``attributes``
+    has the default of each attribute, or its type (int, float, str, tuple) if it is required. ``reference`` computes the outputs
+    with NumPy from attributes and operands (None for an absent one). It serves ``rammer compare --against reference``, and uses
+    without a lowering, which run on the host. ``since`` is the first version of the domain that has the operator. ``plugin`` is
+    filled in when the declaration is collected.
     """
 
     domain: str
@@ -68,16 +68,17 @@ class CustomOperator:
 
     @staticmethod
     def counted(count: int | tuple[int, int]) -> tuple[int, int]:
-        """The least and the most of operands or results."""
+        """Return the least and the greatest number of operands or results."""
         return (count, count) if isinstance(count, int) else count
 
     @property
     def title(self) -> str:
-        """How texts name it: ``domain.name``, which is also what ``Node.op`` of a use is."""
+        """The name in texts: ``domain.name``, which is also the ``Node.op`` of a use."""
         return f"{self.domain}.{self.name}"
 
     def types(self, use: Use) -> tuple[TensorType, ...]:
-        """Types of the outputs that ``use`` asks for. What ``infer`` raises passes; TypeError where it gives something else."""
+        """Return the types of the outputs that ``use`` asks for. Errors of ``infer`` pass; raises TypeError if its result is
+        malformed."""
         wanted = len(use.wanted)
         with attribute_errors(self):
             found = self.infer(use)
@@ -88,7 +89,8 @@ class CustomOperator:
     def referred(
         self, attributes: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], values: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """The outputs by name, by ``reference``. DeviceFailure naming the plugin where that fails; BadInput of its passes."""
+        """Return the outputs by name, computed by ``reference``. Raises DeviceFailure naming the plugin if that fails; its
+        BadInput passes."""
         try:
             assert self.reference is not None
             found = list(self.reference(attributes, [values[n] if n else None for n in inputs]))
@@ -104,12 +106,14 @@ class CustomOperator:
             ) from problem
 
     def owned(self, plugin: str) -> CustomOperator:
-        """The same declaration, of ``plugin``."""
+        """Return the declaration with its ``plugin`` set."""
         return replace(self, plugin=plugin)
 
     def check(self, where: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """All attributes of a use, defaults included. BadInput where it has another number of operands or results, lacks one that
-        it needs, or has attributes that are not declared or of another kind; ``where`` names the node."""
+        """Return all attributes of a use, defaults included. ``where`` names the node.
+
+        Raises BadInput if the number of operands or results is wrong, or if a required operand or attribute is missing. It is
+        also raised for attributes that are undeclared or of another kind."""
         hint = f"{self.title} is declared by plugin {self.plugin}: see its documentation"
         for what, count, (low, high) in (
             ("inputs", len(inputs), self.counted(self.inputs)),

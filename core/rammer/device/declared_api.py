@@ -1,4 +1,4 @@
-"""The API version that a plugin was written for, read from its text: a newer plugin may not even import with this core."""
+"""Static reader of the API version in a plugin's source: a newer plugin may fail to import with this core."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-#: Files of a package that are looked through.
+#: Maximum number of files read per package.
 MOST: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredDevice:
-    """A ``Device(...)`` in a plugin's text: its API version, and its name where that is a literal, too."""
+    """A ``Device(...)`` call in a plugin's source: its API version, and its name if that is a literal."""
 
     name: str
     api: int
 
 
 def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, ...]:
-    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package.
-
-    Nothing is imported. The result is empty where there is no text to read.
-    """
+    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package. Imports nothing.
+    Returns an empty tuple if the source is unavailable."""
     module = getattr(point, "module", "")
     if not isinstance(module, str) or not module:
         return ()
@@ -34,7 +32,7 @@ def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, .
 
 
 def _module_files(module: str, whole: bool) -> Iterator[Path]:
-    """The file of ``module``, found from its top package: to look for a submodule by name would import its parents."""
+    """Yield the files of ``module``, located from its top package: a lookup by submodule name would import its parents."""
     top, _, rest = module.partition(".")
     try:
         spec: ModuleSpec | None = find_spec(top)
@@ -53,7 +51,7 @@ def _module_files(module: str, whole: bool) -> Iterator[Path]:
 
 
 def _in_file(path: Path) -> Iterator[DeclaredDevice]:
-    """Calls of ``Device`` with a number as ``api``, or with a name that the module gives a number."""
+    """Yield the calls of ``Device`` whose ``api`` is a number, or a name to which the module assigns a number."""
     try:
         text = path.read_text()
         tree = ast.parse(text) if "api" in text else None
@@ -72,7 +70,7 @@ def _in_file(path: Path) -> Iterator[DeclaredDevice]:
 
 
 def _literal_assignments(tree: ast.Module) -> Iterator[tuple[str, object]]:
-    """Names to which the module assigns a literal."""
+    """Yield the names to which the module assigns a literal."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

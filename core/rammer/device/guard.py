@@ -1,8 +1,10 @@
-"""What the core promises every plugin about threads: one call of a program at a time, and none after ``close``. And what it
-promises users of every plugin: errors of a driver, of the system and of a package that is not there are RammerErrors.
+"""Guards around the objects of plugins: thread safety for plugins, uniform errors for users.
 
-A plugin's Backend is put into a guard where it is opened, and gives guarded programs and bound calls from then on. A guard
-forwards whatever else it is asked for, and tells the class of what it stands for, so a device's own attributes are still there.
+The core calls a program from one thread at a time, and never after ``close``. Errors of a driver, of the system and of a missing
+package become RammerErrors.
+
+A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs and bound calls. A guard forwards all
+other attributes and reports the class of the wrapped object, so a device's additional attributes remain accessible.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from rammer.ir.program import RProgram
 
 
 class Telling:
-    """A block in which errors of ``device``'s driver and of the system become RammerErrors. A class, as every run has
-    some: a generator takes a microsecond more."""
+    """A context in which errors of ``device``'s driver and of the system become RammerErrors. A class, since every run enters it:
+    a generator takes a microsecond more."""
 
     __slots__ = ("device",)
 
@@ -42,7 +44,7 @@ class Telling:
 
 
 class Turn:
-    """A block in which no other call of ``program`` runs. DeviceFailure once that is closed."""
+    """A context that excludes other calls of ``program``. Raises DeviceFailure if the program is closed."""
 
     __slots__ = ("outer", "program")
 
@@ -64,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a device was opened, such that another process of this environment can open it too."""
+    """The parameters with which a device was opened, so that another process of this environment can open it too."""
 
     device: str
     options: OpenOptions
@@ -75,7 +77,7 @@ class Opening:
 
 
 class Guard:
-    """Stands for ``plain``, an object of the plugin of device ``device``."""
+    """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
         self._plain, self._device = plain, device
@@ -94,7 +96,7 @@ class Guard:
         return call
 
     def told(self) -> Telling:
-        """Here the plugin meets its driver and the system: what they raise is told as a RammerError."""
+        """Return a context for calls into the plugin, which converts its exceptions to RammerErrors."""
         return Telling(self._device)
 
     @property  # type: ignore[misc]
@@ -103,7 +105,7 @@ class Guard:
 
 
 class GuardedBackend(Guard):
-    """An opened device. ``lock`` is held while something is compiled or loaded for it; runs do not need it."""
+    """An opened device. ``lock`` is held during compiling and loading; runs do not need it."""
 
     def __init__(self, plain: Backend, device: str, opening: Opening | None = None) -> None:
         super().__init__(plain, device)
@@ -122,25 +124,24 @@ class GuardedBackend(Guard):
         return call
 
     def _check_open(self) -> None:
-        """DeviceFailure once closed. What describes the device can still be read."""
+        """Raise DeviceFailure if the device is closed. Descriptive attributes remain readable."""
         if self.shut:
             raise DeviceFailure(f"device {self._device} was closed", hint="open it again")
 
     @property
     def fingerprint(self) -> str:
-        """The plugin's, with a hash of its code: what an edited plugin made before is not used."""
+        """The plugin's fingerprint with a hash of its code, so that results of an edited plugin are not reused."""
         with self.told():
             return f"{self._plain.fingerprint}, code {code_hash(package_of(self._plain))}"
 
     @property
     def profiler(self) -> Any:
-        """The plugin's, guarded: it measures on the device."""
+        """The plugin's profiler, guarded, since it measures on the device."""
         self._check_open()
         with self.told():
             return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The plugin's program, guarded."""
         with self.lock, self.told():
             self._check_open()
             made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
@@ -148,7 +149,7 @@ class GuardedBackend(Guard):
             return made
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: GuardedLoaded) -> Loaded:
-        """The plugin's table for other lengths than those of ``first``, which takes turns with it."""
+        """Load the plugin's table for other lengths than those of ``first``; the two programs share one lock."""
         with self.lock, self.told():
             self._check_open()
             made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
@@ -157,8 +158,8 @@ class GuardedBackend(Guard):
             return made
 
     def close(self) -> None:
-        """Close its programs, when their calls have returned, then the device; closing again does nothing. DeviceFailure from
-        within a call of one of them."""
+        """Close the programs after their calls have returned, then the device. Closing again does nothing. Raises DeviceFailure
+        if called from within a call of one of the programs."""
         with self.lock:
             if self.shut:
                 return
@@ -174,7 +175,8 @@ class GuardedBackend(Guard):
 
 
 class GuardedLoaded(Guard):
-    """A program on the device: ``run``, ``bind``, ``close`` and its bound calls take turns. DeviceFailure once closed."""
+    """A loaded program whose ``run``, ``bind``, ``close`` and bound calls exclude each other. Calls raise DeviceFailure after
+    ``close``."""
 
     def __init__(self, plain: Loaded, name: str, device: str) -> None:
         super().__init__(plain, device)
@@ -182,25 +184,24 @@ class GuardedLoaded(Guard):
 
     @property
     def kernels(self) -> int:
-        """The plugin's answer."""
         return cast(int, self._plain.kernels)
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run, when all calls that came before have returned."""
+        """Run the program after all earlier calls have returned."""
         with self.turn(), self.told():
             return cast(RunResult, self._plain.run(inputs))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A bound call that takes turns with this program's other calls."""
+        """Return a bound call that excludes this program's other calls."""
         with self.turn(), self.told():
             return GuardedBound(self, self._plain.bind(inputs, outputs, stream))
 
     def turn(self) -> Turn:
-        """No other call meanwhile. DeviceFailure once closed."""
+        """Return a context that excludes other calls. Entering it raises DeviceFailure if the program is closed."""
         return Turn(self)
 
     def close(self) -> None:
-        """Free the program when the call that is running has returned; closing again does nothing."""
+        """Free the program after the running call has returned. Closing again does nothing."""
         with self.ending():
             if not self.shut:
                 self.shut = True
@@ -208,7 +209,8 @@ class GuardedLoaded(Guard):
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """No call meanwhile. DeviceFailure where this thread is in one: what Python collects during a run may try."""
+        """Exclude other calls while the program is closed. Raises DeviceFailure if this thread is in a call of the program:
+        garbage collection during a run may try to close it."""
         with self.lock:
             if self.busy:
                 raise DeviceFailure(f"program {self._name} cannot be closed from within a call of it")
@@ -217,7 +219,7 @@ class GuardedLoaded(Guard):
 
 
 class GuardedBound(Guard):
-    """A bound call of ``program``, which takes turns with the program's other calls."""
+    """A bound call of ``program`` that excludes the program's other calls."""
 
     def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
         super().__init__(plain, program._device)
@@ -225,72 +227,62 @@ class GuardedBound(Guard):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The plugin's answer."""
         return cast(Mapping[str, Any], self._plain.inputs)
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """The plugin's answer."""
         return cast(Mapping[str, Any], self._plain.outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The plugin's answer."""
         return cast("tuple[str, ...]", self._plain.notes)
 
     @property
     def clock(self) -> str:
-        """The plugin's answer."""
         return cast(str, self._plain.clock)
 
     @property
     def stream(self) -> Any:
-        """The plugin's answer."""
         return self._plain.stream
 
     def run(self) -> None:
-        """One run, queued or done."""
         with self._program.turn(), self.told():
             self._plain.run()
 
     def synchronize(self) -> None:
-        """Wait for every queued run; ``close`` of the program has waited for them."""
+        """Wait for every queued run. Does nothing after the program's ``close``, which has waited already."""
         with self._program.lock, self.told():
             if not self._program.shut:
                 self._plain.synchronize()
 
     def seconds(self) -> float:
-        """One run, waited for."""
         with self._program.turn(), self.told():
             return cast(float, self._plain.seconds())
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into bound inputs."""
         with self._program.turn(), self.told():
             self._plain.write(inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of outputs."""
         with self._program.turn(), self.told():
             return cast("dict[str, Array]", self._plain.to_host(*names))
 
     def close(self) -> None:
-        """Let go of the arrays."""
         with self._program.ending():
             self._plain.close()
 
 
 def guard_backend(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
-    """``backend`` of device ``device`` in a guard; one that is in a guard already as it is. ``opening`` says how another process
-    can open it."""
+    """Return ``backend`` of device ``device`` in a guard, or unchanged if it is guarded already. ``opening`` holds the parameters
+    for another process to open it."""
     return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device, opening))
 
 
 def opening_of(backend: Backend) -> Opening | None:
-    """How another process can open ``backend``; None where it cannot."""
+    """Return the parameters for another process to open ``backend``, or None if it cannot be reopened."""
     return backend.opening if type(backend) is GuardedBackend else None
 
 
 def compile_lock(backend: Backend) -> AbstractContextManager[Any]:
-    """Held while models are compiled for a guarded ``backend``, whose methods one thread calls at a time."""
+    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods."""
     return cast(GuardedBackend, backend).lock

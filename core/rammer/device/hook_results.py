@@ -1,4 +1,5 @@
-"""What plugins return from hooks, checked: each value with the key that no other plugin's may have (None: any number of them)."""
+"""Checks of the values that plugins return from hooks. Each value gets a key that must be unique among plugins; the key None is
+exempt."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from typing import Any, TypeAlias
 from rammer.device.custom_operators import CustomOperator, CustomOperators, is_reserved_domain
 from rammer.ir.operator import ROperator
 
-#: From what a hook returns to keys and values; TypeError where it is nothing of the kind.
+#: Converts a hook's result to keys and values. Raises TypeError if the result has the wrong type.
 Checked: TypeAlias = Callable[[Any], list[tuple[Any, Any]]]
 
-#: What the core calls of a Transport.
+#: Methods of a Transport that the core calls.
 TRANSPORT = ("probe", "connects", "open")
 
 
 def check_policies(group: Any) -> list[tuple[Any, Any]]:
-    """Values with the name by which users choose them."""
+    """Return the policies by the names with which users choose them."""
     return [(value.name, value) for _, value in check_passes(group)]
 
 
 def check_passes(group: Any) -> list[tuple[Any, Any]]:
-    """Values with a name that are called."""
+    """Return the values after checking that each has a name and is callable."""
     for value in group:
         if not (callable(value) and isinstance(getattr(value, "name", None), str)):
             raise TypeError(f"{value!r} is no value with a name that can be called")
@@ -30,7 +31,7 @@ def check_passes(group: Any) -> list[tuple[Any, Any]]:
 
 
 def check_transports(group: Any) -> list[tuple[Any, Any]]:
-    """Ways between devices, with the name by which users choose them."""
+    """Return the transports by the names with which users choose them."""
     for value in group:
         if not (isinstance(getattr(value, "name", None), str) and all(callable(getattr(value, n, None)) for n in TRANSPORT)):
             raise TypeError(f"{value!r} is no Transport (rammer.distributed.transport.protocol)")
@@ -38,7 +39,7 @@ def check_transports(group: Any) -> list[tuple[Any, Any]]:
 
 
 def check_declarations(group: Any) -> list[tuple[Any, Any]]:
-    """Operators that ONNX does not have."""
+    """Return declarations of operators outside ONNX, by (domain, name)."""
     for value in group:
         if not isinstance(value, CustomOperator):
             raise TypeError(f"{value!r} is no CustomOperator")
@@ -49,7 +50,7 @@ def check_declarations(group: Any) -> list[tuple[Any, Any]]:
 
 
 def check_lowerings(group: Any, declared: CustomOperators) -> list[tuple[Any, Any]]:
-    """Functions by (domain, operator), of operators that ONNX has or a plugin declares."""
+    """Return lowering functions by (domain, operator), for operators that ONNX has or a plugin declares."""
     if not isinstance(group, Mapping):
         raise TypeError(f"{group!r} is no mapping of functions by (domain, operator)")
     for key, function in group.items():
@@ -61,7 +62,7 @@ def check_lowerings(group: Any, declared: CustomOperators) -> list[tuple[Any, An
 
 
 def check_candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
-    """``operator`` with tiles and families."""
+    """Return the candidates after checking that they are ``operator`` with tiles and families."""
     for value in group:
         if not isinstance(value, ROperator):
             raise TypeError(f"{value!r} is no ROperator")
@@ -75,5 +76,5 @@ def check_candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
 
 
 def describe_key(key: Any) -> str:
-    """How a message names what a key stands for."""
+    """Return the text by which messages name a key."""
     return ".".join(filter(None, key)) if isinstance(key, tuple) else repr(key)

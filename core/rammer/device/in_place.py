@@ -1,4 +1,4 @@
-"""Arrays of the host that programs use where they are, and what a run copies of those that they do not."""
+"""Host arrays that programs access in place, and the copies that a run makes of all others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["ANY", "Copying", "HostRoom", "InPlace", "copied_by", "room_of"]
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """What a device asks of a dense array that its programs shall use in its place: it begins at a multiple of ``aligned`` bytes,
-    and ``beyond`` bytes behind it may be read, whatever is in them."""
+    """The requirements on a dense host array that a device's programs access in place. It starts at a multiple of ``aligned``
+    bytes. The ``beyond`` bytes after it are readable, with arbitrary content."""
 
     aligned: int = 64
     beyond: int = 0
 
     def has(self, array: Any) -> bool:
-        """Whether ``array`` is one such, as far as the array that it is a view of tells."""
+        """Return True if ``array`` meets the requirements, as far as its base array shows."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.nbytes:
             return False
         whole = array
@@ -33,47 +33,47 @@ class HostRoom:
         return array.ctypes.data % self.aligned == 0 and end >= self.beyond
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """A new array that has it."""
+        """Return a new zero-filled array that meets the requirements."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         whole = np.zeros(size + self.aligned + self.beyond, np.uint8)
         start = -whole.ctypes.data % self.aligned
         return whole[start : start + size].view(dtype).reshape(shape)
 
     def with_that_of(self, other: HostRoom) -> HostRoom:
-        """What has both."""
+        """Return the requirements that satisfy both."""
         return HostRoom(int(np.lcm(self.aligned, other.aligned)), max(self.beyond, other.beyond))
 
 
-#: Of a device that says nothing.
+#: Requirements of a device that declares none.
 ANY: Final = HostRoom()
 
 
 @runtime_checkable
 class InPlace(Protocol):
-    """A Backend whose memory is the host's may say which arrays its programs read and write where they are."""
+    """A Backend that shares the host's memory and declares which arrays its programs access in place."""
 
     @property
     def host_room(self) -> HostRoom:
-        """What such an array has."""
+        """The requirements on an array that programs access in place."""
         ...
 
 
 @runtime_checkable
 class Copying(Protocol):
-    """A Bound may also say what its runs copy. One that does not is taken to copy all that it is given."""
+    """A Bound that reports which arrays its runs copy. Any other Bound is assumed to copy all of its arrays."""
 
     @property
     def copied(self) -> tuple[Collection[str], Collection[str]]:
-        """Inputs and outputs whose array is another memory than the one in which the program computes: each run copies between
-        the two."""
+        """The inputs and outputs whose array differs from the memory in which the program computes. Each run copies between the
+        two."""
         ...
 
 
 def copied_by(bound: Bound) -> tuple[Collection[str], Collection[str]]:
-    """The inputs and outputs that a Bound's runs copy."""
+    """Return the inputs and outputs that a Bound's runs copy."""
     return bound.copied if isinstance(bound, Copying) else (bound.inputs, bound.outputs)
 
 
 def room_of(backend: Any) -> HostRoom:
-    """What a Backend asks of arrays."""
+    """Return the requirements that a Backend places on host arrays."""
     return backend.host_room if isinstance(backend, InPlace) else ANY

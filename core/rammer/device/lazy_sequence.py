@@ -1,4 +1,4 @@
-"""A sequence whose items are made when somebody first asks for them."""
+"""A sequence whose items are computed on first access."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """What ``items`` gives, in its order and each once. Whoever reads only the first few pays for no others."""
+    """A sequence over ``items`` that computes each item once, in order, when it is first accessed. Readers of the first few items
+    do not compute the rest."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._rest, self._made = iter(items), list[T]()
 
     def _extend_to(self, count: int | None) -> list[T]:
-        """The items made so far, ``count`` (None: all) of them at least if there are so many."""
+        """Return the computed items, after extending them to ``count`` (None: all) if enough exist."""
         self._made += islice(self._rest, None if count is None else max(count - len(self._made), 0))
         return self._made
 

@@ -1,4 +1,4 @@
-"""Finding devices: each entry point is loaded on its own, so one broken plugin never hides another."""
+"""Discovery of devices. Each entry point is loaded separately, so a broken plugin never hides another."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 __all__ = ["DeviceStatus", "Registry"]
 
 GROUP = "rammer.devices"
-#: Hooks by which a plugin changes the compilation for devices that are not its own.
+#: Hooks by which a plugin changes compilation for devices of other plugins.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")
 HOOKS = ("rammer_devices", *EXTENSIONS, "rammer_transports")
-#: Seconds within which a device must answer where all are listed.
+#: Timeout in seconds for each device when all are listed.
 PROBING = 10.0
-#: Most characters of the value of a device's option.
+#: Maximum number of characters in the value of a device option.
 LONGEST_OPTION: Final = 200
-#: Where the devices are that this repository has.
+#: Hint that names the devices of this repository.
 PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 
 
@@ -73,28 +73,28 @@ class DeviceStatus:
 
 
 class Loadable(Protocol):
-    """An entry point: a name and what it loads."""
+    """An entry point: a name and the object that it loads."""
 
     @property
     def name(self) -> str:
-        """Shown where loading fails."""
+        """The name shown if loading fails."""
         ...
 
     def load(self) -> Any:
-        """The plugin: a module or object with hook implementations."""
+        """Return the plugin: a module or object with hook implementations."""
         ...
 
 
 @dataclass
 class Registry:
-    """All plugins of this environment (or the given entry points, for tests)."""
+    """All plugins of this environment (or of explicit entry points, for tests)."""
 
     points: Iterable[Loadable] | None = None
     disabled: frozenset[str] = field(default_factory=lambda: _disabled_names())
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: What was raised, by plugin and hook.
-    owners: list[tuple[object, str]] = field(default_factory=list)  #: What plugins gave, and who.
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: Errors by plugin and hook.
+    owners: list[tuple[object, str]] = field(default_factory=list)  #: Contributed values and their plugins.
 
     @cached_property
     def manager(self) -> pluggy.PluginManager:
@@ -103,7 +103,7 @@ class Registry:
         manager.add_hookspecs(Hooks)
         points = find_entry_points(GROUP) if self.points is None else sorted(self.points, key=lambda p: p.name)
         labelled = _label_entry_points(points)
-        if self.points is None or self.disabled != _disabled_names():  # what the environment names is installed, not given
+        if self.points is None or self.disabled != _disabled_names():  # names in the environment refer to installed plugins only
             _report_unknown(self.disabled, {n for name, point in labelled.items() for n in (point.name, name)})
         for name, point in labelled.items():
             if {point.name, name} & self.disabled:
@@ -126,7 +126,7 @@ class Registry:
         return manager
 
     def _is_other_version(self, name: str, declared: Sequence[DeclaredDevice]) -> bool:
-        """Return True if a plugin's text says that it was written for another API version; its devices are reported so."""
+        """Return True if the plugin's source declares another API version, and report its devices accordingly."""
         others = [d for d in declared if d.api != API_VERSION]
         for number, device in enumerate(others):
             key = device.name or name
@@ -137,8 +137,8 @@ class Registry:
 
     @cached_property
     def devices(self) -> dict[str, Device | DeviceStatus]:
-        """Manifests by device name; a plugin that fails while listing them gets a status instead, and so does a device that
-        several plugins have."""
+        """Manifests by device name. A device has a status instead if its plugin fails while listing, or if several plugins define
+        it."""
         found: dict[str, dict[str, Device]] = {}
         for name, call in self._hook_plugins("rammer_devices"):
             try:
@@ -160,15 +160,15 @@ class Registry:
         return result
 
     def statuses(self) -> Iterator[DeviceStatus]:
-        """Probe every device, all at the same time; never raises. A device whose probe takes longer than ``PROBING`` seconds is
-        reported so. A broken plugin is told also where another one has a device of its name."""
+        """Probe every device concurrently and yield its status; never raises. A device whose probe exceeds ``PROBING`` seconds is
+        reported as a load error. A broken plugin is reported even if another plugin has a device of its name."""
         probed = _probe_devices({n: d for n, d in self.devices.items() if isinstance(d, Device)})
         for name, entry in sorted(self.devices.items()):
             yield entry if isinstance(entry, DeviceStatus) else probed[name]
         yield from (status for name, status in sorted(self.broken.items()) if self.devices[name] is not status)
 
     def status(self, name: str) -> DeviceStatus:
-        """Status of one device. BadInput for an unknown name, with the nearest known one."""
+        """Return the status of one device. Raises BadInput for an unknown name and suggests the nearest known one."""
         entry = self.devices.get(name)
         if entry is None:
             raise _unknown_device_error(name, sorted(self.devices))
@@ -178,7 +178,7 @@ class Registry:
             return _probe_device(name, entry)
 
     def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
-        """Open ``NAME[:INDEX]``. BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
+        """Open ``NAME[:INDEX]``. Raises BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
         name, _, place = spec.partition(":")
         index = whole_number(place or "0")
         if index is None:
@@ -197,7 +197,7 @@ class Registry:
         if device.api != API_VERSION:
             raise _unavailable_error(_mismatch_status(name, device))
         try:
-            # Plugins that were handed over are in this process alone.
+            # Plugins passed as arguments exist in this process only.
             opening = Opening(name, request) if self.points is None else None
             return guard_backend(_check_backend(device.open(request)), name, opening)
         except Exception as problem:
@@ -216,20 +216,20 @@ class Registry:
             raise DeviceUnavailable(f"there is no {status.name}:{index}", hint=f"found: {found}")
 
     def policies(self) -> list[Policy]:
-        """Scheduling policies of all plugins."""
+        """Return the scheduling policies of all plugins."""
         return [policy for _, policy in self._hook_contributions("rammer_policies", check_policies)]
 
     def transports(self) -> list[Transport]:
-        """Ways between devices that plugins bring."""
+        """Return the transports of all plugins."""
         return [transport for _, transport in self._hook_contributions("rammer_transports", check_transports)]
 
     def passes(self) -> list[Pass]:
-        """Graph passes of all plugins."""
+        """Return the graph passes of all plugins."""
         return [step for _, step in self._hook_contributions("rammer_passes", check_passes)]
 
     def operators(self) -> dict[tuple[str, str], CustomOperator]:
-        """Operators that plugins declare, by (domain, operator)."""
-        self.lowerings()  # says which plugin lowers operators that none declares, before a model with one is refused
+        """Return the operators that plugins declare, by (domain, operator)."""
+        self.lowerings()  # reports undeclared operators that a plugin lowers, before a model with one of them is rejected
         return self._declared_operators
 
     @cached_property
@@ -239,18 +239,18 @@ class Registry:
         return found
 
     def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
-        """Lowerings of all plugins by (domain, operator)."""
+        """Return the lowerings of all plugins by (domain, operator)."""
         return dict(self._hook_contributions("rammer_lowerings", lambda group: check_lowerings(group, self._declared_operators)))
 
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
-        """Candidates that third parties add for somebody else's device."""
+        """Return the candidates that other plugins add for ``device``."""
         given = {"device": device, "operator": operator, "binding": binding}
         found = list(self._call_hook("rammer_kernels", lambda group: check_candidates(group, operator), **given))
         self.owners += [(value, name) for _, value, name in found]
         return [value for _, value, _ in found]
 
     def _hook_contributions(self, hook: str, checked: Checked) -> list[tuple[Any, Any]]:
-        """What all plugins return from ``hook``, with what tells one from another; they are asked once."""
+        """Return the keys and values that all plugins contribute to ``hook``. Each hook is called once."""
         if hook not in self._cached_contributions:
             found = list(self._call_hook(hook, checked))
             self.owners += [(value, name) for _, value, name in found]
@@ -262,8 +262,8 @@ class Registry:
         return {}
 
     def _call_hook(self, hook: str, checked: Checked, **given: Any) -> Iterator[tuple[Any, Any, str]]:
-        """What each plugin returns from ``hook``: key, value and the plugin's name. One that fails in it is left out, and a
-        warning names it; so is one that gives what another plugin gave already."""
+        """Yield the key, value and plugin name of each result of ``hook``. A plugin is skipped with a warning if it fails in the
+        hook, or if it returns a key that another plugin already has."""
         owners: dict[Any, str] = {}
         for name, call in self._hook_plugins(hook):
             try:
@@ -277,7 +277,7 @@ class Registry:
                 yield from ((key, value, name) for key, value in pairs)
 
     def _hook_plugins(self, hook: str) -> list[tuple[str, Callable[..., list[Any]]]]:
-        """The plugins that fill ``hook``, each with a call of its own."""
+        """Return the plugins that implement ``hook``, each with a separate caller."""
         if hook not in self._hook_callers:
             plugins = self.manager.list_name_plugin()
             filling = {i.plugin_name for i in getattr(self.manager.hook, hook).get_hookimpls()}
@@ -293,7 +293,7 @@ class Registry:
         return {}
 
     def _leave_out(self, name: str, hook: str, problem: BaseException) -> None:
-        """Remember that a plugin failed in a hook, and say so once."""
+        """Record that a plugin failed in a hook, and warn once."""
         if (name, hook) not in self.failed:
             self.failed[name, hook] = text = f"{type(problem).__name__}: {problem}"
             sys.stderr.write(
@@ -305,8 +305,10 @@ class Registry:
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
-        """What a plugin's pass, policy, lowering, declared operator or offered kernel raises here, or what the core raises about
-        it (``culprit``), is a DeviceFailure that names the plugin."""
+        """Convert errors that a plugin causes in this context to a DeviceFailure that names the plugin.
+
+        Covers errors raised by a plugin's pass, policy, lowering, declared operator or kernel. Also covers errors that the core
+        raises about one of them (``culprit``)."""
         try:
             yield
         except Exception as problem:
@@ -322,25 +324,25 @@ class Registry:
             ) from problem
 
     def _blame_plugin(self, problem: Exception) -> str | None:
-        """The plugin whose code raised ``problem``."""
+        """Return the plugin whose code raised ``problem``."""
         owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._is_extension(n)}
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
         return next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
 
     def _is_extension(self, name: str) -> bool:
-        """Whether a plugin fills a hook for devices that are not its own."""
+        """Return True if a plugin implements a hook for devices of other plugins."""
         return any(name == n for hook in EXTENSIONS for n, _ in self._hook_plugins(hook))
 
     def extension_key(self) -> str:
-        """Names, versions and code of the plugins that change how models are compiled, and the hooks that failed: part of the key
-        of compiled programs and tuned kernels."""
+        """Return names, versions and code hashes of the plugins that change compilation, and the hooks that failed. Part of the
+        key of compiled programs and tuned kernels."""
         extending = [(n, p) for n, p in sorted(self.manager.list_name_plugin(), key=itemgetter(0)) if self._is_extension(n)]
         parts = [f"{name}={self.versions.get(name, '')}+{code_hash(package_of(plugin))}" for name, plugin in extending]
         return " ".join([*parts, *(f"{name}!{hook}" for name, hook in sorted(self.failed))])
 
 
 def _label_entry_points(points: Iterable[Loadable]) -> dict[str, Loadable]:
-    """Entry points by name; where several have one name, with what they belong to."""
+    """Return the entry points by name; duplicate names get the name of their distribution."""
     points = list(points)
     count, result = Counter(p.name for p in points), dict[str, Loadable]()
     for point in points:
@@ -354,7 +356,7 @@ def _label_entry_points(points: Iterable[Loadable]) -> dict[str, Loadable]:
 
 
 def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """TypeError where a plugin fills no hook, or has a function of a hook's name that is not marked as filling it."""
+    """Raise TypeError if a plugin implements no hook, or has an unmarked function with a hook's name."""
     filled = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     for hook in HOOKS:
         if hook not in filled and callable(getattr(plugin, hook, None)):
@@ -373,12 +375,12 @@ def _conflict_status(name: str, owners: list[str]) -> DeviceStatus:
 
 
 def _disabled_names() -> frozenset[str]:
-    """The names in RAMMER_DISABLE."""
+    """Return the names in RAMMER_DISABLE."""
     return frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
 
 
 def _report_unknown(disabled: Collection[str], known: Collection[str]) -> None:
-    """Warn of names in RAMMER_DISABLE that no plugin has, with the nearest that one has."""
+    """Warn of names in RAMMER_DISABLE that match no plugin, and suggest the nearest names."""
     for name in sorted(set(disabled) - set(known)):
         sys.stderr.write(
             to_printable(f"rammer: warning: RAMMER_DISABLE names {name!r}, but {_suggest_names(name, sorted(known))}\n")
@@ -386,7 +388,7 @@ def _report_unknown(disabled: Collection[str], known: Collection[str]) -> None:
 
 
 def _suggest_names(name: str, known: list[str]) -> str:
-    import difflib  # takes long to import
+    import difflib  # slow to import
 
     nearest = difflib.get_close_matches(name, known, 2)
     return (
@@ -405,7 +407,7 @@ def _mismatch_status(name: str, device: Device) -> DeviceStatus:
 
 
 def _probe_devices(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
-    """Probe devices in a thread each. A device that does not answer in time is a load-error, and its thread is left behind."""
+    """Probe devices in one thread each. A device that times out gets a load error, and its thread is abandoned."""
     found: dict[str, DeviceStatus] = {}
 
     def probe(name: str, device: Device) -> None:
@@ -445,7 +447,7 @@ def _check_manifest(found: Any) -> Device:
 
 
 def _check_backend(backend: Backend) -> Backend:
-    """TypeError where a Backend lacks a method that every one has."""
+    """Return the Backend after checking it. Raises TypeError if it lacks a required method."""
     lacking = [m for m in ("candidates", "kernel", "load", "close") if not callable(getattr(backend, m, None))]
     if lacking:
         raise TypeError(f"{type(backend).__name__} has no method {lacking[0]} (rammer.device.manifest.Backend)")
@@ -467,7 +469,7 @@ def _unavailable_error(status: DeviceStatus) -> DeviceUnavailable:
 
 
 def _unknown_device_error(name: str, known: list[str]) -> BadInput:
-    import difflib  # takes long to import
+    import difflib  # slow to import
 
     nearest = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"installed: {', '.join(known) or 'none'}; {PLUGINS}"
@@ -475,7 +477,8 @@ def _unknown_device_error(name: str, known: list[str]) -> BadInput:
 
 
 def find_entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of ``group``, by name: a look through all that is installed takes longer than most calls of a registry."""
+    """Return the entry points of ``group`` by name, cached: scanning all distributions takes longer than most calls of a
+    registry."""
     return _found(group, tuple((folder, _change_time(folder)) for folder in sys.path))
 
 
@@ -485,7 +488,7 @@ def _found(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint
 
 
 def _change_time(folder: str) -> int:
-    """When the names in a folder (or an archive) last changed, in nanoseconds: installing a package changes them."""
+    """Return the time in nanoseconds when the names in a folder or an archive last changed: installing a package changes them."""
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:

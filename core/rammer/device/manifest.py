@@ -1,7 +1,7 @@
-"""Device: the frozen manifest that a plugin returns, and the protocols behind it.
+"""Device: the frozen manifest that a plugin returns, and the protocols that its objects implement.
 
-Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is these typed
-protocols; hooks (``rammer.device.hooks``) only find and compose manifests."""
+Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is these typed protocols; hooks
+(``rammer.device.hooks``) only find and compose manifests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from rammer.errors import MissingDependency as MissingDependency  # where plugins look for it
+from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -44,10 +44,10 @@ __all__ = [
     "Tracer",
 ]
 
-#: Raised by one whenever a plugin written for the previous version would no longer work.
+#: Incremented whenever plugins written for the previous version stop working.
 API_VERSION = 4
 
-#: Offsets (elements) that agree modulo this many are aligned alike for every load and copy of up to 16 bytes.
+#: Offsets (elements) equal modulo this number have equal alignment for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -55,8 +55,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One unit that ``probe`` found: what it really is. ``memory`` in bytes; ``kind`` e.g. ``gpu``,
-    ``cpu``, ``simulator``; ``detail`` holds driver and platform versions for result files."""
+    """One physical unit that ``probe`` found. ``memory`` is in bytes; ``kind`` is e.g. ``gpu``, ``cpu``, ``simulator``;
+    ``detail`` holds driver and platform versions for result files."""
 
     index: int
     name: str
@@ -67,8 +67,8 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """Which unit to open. ``target`` names hardware to compile for without running it; ``require``
-    refuses any other ``kind``; ``options`` are the device's own ``--option key=value`` pairs."""
+    """The unit to open. ``target`` names hardware to compile for without running it; ``require`` rejects any other ``kind``;
+    ``options`` are the device's ``--option key=value`` pairs."""
 
     index: int = 0
     target: str = ""
@@ -78,12 +78,12 @@ class OpenOptions:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
-    which hold values known at compile time (``constants``), so that a kernel may want them packed.
+    """The facts about tensors that kernel generators may use: types of all, storages of the stored ones, and ``constants``.
 
-    ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip. With
-    ``precision`` tf32 a contraction of float32 may round its operands to it. ``parts`` of the longest length are those at which
-    operators of a range are priced."""
+    ``constants`` hold values known at compile time, which kernels may require packed. ``reused`` are the constants that several
+    operators read, such as the steps of a recurrent layer: worth holding on chip. With ``precision`` tf32 a contraction of
+    float32 may round its operands to it. ``parts`` are fractions of the longest length at which operators of a range are priced.
+    """
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
@@ -94,16 +94,17 @@ class Binding:
 
     @staticmethod
     def of(program: RProgram, constants: Collection[str]) -> Binding:
-        """What kernels may know of the tensors of ``program``: what they were chosen by."""
+        """Return the binding of the tensors of ``program``, by which its kernels were chosen."""
         known = frozenset(constants)
         return Binding(program.types, program.storage, known, reused_constants(program.operators, known), program.precision)
 
     def key(self, operator: ROperator) -> str:
-        """Equal for operators that differ only in the names of tensors and in origins: a device has the same candidates,
-        kernel texts and times for them, so what was found for one serves all.
+        """Return a key that is equal for operators that differ only in the names of tensors and in origins.
 
-        It holds all that a kernel generator may ask: expressions, connections, outputs, tile, family, lengths; of every tensor
-        its type, strides, alignment (offsets modulo ``ALIGNED_ELEMENTS``), whether it is constant, reused; and the precision.
+        A device has the same candidates, kernel texts and times for equal keys, so the result for one operator serves all.
+
+        The key holds all inputs of a kernel generator: expressions, connections, outputs, tile, family, lengths and precision.
+        For each tensor it holds type, strides, alignment (offsets modulo ``ALIGNED_ELEMENTS``), and if it is constant or reused.
         """
         stored = {*operator.inputs, *operator.outputs}
         names: dict[str, str] = {}
@@ -127,24 +128,22 @@ class Binding:
         return "\n".join([*lines, f"tile {operator.tile} {operator.family} {operator.config} {self.precision}{at}"])
 
     def _describe_tensor(self, name: str) -> str:
-        """What a generator may know of a stored tensor besides its type."""
+        """Return the facts about a stored tensor besides its type."""
         place = self.storages.get(name)
         where = "" if place is None else f" strides {list(place.strides)} from {place.offset % ALIGNED_ELEMENTS}"
         return f"{where}{' constant' if name in self.constants else ''}{' reused' if name in self.reused else ''}"
 
 
 def reused_constants(operators: Iterable[ROperator], constants: Collection[str]) -> frozenset[str]:
-    """The constants that more than one operator reads."""
+    """Return the constants that more than one operator reads."""
     count = Counter(n for o in operators for n in o.inputs if n in constants)
     return frozenset(n for n, times in count.items() if times > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Outputs by ONNX name and the seconds that the program took on the device (host copies apart).
-
-    ``notes`` are facts a reader of the output must know, such as bytes streamed from the host.
-    """
+    """The outputs of a run by ONNX name, and its seconds on the device (host copies excluded). ``notes`` are facts that affect
+    the interpretation, such as bytes streamed from the host."""
 
     outputs: dict[str, Array]
     seconds: float
@@ -152,11 +151,10 @@ class RunResult:
 
 
 class Bound(Protocol):
-    """A program with fixed arrays for its inputs and outputs: a run checks nothing and moves nothing through the host.
+    """A program with fixed input and output arrays: a run checks nothing and moves nothing through the host.
 
-    The arrays may be overwritten between runs, and each run reads what is in them then. Runs of one program are
-    in order, also with runs of other bound calls of it.
-    """
+    The arrays may be overwritten between runs, and each run reads their current content. Runs of one program execute in order,
+    including runs of its other bound calls."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -170,68 +168,68 @@ class Bound(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a run does besides running, such as a copy into an array that the kernels cannot write themselves."""
+        """Additional work of a run, such as a copy into an array that the kernels cannot write directly."""
         ...
 
     @property
     def clock(self) -> str:
-        """What ``seconds`` measures with, and whether copies are in it: "GPU events"."""
+        """The clock of ``seconds``, and whether its times include copies: "GPU events"."""
         ...
 
     @property
     def stream(self) -> Any:
-        """The device's own queue that runs go to; None where it has none, and a run has finished when it returns."""
+        """The device queue on which runs are enqueued, or None if a run has finished when ``run`` returns."""
         ...
 
     def run(self) -> None:
-        """One run, queued where the device has a queue. DeviceFailure once the program is closed."""
+        """Run once, queued if the device has a queue. Raises DeviceFailure if the program is closed."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for every queued run; DeviceFailure where one failed."""
+        """Wait for every queued run. Raises DeviceFailure if one failed."""
         ...
 
     def seconds(self) -> float:
-        """One run, waited for; its seconds on the device by ``clock``."""
+        """Run once, wait, and return the run's seconds on the device by ``clock``."""
         ...
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values, from the host or the device, into bound inputs. BadInput for a wrong name, type or shape."""
+        """Copy values, from the host or the device, into bound inputs. Raises BadInput for a wrong name, type or shape."""
         ...
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of the outputs (all, or those named) after the runs queued so far."""
+        """Return copies of the outputs (all, or ``names``) after the queued runs."""
         ...
 
     def close(self) -> None:
-        """Let go of the arrays; closing the program does it too."""
+        """Release the arrays; closing the program does it too."""
         ...
 
 
 class Loaded(Protocol):
     """A program resident on a device, ready for repeated runs.
 
-    The core calls it and its bound calls from any thread, but from one at a time, and ``close`` once, after which it calls
-    nothing but ``Bound.close`` (``rammer.device.guard``): a plugin needs no locks. Programs of one device may run at the same
-    time: what they share (a queue, a compiler's cache) must bear that.
+    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.close``
+    after that (``rammer.device.guard``), so a plugin needs no locks. Programs of one device may run concurrently: resources that
+    they share (a queue, a compiler's cache) must be thread-safe.
     """
 
     @property
     def kernels(self) -> int:
-        """Kernel launches (or supersteps) of one run."""
+        """The number of kernel launches (or supersteps) of one run."""
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run; inputs by ONNX name, already of the right type and shape. Outputs are new arrays, which no later run
-        touches."""
+        """Run once; inputs by ONNX name, already of the right type and shape. Outputs are new arrays, which later runs never
+        modify."""
         ...
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A call with these arrays, already of the right types and shapes. Outputs that are not given are allocated.
+        """Return a call bound to these arrays, already of the right types and shapes. Missing outputs are allocated.
 
-        Arrays are on the host or on the device, by NumPy's protocols, DLPack's or ``__cuda_array_interface__``; a host
-        array bound to a device with memory of its own is copied there once. BadInput naming the one that is elsewhere
-        or overlaps an output; for ``stream`` (a queue of the device's kind) where the device has none.
+        Arrays are on the host or on the device, by NumPy's protocols, DLPack's or ``__cuda_array_interface__``. A host array
+        bound to a device with separate memory is copied there once. Raises BadInput for an array that is elsewhere or overlaps an
+        output. A ``stream`` (a queue of the device's kind) is also rejected if the device has no queues.
         """
         ...
 
@@ -242,13 +240,11 @@ class Loaded(Protocol):
 
 @runtime_checkable
 class Poisoned(Protocol):
-    """A loaded program may also fill what its runs write, and what kernels use besides, with NaN: for tests."""
+    """A loaded program that can fill the memory of its runs and kernels with NaN, for tests."""
 
     def poison(self) -> None:
-        """Every byte of arena, inputs, outputs and the units' own memory gets all bits set: NaN in every float type.
-
-        Where the device may start an operator before those that it waits for have finished, it does so from now on.
-        """
+        """Set all bits of arena, inputs, outputs and the units' local memory: NaN in every float type. From now on the device
+        also starts operators as early as it may, before those that they wait for have finished."""
         ...
 
 
@@ -256,30 +252,29 @@ class Profiler(Protocol):
     """Rammer's three measurements (section 4.3). A device with a clock must measure, not predict."""
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of one rTask alone on a vEU, and with every vEU running it."""
+        """Return the seconds of one rTask alone on a vEU, and with every vEU running it."""
         ...
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Threads, registers, local memory of one rTask, from the compiler where it tells."""
+        """Return threads, registers and local memory of one rTask, from the compiler if it reports them."""
         ...
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Median seconds of a whole rProgram on random inputs."""
+        """Return the median seconds of a whole rProgram on random inputs."""
         ...
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A Profiler may also build what it will measure at once: compilers that work side by side."""
+    """A Profiler that can build several kernels at once, with concurrent compilers, before measuring them."""
 
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
-        """Build the kernels of tiled operators, so that measuring finds them made. A kernel that cannot be built says so when it
-        is measured."""
+        """Build the kernels of tiled operators before they are measured. Build errors are raised when the kernel is measured."""
         ...
 
 
 class Backend(Protocol):
-    """An opened device. Models are compiled and loaded for it by one thread at a time, while others may run programs."""
+    """An opened device. One thread at a time compiles and loads models for it, while others may run programs."""
 
     @property
     def vdevice(self) -> VDevice:
@@ -288,12 +283,12 @@ class Backend(Protocol):
 
     @property
     def hardware(self) -> Hardware:
-        """What is really underneath."""
+        """The physical hardware of the device."""
         ...
 
     @property
     def profiler(self) -> Profiler:
-        """The three measurements."""
+        """The profiler with the three measurements."""
         ...
 
     @property
@@ -302,69 +297,71 @@ class Backend(Protocol):
         ...
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles and kernel families worth trying for an untiled operator, best predicted first. Of them only the first few are
-        asked for: a device to which a candidate is work gives them ``LazySequence`` (``rammer.device.lazy_sequence``)."""
+        """Return tiles and kernel families worth trying for an untiled operator, best predicted first. Callers read only the
+        first few: a device with expensive candidates returns a ``LazySequence`` (``rammer.device.lazy_sequence``)."""
         ...
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """Source, resources and predicted times for a tiled operator; raises DeviceFailure if it does not compile."""
+        """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
         ...
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """Compile every kernel, upload constants (by tensor name). DeviceFailure when memory does not suffice."""
+        """Compile every kernel and upload constants (by tensor name). Raises DeviceFailure if memory does not suffice."""
         ...
 
     def close(self) -> None:
-        """Free what opening took: a context, queues, threads, files. The core calls it once, when all programs are closed, and
-        nothing after it. Another Backend of the device may be open, and must go on as it was."""
+        """Free the resources of the opened device: a context, queues, threads, files. The core calls it once, after all programs
+        are closed, and nothing after it. Other Backends of the device must keep working."""
         ...
 
 
 @runtime_checkable
 class Exhaustive(Protocol):
-    """A Backend may also list what ``candidates`` leaves out because it is predicted slow: for tests of every kernel."""
+    """A Backend that can list the candidates that ``candidates`` omits as slow, for tests of every kernel."""
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
-        """Every tile and family that the search could come up with; ``kernel`` raises DeviceFailure for some."""
+        """Yield every tile and family in the search space; ``kernel`` raises DeviceFailure for some."""
         ...
 
 
 @runtime_checkable
 class Rated(Protocol):
-    """A Backend may also say how good its kernels are at operators that keep a contraction's operand on chip
-    (``ROperator.holds_operand``), and at the parts that such a one is compared with."""
+    """A Backend that rates its kernels on operators that keep a contraction's operand on chip (``ROperator.holds_operand``). It
+    also rates the separate operators with which these are compared."""
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than
-        those counted there do the work. A Backend without this method computes all operators at one rate."""
+        """Return the predicted FLOP/s of a vEU on an untiled ``operator`` divided by ``vdevice.flops``. Above 1 if units beyond
+        those counted in ``vdevice.flops`` compute it. A Backend without this method computes all operators at one rate."""
         ...
 
 
 @runtime_checkable
 class PrologueRated(Protocol):
-    """A Backend may also say how good its kernels are at maps before a contraction (``ROperator.prologue``)."""
+    """A Backend that rates its kernels on maps before a contraction (``ROperator.prologue``)."""
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Predicted seconds of an untiled ``operator`` without its maps over those with them, at most 1. A Backend without this
-        method computes them at no cost."""
+        """Return the predicted seconds of an untiled ``operator`` without its maps divided by those with them, at most 1. A
+        Backend without this method computes maps at zero cost."""
         ...
 
 
 @runtime_checkable
 class Families(Protocol):
-    """A Backend may also say which kernel families it has, so that a loaded file that names another one is refused. Without
-    it, ``load`` alone decides."""
+    """A Backend that lists its kernel families, so that a loaded file with an unknown family is rejected. Without this protocol,
+    ``load`` alone decides."""
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
-        """The values of every config key by family; "" is the generic one."""
+        """The values of every config key by family; "" is the generic family."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A plugin's manifest. ``probe`` lists units or raises MissingDependency; ``targets`` are what ``OpenOptions.target`` takes,
-    ``several`` is an option by which one name is several units, ``api`` the version it was written for, as a literal number."""
+    """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
+
+    ``targets`` are the values of ``OpenOptions.target``. ``several`` is an option by which one name denotes several units.
+    ``api`` is the API version that the plugin was written for, as a literal number."""
 
     name: str
     summary: str
@@ -382,8 +379,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One task on one unit of the device (a vEU in a predicted schedule, an SM of a GPU in a measured one); ``start``
-    and ``end`` in seconds from the start of the program."""
+    """One task on one unit of the device, with ``start`` and ``end`` in seconds from the start of the program. The unit is a vEU
+    in a predicted schedule, an SM of a GPU in a measured one."""
 
     veu: int
     operator: str
@@ -394,8 +391,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One run: when its tasks ran, and the ``program`` whose tasks they are. That is the one that was to run, or what the device
-    made of it: with other tiles, or placed anew."""
+    """The trace of one run: the spans of its tasks, and the ``program`` of these tasks. It is the original program, or the
+    device's version with other tiles or another task placement."""
 
     program: RProgram
     spans: Sequence[Span]
@@ -403,11 +400,9 @@ class Recorded:
 
 @runtime_checkable
 class Tracer(Protocol):
-    """A backend that can also say when and where each task ran."""
+    """A backend that can report when and where each task ran."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
-        """The tasks of one run, by the device's own clock; a task that is several groups of threads has several spans.
-
-        The kernels are built once more with what records times, so that ordinary ones carry nothing of it.
-        """
+        """Return the tasks of one run, by the device's clock; a task of several thread groups has several spans. The kernels are
+        rebuilt with time recording, so that ordinary kernels carry no overhead."""
         ...

@@ -1,4 +1,4 @@
-"""Output of plugins: what they print goes to stderr, so that stdout holds only what a command prints."""
+"""Redirection of plugin output to stderr, so that stdout holds only the command's output."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, TextIO
 
 @dataclass
 class _Redirection:
-    """The one redirection of this process. Threads that redirect at the same time share it."""
+    """The single redirection of this process, shared by threads that redirect at the same time."""
 
     users: int = 0
     stdout: TextIO | Any = None
     descriptor: int | None = None
 
     def begin(self) -> None:
-        """Send ``sys.stdout`` and the descriptor 1 to stderr."""
+        """Redirect ``sys.stdout`` and file descriptor 1 to stderr."""
         self.stdout, sys.stdout = sys.stdout, sys.stderr
         _flush_streams(self.stdout, sys.__stdout__)
         with suppress(OSError):  # a process without these descriptors
@@ -29,7 +29,7 @@ class _Redirection:
             os.dup2(2, 1)
 
     def end(self) -> None:
-        """Send both to where they went before."""
+        """Restore the original targets of both."""
         _flush_streams(sys.stderr, sys.__stdout__)
         if self.descriptor is not None:
             os.dup2(self.descriptor, 1)
@@ -42,7 +42,7 @@ _LOCK, _SHARED = threading.Lock(), _Redirection()
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send what is written to ``sys.stdout`` and to the file descriptor 1 to stderr, also by C libraries."""
+    """Redirect ``sys.stdout`` and file descriptor 1 to stderr, including output of C libraries."""
     with _LOCK:
         _SHARED.users += 1
         if _SHARED.users == 1:
@@ -57,9 +57,9 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def _flush_streams(*files: Any) -> None:
-    """Write out what Python and C hold back: it belongs to where the descriptor 1 points now."""
+    """Flush the buffers of Python and C, which belong to the current target of file descriptor 1."""
     for file in files:
-        with suppress(OSError, ValueError, AttributeError):  # none, or closed
+        with suppress(OSError, ValueError, AttributeError):  # None, or closed
             file.flush()
-    with suppress(OSError, AttributeError, TypeError):  # no C library under that name
+    with suppress(OSError, AttributeError, TypeError):  # C library under another name
         ctypes.CDLL(None).fflush(None)

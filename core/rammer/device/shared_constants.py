@@ -1,4 +1,4 @@
-"""Constants on a device: each arrangement of each constant once, whichever programs read it."""
+"""Constants on a device: one copy of each arrangement of each constant, shared by all programs that read it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Made = TypeVar("Made", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ConstantForm:
-    """A constant as kernels read it: what it holds (``rammer.ir.constants.digest``), and the key of its arrangement, "" where it
-    is as it was. ``nbytes`` on the device."""
+    """The key of a constant in the arrangement that kernels read. ``content`` is its digest (``rammer.ir.constants.recipes``),
+    ``arrangement`` the key of the arrangement, "" if unchanged, and ``nbytes`` its size on the device."""
 
     content: str
     arrangement: str
@@ -30,22 +30,22 @@ class ConstantForm:
 
 @dataclass(frozen=True, slots=True)
 class WantedForm:
-    """A form, and how it is made of the constant's values, which are read-only: an array whose elements, row by row, are the
-    form's, however they lie."""
+    """A form, and the function that computes it from the constant's values, which are read-only. The function returns an array
+    with the form's elements in row-major order, with any strides."""
 
     form: ConstantForm
     values: Part
     make: Callable[[Array], Array]
 
     def given(self, put: Callable[[Array], Result]) -> Result:
-        """What ``put`` makes of the form; the constant then takes no memory if it is mapped, or was made of what is."""
+        """Return the result of ``put`` on the form, then release the constant's pages if it is mapped."""
         values = as_array(self.values)
         result = put(self.make(values))
         release_pages(values)
         return result
 
     def fill(self, target: Array) -> None:
-        """Write the form's bytes into ``target``, as many bytes. ValueError where it is larger or smaller."""
+        """Write the form's bytes into ``target``. Raises ValueError if the sizes differ."""
 
         def put(made: Array) -> None:
             target.view(made.dtype).reshape(made.shape)[...] = made
@@ -54,35 +54,35 @@ class WantedForm:
 
 
 class Upload(Protocol[Made]):
-    """Puts forms on the device, in objects that hold the memory."""
+    """A function that uploads forms to the device and returns objects that own the memory."""
 
     def __call__(self, wanted: Mapping[ConstantForm, WantedForm], /) -> Mapping[ConstantForm, Made]: ...
 
 
 @dataclass
 class SharedConstants(Generic[Held]):
-    """What a Backend has on its device, as objects of its own that hold the memory: each lives as long as a program has it. One
-    thread loads at a time, and any may let go."""
+    """The constants of a Backend on its device, as objects that own the memory. Each lives as long as a program holds it. One
+    thread loads at a time; any thread may release."""
 
     held: WeakValueDictionary[ConstantForm, Held] = field(default_factory=WeakValueDictionary)
 
     def take(self, wanted: Mapping[ConstantForm, WantedForm], upload: Upload[Held]) -> dict[ConstantForm, Held]:
-        """What holds each form; ``upload`` makes those that are not there."""
+        """Return the object that holds each form; ``upload`` creates the missing ones."""
         found = {form: kept for form in wanted if (kept := self.held.get(form)) is not None}
         return {**found, **self.renew({form: how for form, how in wanted.items() if form not in found}, upload)}
 
     def renew(self, wanted: Mapping[ConstantForm, WantedForm], upload: Upload[Held]) -> dict[ConstantForm, Held]:
-        """Forms made anew, which those who ask later get."""
+        """Upload the forms again and replace the cached ones for later callers."""
         made = dict(upload(wanted)) if wanted else {}
         self.held.update(made)
         return made
 
     def forget(self, forms: Iterable[ConstantForm]) -> None:
-        """Forms that could not be made: who asks later makes them."""
+        """Remove forms whose upload failed; the next caller uploads them again."""
         for form in forms:
             self.held.pop(form, None)
 
 
 def form_of(values: Part, arrangement: str, nbytes: int) -> ConstantForm:
-    """The form of a constant with these values."""
+    """Return the form of a constant with these values."""
     return ConstantForm(content_of(values), arrangement, nbytes)

@@ -1,1 +1,1 @@
-"""One model over several devices."""
+"""Execution of one model on several devices."""

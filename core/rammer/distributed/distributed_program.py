@@ -1,13 +1,13 @@
-"""Spread: one model over several devices, as each of them runs it, and as one verified table.
+"""A model over several devices: the steps of each device, and one verified table of all.
 
-Devices are numbers, from 0 on, in the order in which the user names them. A device runs its steps in order: it waits for what
-arrives for a step, runs its program, and writes what departs into the memory of others. What is made here and read
-there crosses by a ``Transfer``: one write into memory that was there before, with a flag behind the data. ``whole`` has all
-of it in one RProgram, where transfers are operators like any other (``rammer.distributed.link``); it is what is proved.
+Devices are numbered from 0, in the order in which the user names them. A device runs its steps in order. It waits for the
+arrivals of a step, runs its program, and writes the departures into the memory of other devices. Each tensor that crosses devices
+is sent by a ``Transfer``: one write into preallocated memory, followed by a flag. ``whole`` is the complete model as one
+RProgram, with transfers as operators (``rammer.distributed.link``); this is the program that is proved.
 
-Ports of steps bear names of tensors, which are unique in a model: so one output may depart twice (to two devices), one
-arrival may be read by several steps, and what one step leaves for a later one of its device has one name in both. Names
-that users see are those of ``inputs`` and ``outputs``.
+Ports of steps have the names of tensors, which are unique in a model. So one output may depart twice (to two devices), and
+several steps may read one arrival. A tensor that one step writes for a later step of its device has one name in both. Users see
+the names of ``inputs`` and ``outputs``.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """The shape of a tensor in a run: its extent along each axis as a function of inputs of one element (int64), None where it is
-    that of its type, which is the most; and what lies beyond in the memory of who reads it."""
+    """The dynamic shape of a tensor in a run. ``extents`` are functions of inputs of one element (int64), or None for an axis of
+    the type's extent, which is the maximum. ``fills`` are the values past the extents in the reader's memory."""
 
     extents: tuple[AffineExtent | None, ...]
     fills: tuple[float, ...]
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The scalar inputs that it follows from."""
+        """The scalar inputs that determine the extents."""
         return tuple(dict.fromkeys(n for e in self.extents if e is not None for n, _ in e.terms))
 
     def at(self, whole: tuple[int, ...], point: Point) -> tuple[int, ...]:
-        """The shape where the lengths are those of ``point``, of a tensor that at the most has the shape ``whole``."""
+        """Return the shape at the lengths in ``point``, for a tensor of the maximum shape ``whole``."""
         ends = zip(whole, self.extents, strict=True)
         return tuple(n if e is None else max(0, min(n, e.at(point))) for n, e in ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``tensor``, dense and row-major, from device ``source`` into memory of device ``target``, once in every run. With ``late``
-    its shape is a run's, and its ``type`` the greatest: the source keeps it, and the target reads as much as there is."""
+    """A copy of ``tensor``, dense and row-major, from device ``source`` into memory of device ``target``, once in every run.
+
+    With ``late`` the shape is dynamic and ``type`` is the maximum: the source retains the tensor, and the target reads its actual
+    size."""
 
     name: str
     tensor: str
@@ -73,11 +75,11 @@ class Transfer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload, at the most."""
+        """The maximum number of bytes of the payload."""
         return self.type.nbytes
 
     def shape(self, point: Point) -> tuple[int, ...]:
-        """What crosses where the lengths are those of ``point``, by scalar input."""
+        """Return the shape that crosses at the lengths in ``point``, by scalar input."""
         return self.type.shape if self.late is None else self.late.at(self.type.shape, point)
 
     def __str__(self) -> str:
@@ -90,9 +92,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from one device to another: ``latency`` in seconds until the first byte and its flag are there, ``bandwidth`` in
-    bytes a second, and who says so (``measured by mpi``, ``as given``). ``through``: stretches of the way that other links
-    share, by name, with bytes a second of each."""
+    """The link from one device to another.
+
+    ``latency`` is in seconds until the first byte and its flag arrive, ``bandwidth`` in bytes a second. ``origin`` names the
+    source of these numbers (``measured by mpi``, ``as given``). ``through`` lists the sections shared with other links, by name,
+    with bytes a second of each."""
 
     source: int
     target: int
@@ -103,11 +107,11 @@ class Link:
 
     @property
     def stretches(self) -> tuple[tuple[str, float], ...]:
-        """What carries one transfer at a time."""
+        """The sections of the link, each of which carries one transfer at a time."""
         return self.through or ((f"{self.source} to {self.target}", self.bandwidth),)
 
     def seconds(self, nbytes: int) -> float:
-        """Of a write of so many bytes with its flag."""
+        """Return the seconds of a write of ``nbytes`` bytes with its flag."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -116,24 +120,25 @@ class OnHost(Protocol):
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """The operator's name in messages."""
         ...
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by tensor."""
+        """Run the operator and return its outputs by tensor."""
         ...
 
     def to_bytes(self) -> bytes:
-        """All that it is."""
+        """Return a serialised form of the operator."""
         ...
 
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """One program of a device. ``arrivals`` are the transfers that it is the first of its device to read, ``departures`` those
-    of what it makes, ``frees`` those arrivals, its own or earlier ones, that no later step of the device reads: their memory may
-    be written again. ``outline`` is what the table of all devices has of a program that repeats turns, and of what is no program:
-    of that, which ``host`` computes, ``program`` is the outline, too."""
+    """A step of a device: one program or one host operator.
+
+    ``arrivals`` are the transfers that it reads first on its device, ``departures`` those of its outputs. ``frees`` are arrivals
+    of this or earlier steps that no later step of the device reads: their memory may be overwritten. ``outline`` replaces a loop
+    program or a host operator in the table of all devices. For a step that ``host`` computes, ``program`` is the outline, too."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -145,23 +150,23 @@ class DeviceStep:
 
     @property
     def table(self) -> RProgram:
-        """What the table of all devices has of it."""
+        """The step's program in the table of all devices."""
         return self.program if self.outline is None else self.outline
 
     @cached_property
     def inputs(self) -> Mapping[str, TensorType]:
-        """Tensors that it reads, and their types: a model's inputs, arrivals, or outputs of earlier steps of its device."""
+        """The tensors that the step reads, with types: model inputs, arrivals, or outputs of earlier steps of its device."""
         return {p.external: self.program.types[p.tensor] for p in self.program.inputs}
 
     @cached_property
     def outputs(self) -> Mapping[str, TensorType]:
-        """Tensors that departures, later steps of its device, or the user read."""
+        """The tensors that departures, later steps of its device, or the user read."""
         return {p.external: self.program.types[p.tensor] for p in self.program.outputs}
 
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one device runs, in order; ``device`` is its name (``rocm``, ``cuda:1``), which several may have."""
+    """The steps of one device, in order. ``device`` is its name (``rocm``, ``cuda:1``), which several parts may have."""
 
     device: str
     steps: tuple[DeviceStep, ...]
@@ -169,7 +174,7 @@ class DevicePart:
 
 @dataclass(frozen=True, slots=True)
 class SpreadInput:
-    """A model input: the user's ``name``, its ``tensor`` (the port of the steps that read it), and the devices whose steps do."""
+    """A model input: the user's ``name``, its ``tensor`` (the port of the steps that read it), and the devices of these steps."""
 
     name: str
     tensor: str
@@ -179,8 +184,8 @@ class SpreadInput:
 
 @dataclass(frozen=True, slots=True)
 class SpreadOutput:
-    """A model output: ``device`` makes ``tensor``; where that is not device 0, ``transfer`` brings it there. The user has it,
-    whatever steps read it, so none gives its memory back."""
+    """A model output: ``device`` computes ``tensor``, and ``transfer`` brings it to device 0 if ``device`` is another. No step
+    frees its memory, since the user reads it."""
 
     name: str
     tensor: str
@@ -191,8 +196,8 @@ class SpreadOutput:
 
 @dataclass(frozen=True, slots=True)
 class SpreadState:
-    """A model output that is an input of the next run and goes to no user: ``output`` and ``input`` are the user's names,
-    ``device`` makes ``tensor``, and ``transfers`` bring it to the other devices that read ``into``."""
+    """A model output that is an input of the next run and is not returned to the user. ``output`` and ``input`` are the user's
+    names; ``device`` computes ``tensor``. ``transfers`` bring it to the other devices that read ``into``."""
 
     output: str
     input: str
@@ -204,9 +209,10 @@ class SpreadState:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds: ``latency`` of one run alone, ``interval`` between the results of runs in flight one behind the other, ``busy`` of
-    each device in a run, ``transfers`` of each transfer; ``alone`` of one run on each device by itself, where that was compiled.
-    """
+    """Predicted seconds: ``latency`` of one run alone, ``interval`` between the results of consecutive runs in flight.
+
+    ``busy`` is the time of each device in a run, ``transfers`` that of each transfer. ``alone`` is the time of one run on each
+    single device, if that was compiled."""
 
     latency: float = 0.0
     interval: float = 0.0
@@ -217,9 +223,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class DistributedProgram:
-    """A model over ``parts``. Raises ValueError where steps and transfers do not fit together, or wait for each other in a
-    circle. ``how`` says how it was cut, in words, ``ranged`` how it serves every length of a range, by tensors, ``states`` what
-    stays where it is read in the next run."""
+    """A model over ``parts``. Raises ValueError if steps and transfers are inconsistent or form a cycle.
+
+    ``how`` describes the partition in words. ``ranged`` describes how it serves every length of a range, by tensors. ``states``
+    stay on the devices that read them in the next run."""
 
     parts: tuple[DevicePart, ...]
     transfers: tuple[Transfer, ...]
@@ -244,27 +251,27 @@ class DistributedProgram:
 
     @cached_property
     def transfer(self) -> Mapping[str, Transfer]:
-        """Transfers by name."""
+        """The transfers by name."""
         return {t.name: t for t in self.transfers}
 
     @cached_property
     def fixed(self) -> DistributedProgram:
-        """The same where every tensor crosses as it is at the most."""
+        """This program with every tensor transferred at its maximum shape."""
         return replace(self, transfers=tuple(replace(t, late=None) for t in self.transfers))
 
     def results(self, device: int) -> tuple[str, ...]:
-        """The transfers that bring ``device`` outputs of the model, or states for the next run."""
+        """Return the transfers that bring ``device`` outputs of the model, or states for the next run."""
         brought = [o.transfer for o in self.outputs if o.transfer] + [n for s in self.states for n in s.transfers]
         return tuple(n for n in brought if self.transfer[n].target == device)
 
     def staying(self, device: int) -> tuple[SpreadState, ...]:
-        """The states that ``device`` reads in the next run."""
+        """Return the states that ``device`` reads in the next run."""
         readers = {i.tensor: i.devices for i in self.inputs}
         return tuple(s for s in self.states if device in readers[s.into])
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that processes must agree on before they run: tables, constants, steps and transfers."""
+        """Hash of all facts on which processes must agree before they run: tables, constants, steps and transfers."""
         found = hashlib.sha256(str(self.whole).encode())
         for line in self._text_lines():
             found.update(f"{line}\n".encode())
@@ -282,9 +289,10 @@ class DistributedProgram:
                 yield f"host {hashlib.sha256(step.host.to_bytes()).hexdigest()}" if step.host is not None else "device"
 
     def _check_part(self, device: int) -> None:
-        """Every tensor that a step reads is there by then, with its type, and memory is given back once, after its last use."""
+        """Raise ValueError unless every tensor is available with its type when a step reads it. Memory of arrivals must be freed
+        exactly once, after its last use."""
         given = {i.tensor: i.type for i in self.inputs if device in i.devices}
-        held: dict[str, str] = {}  # tensors of arrivals that were not given back -> transfer
+        held: dict[str, str] = {}  # tensors of unfreed arrivals -> transfer
         for number, step in enumerate(self.parts[device].steps):
             where = f"step {number} of device {device}"
             for name in step.arrivals:
@@ -322,7 +330,7 @@ class DistributedProgram:
         return self.transfer[name]
 
     def _check_departures(self) -> None:
-        """Every transfer departs once and arrives once, at a step or as a result on device 0."""
+        """Raise ValueError unless every transfer departs once and arrives once, at a step or as a result."""
         steps = [s for part in self.parts for s in part.steps]
         left = [n for s in steps for n in s.departures]
         come = [n for s in steps for n in s.arrivals]
@@ -336,7 +344,7 @@ class DistributedProgram:
                 raise ValueError(f"output {output.name!r} does not come to device 0")
 
     def _check_order(self) -> None:
-        """Run all devices as far as their arrivals let them."""
+        """Raise ValueError if the devices deadlock, by running each as far as its arrivals allow."""
         at, gone, moved = [0] * len(self.parts), set[str](), True
         while moved:
             moved = False

@@ -1,12 +1,12 @@
-"""The programs of several devices as one table, which is proved like any other: parts and transfers are all there is.
+"""The programs of several devices as one table of parts and transfers, which is verified like any other.
 
-Device h's rows are those of its steps, one behind the other, and one more for each transfer that departs there. A step does not
-wait for all of the one before it, though its device runs it after that: the table says what has to be. Names of step k begin with
-``dh_k_``; what steps leave for each other, for users and for transfers lies in buffers ``dh_TENSOR``. Steps have ranges of the
-arena of their own, as their programs have when they are loaded.
+The rows of device h are those of its steps, in sequence, plus one for each transfer that departs from it. A step does not wait
+for all of the preceding step, although its device runs it after that: the table contains only the necessary order. Names of step
+k start with ``dh_k_``; buffers ``dh_TENSOR`` store tensors shared by steps, users and transfers. Each step has a separate range
+of the arena, as its program has when it is loaded.
 
-A transfer of a tensor whose shape is a run's has two rows more: its extents are computed at its source from the lengths, they
-are what crosses first, and a row of its target fetches the tensor then (``rammer.verify.multi_device``).
+A transfer of a tensor with a dynamic shape has two more rows. The source computes the extents from the lengths, and they cross
+first. A row of the target then fetches the tensor (``rammer.verify.multi_device``).
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def link_programs(
     outputs: Sequence[SpreadOutput],
     predicted: float = 0.0,
 ) -> RProgram:
-    """All ``parts`` as one verified program, predicted to take so many seconds. An input has a port ``NAME@DEVICE`` on each
-    device that reads it. Raises ValueError for steps that have no such form (repeated ones, those with states), VerifyError for
-    an illegal program."""
+    """Return all ``parts`` as one verified program with ``predicted`` seconds.
+
+    An input has a port ``NAME@DEVICE`` on each device that reads it. Raises ValueError for steps that cannot be linked (loop
+    programs, steps with states), VerifyError for an illegal program."""
     results, sources = {(0, o.tensor) for o in outputs}, _transferred_tensors(parts, transfers)
     joined = _Joined({t.name: t for t in transfers}, {i.tensor for i in inputs}, results, sources)
     for device, part in enumerate(parts):
@@ -65,7 +66,7 @@ def link_programs(
 
 
 def joined_constants(parts: Sequence[DevicePart]) -> dict[str, np.ndarray]:
-    """The constants of the whole program."""
+    """Return the constants of the whole program."""
     steps = ((d, k, step) for d, part in enumerate(parts) for k, step in enumerate(part.steps))
     return {f"{_name_prefix(d, k)}{n}": v for d, k, step in steps if step.outline is None for n, v in step.constants.items()}
 
@@ -75,7 +76,7 @@ def _common_precision(parts: Sequence[DevicePart]) -> str:
 
 
 def _transferred_tensors(parts: Sequence[DevicePart], transfers: Sequence[Transfer]) -> dict[str, str]:
-    """Transfer -> the tensor of the whole program that it moves."""
+    """Return the tensor of the whole program that each transfer moves."""
     found, moved = dict[str, str](), {t.name: t.tensor for t in transfers}
     for device, part in enumerate(parts):
         for number, step in enumerate(part.steps):
@@ -90,8 +91,8 @@ def _name_prefix(device: int, step: int) -> str:
 
 @dataclass
 class _Joined:
-    """The whole on its way. ``results`` are devices and tensors of the user's outputs, ``makers`` the operators that write what
-    steps leave for others, by buffer. Waits are for counts that are filled in at the end."""
+    """The whole program under construction. ``results`` are devices and tensors of the user's outputs. ``makers`` are the
+    operators that write shared buffers, by buffer. Counts of waits are filled in at the end."""
 
     transfers: Mapping[str, Transfer]
     given: set[str]
@@ -107,7 +108,7 @@ class _Joined:
     used: dict[int, int] = field(default_factory=dict)
 
     def device(self, device: int, part: DevicePart) -> None:
-        """Its steps, in order, and what departs from them."""
+        """Add the steps of a device, in order, and the transfers that depart from them."""
         first = len(self.rows)
         self.rows += [[] for _ in range(max((s.table.veus for s in part.steps), default=0))]
         for number, step in enumerate(part.steps):
@@ -130,13 +131,13 @@ class _Joined:
         self.homes.append(HomeDevice(part.device, len(self.rows) - first))
 
     def _add_transfer(self, transfer: Transfer) -> None:
-        """One row with one task, after all that make the tensor."""
+        """Add a row with one task, after all producers of the tensor."""
         made, source = self.shared(transfer.target, transfer.tensor, transfer.type), self.sources[transfer.name]
         makers = self.makers[f"d{transfer.source}_{transfer.tensor}"]
         self._add_row(transfer.name, _all_of(made, transfer.type, source), makers, TRANSFER)
 
     def _add_shape_record(self, transfer: Transfer, late: RunShape) -> None:
-        """A row that computes the extents, and one that brings them, after all that make the tensor."""
+        """Add a row that computes the extents, and one that transfers them after all producers of the tensor."""
         kind = TensorType("int64", (len(transfer.type.shape),))
         told = self.shared(transfer.source, f"{transfer.name}_record", kind)
         extents = [self._extent_expr(e, n, transfer.source) for e, n in zip(late.extents, transfer.type.shape, strict=True)]
@@ -155,7 +156,7 @@ class _Joined:
         return total
 
     def _add_fetch(self, transfer: Transfer, late: RunShape) -> None:
-        """A row that reads the tensor, once it was told of."""
+        """Add a row that reads the tensor after its record has arrived."""
         made, kind = self.shared(transfer.target, transfer.tensor, transfer.type), transfer.type
         whole, record = _all_of(made, kind, ""), f"d{transfer.target}_{transfer.name}_record"
         fills = {d: Const(late.fills[d], kind.dtype) for d, e in enumerate(late.extents) if e is not None}
@@ -163,13 +164,14 @@ class _Joined:
         self._add_row(transfer.name, replace(whole, body=body), [f"{transfer.name}_record"], FETCH)
 
     def _add_row(self, name: str, compute: Compute, makers: Sequence[str], family: str = "") -> None:
-        """One task alone on a row, which waits for ``makers``."""
+        """Add a row with one task, which waits for ``makers``."""
         self.storages.append(dense(compute.name, compute.name, compute.shape))
         self.operators.append(ROperator(name, (compute,), (), (compute.name,), compute.shape, family))
         self.rows.append([Task(name, 0, tuple(self.wait(m) for m in makers))])
 
     def shared(self, device: int, tensor: str, known: TensorType) -> str:
-        """The buffer of what steps of a device leave for others, get, or are given."""
+        """Return the buffer of a tensor that steps of a device share with other steps, transfers or
+        users, creating it if needed."""
         name = f"d{device}_{tensor}"
         kind: BufferKind = "output" if (device, tensor) in self.results else "input" if tensor in self.given else "arena"
         if name not in self.buffers:
@@ -178,12 +180,12 @@ class _Joined:
         return name
 
     def wait(self, operator: str) -> Wait:
-        """For all tasks of an operator, which may come later."""
+        """Return a wait for all tasks of an operator, which may be added later."""
         self.counters.setdefault(operator, Counter(operator, operator, 0, 0))
         return Wait(operator, 0)
 
     def program(self, name: str, inputs: Sequence[SpreadInput], outputs: Sequence[SpreadOutput]) -> RProgram:
-        """All of it."""
+        """Return the linked program with final counts and offsets."""
         total = {o.name: o.task_count for o in self.operators}
 
         def counted(task: Task) -> Task:
@@ -207,27 +209,27 @@ class _Joined:
         )
 
     def allocate(self, device: int, nbytes: int) -> int:
-        """An offset in the device's own arena."""
+        """Return an offset in the device's section of the arena."""
         begin = self.used.get(device, 0)
         self.used[device] = -(-(begin + nbytes) // ALIGNMENT) * ALIGNMENT
         return begin
 
     def _offset_buffers(self) -> Iterator[Buffer]:
-        """Buffers with offsets in one arena, where each device's begins behind the one before."""
+        """Yield the buffers with offsets in one arena, in which the sections of the devices follow each other."""
         sizes = [self.used.get(device, 0) for device in range(len(self.homes))]
         for b in self.buffers.values():
             yield replace(b, offset=b.offset + sum(sizes[: b.home])) if b.kind == "arena" else b
 
 
 def _all_of(made: str, kind: TensorType, source: str) -> Compute:
-    """A copy of ``source``."""
+    """Return a compute that copies ``source``."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(kind.shape))
     return Compute(made, kind.dtype, axes, Load(source, tuple(Ref(a.name) for a in axes)))
 
 
 @dataclass
 class _JoinedStep:
-    """One step's program under its names; ``first`` is the first row of its device."""
+    """One step's program with its names in the whole; ``first`` is the first row of its device."""
 
     whole: _Joined
     device: int
@@ -244,7 +246,7 @@ class _JoinedStep:
         self.names = {n: f"{self.head}{n}" for n in self.inside}
 
     def add(self) -> None:
-        """All of it, into the whole."""
+        """Add the step's program to the whole."""
         whole, program = self.whole, self.step.table
         base, places = whole.allocate(self.device, program.arena_bytes), dict[str, str]()
         for b in program.buffers:
@@ -261,7 +263,7 @@ class _JoinedStep:
                 raise ValueError(f"counter {c.name} counts some tasks of {c.operator}, which a joined program does not")
         for veu, row in enumerate(program.rows):
             whole.rows[self.first + veu] += self._link_row(row)
-        for o in program.operators:  # known to later steps and transfers
+        for o in program.operators:  # for later steps and transfers
             for place in {places[program.storage[t].buffer] for t in o.outputs} if o.task_count else ():
                 whole.makers.setdefault(place, []).append(f"{self.head}{o.name}")
 
@@ -278,12 +280,12 @@ class _JoinedStep:
         return replace(made, endings=endings, stops=stops) if endings or stops else made
 
     def _rename_extent(self, extent: AffineExtent) -> AffineExtent:
-        """Of the same lengths, which are inputs of the whole program."""
+        """Return the extent with lengths that are inputs of the whole program."""
         kind, ports = TensorType("int64", ()), {p.tensor: p.external for p in self.step.table.inputs}
         return replace(extent, terms=tuple((self.whole.shared(self.device, ports[n], kind), f) for n, f in extent.terms))
 
     def _link_row(self, row: Sequence[Task]) -> Iterator[Task]:
-        """Its tasks, the first of which to read what another step made or sent waits for it."""
+        """Yield the tasks of a row. The first task that reads an output of another step, or a transfer, waits for it."""
         program, waited = self.step.table, set[str]()
         needs = {o.name: self._external_makers(o) for o in program.operators}
         for task in row:
@@ -293,7 +295,7 @@ class _JoinedStep:
             yield Task(f"{self.head}{task.operator}", task.index, tuple(map(self.whole.wait, waits)))
 
     def _external_makers(self, o: ROperator) -> tuple[str, ...]:
-        """Operators of earlier steps, and transfers, that write what ``o`` reads."""
+        """Return the operators of earlier steps, and transfers, that write inputs of ``o``."""
         ports = (self.port.get(self.step.table.storage[t].buffer) for t in o.inputs)
         found = (m for p in ports if p in self.step.inputs for m in self.whole.makers.get(f"d{self.device}_{p}", ()))
         return tuple(dict.fromkeys(found))

@@ -1,1 +1,1 @@
-"""From ONNX files to Graphs, and from Graphs to tensor expressions."""
+"""Translation from ONNX files to Graphs, and from Graphs to tensor expressions."""

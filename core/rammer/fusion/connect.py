@@ -1,18 +1,20 @@
-"""Graph connecting: which Computes become one ROperator, and at which layer their edges meet.
+"""Graph connecting: the grouping of Computes into ROperators, and the memory layers at which their edges meet.
 
-First connect, then schedule (Welder, section 4.1): starting from every edge at the device layer, groups
-grow forwards from a seed. A contraction or window takes element-wise consumers at thread level
-(epilogue fusion); a reduction or map also takes row-wise consumers at vEU level, which is what makes
-softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
-another one that reads its tile at vEU level: layers in a row whose interior stays on chip. Reductions along its rows
-may come between, as attention's softmax does: they count only together with the contraction that reads them. A
-contraction also takes element-wise maps on one of its operands at thread level, where nothing else reads them and it does
-not begin layers that stay on chip: every task computes anew what it reads of them. A group is kept where the predicted
-time of its best tile beats the parts' on their own.
+First connect, then schedule (Welder, section 4.1): every edge starts at the device layer, and groups grow forwards from a seed:
 
-Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
-Such a group also takes a second product that the next map adds, meets maps that read several of
-its values at vEU level, and may write more than one result: a whole LSTM cell is one operator.
+- A contraction or window connects to element-wise consumers at thread level (epilogue fusion).
+- A reduction or map also connects to row-wise consumers at vEU level. Softmax and layer normalisation thus become one operator
+  (FusionStitching's block composition).
+- A contraction connects at vEU level to another contraction that reads its tile, so intermediate layers stay on chip. Reductions
+  along its rows may come between, as in attention's softmax. They count only together with the contraction that reads them.
+- A contraction computes element-wise maps on one of its operands at thread level, if they have no other readers. Every task then
+  recomputes the maps that it reads. A contraction that begins layers that stay on chip is excluded.
+
+A group is accepted if the predicted time of its best tile does not exceed that of its parts.
+
+Products of a few rows with weights (a recurrent cell's) are bound by the bytes of the weights. Such a group may also include a
+second product that the next map adds. It may connect maps that read several of its values at vEU level, and write several
+results. A whole LSTM cell is thus one operator.
 """
 
 from __future__ import annotations
@@ -34,29 +36,31 @@ from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator, prologue_variants
 from rammer.ir.prefix_set import PrefixSet
 
-#: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
+#: Longest chain of Computes that meet at thread level: longer chains only cost registers and compile time.
 LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
 MOST_CONTRACTIONS = 16
 
-#: What a device says of an operator (``rammer.device.manifest.Rated`` and ``PrologueRated``).
+#: A rate that a device reports for an operator (``rammer.device.manifest.Rated`` and ``PrologueRated``).
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
 def peak_rate(operator: ROperator) -> float:
-    """What a device says whose kernels are equally good at all operators."""
+    """Return the rate of a device whose kernels are equally good for all operators."""
     return 1.0
 
 
 def static_operator(operator: ROperator) -> ROperator:
-    """An operator of a program for one length, which ends nowhere."""
+    """Return ``operator`` unchanged: a program for one length has no masked tasks."""
     return operator
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """What prices follow from, besides the device's figures: its rates, what these know of the tensors (``binding``; unless
-    given, types and constants), and where an operator of a program for a range ``ended``, which is priced at several lengths."""
+    """The inputs of prices besides the device's figures.
+
+    ``rate`` and ``prologue_rate`` are those of the device; ``binding`` defaults to types and constants. ``ended`` adds endings to
+    operators of a ranged program, which are priced at several lengths."""
 
     rate: Rate = peak_rate
     prologue_rate: Rate = peak_rate
@@ -64,7 +68,7 @@ class CostModel:
     ended: Callable[[ROperator], ROperator] = static_operator
 
 
-#: Of a device that says nothing.
+#: The cost model of a device without rates.
 AT_PEAK: Final = CostModel()
 
 
@@ -73,9 +77,9 @@ def connect(
 ) -> TileGraph:
     """Group the Computes of ``graph`` into operators for ``device``.
 
-    ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
-    concatenations, from the storage pass): its readers depend on their producers, and they must be written to memory.
-    Operators of equal keys share answers to what is ``asked``.
+    ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and concatenations, from the
+    storage pass). Its readers depend on the producers of those tensors, which must be written to memory. Operators of equal keys
+    share the results of the cost model ``asked``.
     """
     binding = asked.binding or Binding(graph.types, {}, frozenset(graph.constants))
     state = _Connector(graph, device, dict(aliases or {}), asked, binding)
@@ -105,14 +109,14 @@ class _Connector:
         self.escaping = set(self.graph.outputs) | {t for sources in self.aliases.values() for t in sources}
         self.ancestors = self._find_ancestors()
         self.recent = deque[tuple[ROperator, bool, str]](maxlen=4)
-        self.typed = Binding(self.graph.types, {})  # all that the price at the device's peak depends on
+        self.typed = Binding(self.graph.types, {})  # the price at the device's peak depends on nothing else
 
     def roots(self, tensor: str) -> tuple[str, ...]:
-        """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
+        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
         return self.aliases.get(tensor, (tensor,))
 
     def _find_ancestors(self) -> dict[str, PrefixSet]:
-        """Compute name -> the positions of the Computes it depends on, itself included."""
+        """Return, by Compute, the positions of the Computes that it depends on, itself included."""
         result: dict[str, PrefixSet] = {}
         for i, c in enumerate(self.graph.computes):
             known = PrefixSet()
@@ -122,8 +126,8 @@ class _Connector:
         return result
 
     def seeds(self) -> list[Compute]:
-        """The Computes in the order in which groups start. What depends on no product comes first: a mask that a model makes
-        between the products of an attention would else stand in the way of their becoming one operator."""
+        """Return the Computes in the order in which groups start, those independent of products first. Otherwise a mask computed
+        between the products of an attention would prevent their fusion."""
         behind = set[str]()
         for c in self.graph.computes:
             if c.kind == "contraction" or any(r in behind for name in c.reads for r in self.roots(name)):
@@ -131,14 +135,14 @@ class _Connector:
         return sorted(self.graph.computes, key=lambda c: c.name in behind)
 
     def grow(self, seed: Compute) -> ROperator:
-        """Place the operator that starts at ``seed``."""
+        """Form the operator that starts at ``seed`` and record its Computes."""
         best = self._grow_group(seed)
         for c in best.computes:
             self.owner[c.name] = best.name
         return best
 
     def _grow_group(self, seed: Compute) -> ROperator:
-        """The longest legal group from ``seed`` that pays."""
+        """Return the longest legal and profitable group from ``seed``."""
         best = _make_operator((seed,), ())
         group, connections = [seed], list[Connection]()
         while _chain_length(group) < LONGEST_CHAIN:
@@ -162,13 +166,12 @@ class _Connector:
         return best
 
     def _outside_readers(self, group: list[Compute]) -> set[str]:
-        """Names of Computes outside the group that read something inside."""
         inside = {c.name for c in group}
         readers = (r.name for c in group for r in self.consumers[c.name])
         return {r for r in readers if r not in inside}
 
     def _partner_products(self, group: list[Compute], c: Compute) -> list[Compute]:
-        """Products of a few rows that only ``c`` reads, to be added to the group's own."""
+        """Return the products of a few rows that only ``c`` reads, to be added to the group."""
         inside = {g.name for g in group}
         if not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
             return []
@@ -187,7 +190,7 @@ class _Connector:
         return c.kind == "contraction" and not self._weight_bound(c)
 
     def _weight_bound(self, c: Compute) -> bool:
-        """Whether ``c`` is a product of constant weights, each used for few results, as the device says."""
+        """Return True if ``c`` is a product of constant weights, each used for at most ``few_rows`` results."""
         if c.name not in self.bound:
             weights = [ld for ld in contraction_operands(c) or () if ld.tensor in self.graph.constants]
             axes = map(ex.axes_of, weights)
@@ -195,13 +198,13 @@ class _Connector:
         return self.bound[c.name]
 
     def _is_awaiting_product(self, group: list[Compute]) -> bool:
-        """Whether the group ends in row-wise work on a product of many rows, which only another product is worth."""
+        """Return True if the group ends in row-wise work that pays only before another product of many rows."""
         behind = group[_last_product(group) + 1 :]
         return self._many_rows(group[0]) and not all(is_elementwise(c, group) for c in behind)
 
     def _group_outputs(self, group: list[Compute]) -> tuple[str, ...]:
-        """What the group would write: its last value and, where that is allowed, others that are used outside and that
-        its tasks partition. () where something else is used outside."""
+        """Return the outputs of the group: its last value and, where supported, partitioned values with outside readers. Returns
+        () if another value has outside readers."""
         inside = {c.name for c in group}
         leaving = [c for c in group[:-1] if c.name in self.escaping or any(r.name not in inside for r in self.consumers[c.name])]
         # Kernel families for products of many rows write one result.
@@ -211,13 +214,13 @@ class _Connector:
         return (*(c.name for c in leaving), group[-1].name)
 
     def _is_partitioned(self, c: Compute, group: list[Compute]) -> bool:
-        """Whether every task needs exactly its own part of ``c``: the group reads it element by element."""
+        """Return True if every task needs exactly its part of ``c``: the group reads it element by element."""
         readers = [r for r in group if c.name in r.reads]
         whole = all(identity_load(ld, r) for r in readers for ld in r.loads if ld.tensor == c.name)
         return c.shape == group[-1].shape and whole and all(r is group[-1] or self._is_partitioned(r, group) for r in readers)
 
     def _depends_around(self, group: list[Compute], c: Compute) -> bool:
-        """Whether ``c`` reads an outside value that itself depends on the group (not convex)."""
+        """Return True if ``c`` reads an outside value that depends on the group (the group would not be convex)."""
         inside = {g.name for g in group}
         places = [self.position[g.name] for g in group]
         outside = [r for n in c.reads if n not in inside for r in self.roots(n)]
@@ -225,7 +228,7 @@ class _Connector:
         return unplaced or any(p in self.ancestors[n] for n in outside if n in self.ancestors for p in places)
 
     def _meeting_layer(self, group: list[Compute], c: Compute) -> Scope | None:
-        """The highest layer at which ``c`` can meet the group, or None."""
+        """Return the highest layer at which ``c`` can meet the group, or None."""
         produced = {g.name: g for g in group}
         inner = [ld for ld in c.loads if ld.tensor in produced]
         if is_elementwise(c, group):
@@ -235,7 +238,7 @@ class _Connector:
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
-        # No family keeps a row of results on chip behind weights that are codes.
+        # Kernel families cannot hold a row of results on chip if the weights are quantised.
         rows = all(self._many_rows(g) and g.decoded is None for g in (c, *group) if g.kind == "contraction")
         if c.kind == "contraction" and _is_layer_chain(group) and rows:
             return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
@@ -247,14 +250,14 @@ class _Connector:
         return "veu"
 
     def _can_start_layers(self, c: Compute) -> bool:
-        """Whether ``c`` would begin layers that stay on chip, which no maps before it are worth."""
+        """Return True if ``c`` would begin layers that stay on chip, which pay more than a prologue."""
         logged = len(self.decisions)
         found = self._grow_group(c).holds_operand
         del self.decisions[logged:]
         return found
 
     def _is_profitable(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
-        """Predict both sides with their best tiles and log the decision."""
+        """Predict both variants with their best tiles, log the decision and return True if ``wide`` is not slower."""
         rated = wide.holds_operand or (self.device.spills and _has_epilogue_reduction(wide))
         together = self._price_operator(wide, rated)
         apart = sum(self._price_operator(part, rated) for part in (narrow, *_remaining_operators(narrow, wide)))
@@ -265,7 +268,7 @@ class _Connector:
         return kept
 
     def _price_operator(self, operator: ROperator, rated: bool) -> float:
-        """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
+        """Return predicted seconds with the best tile, infinite if none fits; ``rated`` applies the kernels' rates."""
         key = self._price_key(operator, rated)
         if key not in self.prices:
             ended = self.asked.ended(operator)
@@ -274,7 +277,7 @@ class _Connector:
         return self.prices[key]
 
     def _price_key(self, operator: ROperator, rated: bool) -> str:
-        """Equal for operators of one price. A group is asked for again when it grows, so the last answers are kept."""
+        """Return a key that is equal for operators of equal price. The last keys are cached, since growing groups repeat them."""
         found = next((key for known, how, key in self.recent if known is operator and how == rated), None)
         if found is None:
             asked = self.binding if rated or operator.prologue else self.typed
@@ -283,31 +286,31 @@ class _Connector:
         return found
 
     def _prologue_rate(self, operator: ROperator) -> float:
-        """What the device says of the maps before the contraction; what follows it makes no difference."""
+        """Return the device's rate for the maps before the contraction; maps that follow do not affect it."""
         if not operator.prologue:
             return 1.0
         key = "\n".join(
             map(self.binding.key, prologue_variants(operator))
-        )  # without the maps, what they make is read from memory
+        )  # without the maps, their results are read from memory
         if key not in self.shares:
             self.shares[key] = self.asked.prologue_rate(operator)
         return self.shares[key]
 
     def _rated_device(self, operator: ROperator) -> VDevice:
-        """The device at the rate of its kernels: rows of contractions are where they differ most."""
+        """Return the device with its peak scaled by the kernels' rate, which differs most for rows of contractions."""
         return replace(self.device, flops=self.device.flops * self.asked.rate(operator))
 
 
 def _has_epilogue_reduction(operator: ROperator) -> bool:
-    """Whether sums follow a contraction. Where the chip is a cache they gain little there, and kernels that only multiply, which
-    they shut out, much."""
+    """Return True if a reduction follows a contraction. If on-chip memory is a cache, the fusion gains little, and it prevents
+    fast kernels that only multiply."""
     kinds = [c.kind for c in operator.computes]
     return "contraction" in kinds and "reduction" in kinds[kinds.index("contraction") :]
 
 
 def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
-    """What of ``wide`` is outside ``narrow``, as operators: one each, but beside products that hold an operand row-wise
-    Computes up to the next product together."""
+    """Return the Computes of ``wide`` outside ``narrow`` as operators, one each. If ``wide`` holds an operand on chip, row-wise
+    Computes up to the next product form one operator."""
     inside = {c.name for c in narrow.computes}
     runs = list[list[Compute]]()
     for c in wide.computes:
@@ -325,31 +328,31 @@ def _inner_connections(run: list[Compute], operator: ROperator) -> tuple[Connect
 
 
 def is_elementwise(c: Compute, group: list[Compute]) -> bool:
-    """Whether ``c`` is a map that reads the group element by element."""
+    """Return True if ``c`` is a map that reads the group element by element."""
     inside = {g.name for g in group}
     return c.combiner is None and all(identity_load(ld, c) for ld in c.loads if ld.tensor in inside)
 
 
 def _last_product(group: list[Compute]) -> int:
-    """Position of the last contraction, -1 without one."""
+    """Return the position of the last contraction, or -1."""
     return max((i for i, c in enumerate(group) if c.kind == "contraction"), default=-1)
 
 
 def _chain_length(group: list[Compute]) -> int:
-    """Computes from the last contraction of a row of layers on."""
+    """Return the number of Computes from the last contraction on in a chain of layers, or of all Computes."""
     if not _is_layer_chain(group):
         return len(group)
     return len(group) - _last_product(group)
 
 
 def _is_layer_chain(group: list[Compute]) -> bool:
-    """Whether the group is contractions with maps, and reductions along their rows, behind them."""
+    """Return True if the group begins with a contraction and has no windows."""
     return group[0].kind == "contraction" and all(c.kind != "window" for c in group)
 
 
 def _can_be_prologue(group: list[Compute], c: Compute) -> bool:
-    """Whether the group is maps that ``c``, a contraction, may compute in place as one of its operands: each element of
-    what they make depends on the same element of what they read."""
+    """Return True if the group consists of maps that the contraction ``c`` can compute in place for one operand. Each element of
+    their results must depend on the same element of their operands."""
     names = {g.name for g in group}
     operands = contraction_operands(c)
     if operands is None or sum(ld.tensor in names for ld in operands) != 1 or any(g.combiner is not None for g in group):
@@ -358,7 +361,7 @@ def _can_be_prologue(group: list[Compute], c: Compute) -> bool:
 
 
 def _in_place(c: Compute) -> bool:
-    """Whether a map reads every tensor of its own size element by element, and at least one."""
+    """Return True if a map reads at least one tensor of its rank, and each of them element by element."""
     whole = [identity_load(ld, c) for ld in c.loads if len(ex.axes_of(ld)) == len(c.axes)]
     return bool(whole) and all(whole) and all(ld.fill is None for ld in c.loads)
 

@@ -1,4 +1,4 @@
-"""Which operators may be stitched, and where what they compute meets on chip."""
+"""Legality of stitching: supported operators, and the layers at which their Computes meet on chip."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rammer.ir.device import Scope
 from rammer.ir.expr import Const, Load, Ref
 from rammer.ir.operator import ROperator
 
-#: Operations of a map that is as well computed again as read: an exponential is not.
+#: Maximum operations of a map that is as cheap to recompute as to read: an exponential exceeds it.
 CHEAP: Final = 4
 
 
 def memory_bound(operator: ROperator) -> bool:
-    """Whether an operator is maps and reductions alone, and has something to compute."""
+    """Return True if an operator has only maps and reductions, no endings and a non-empty result."""
     kinds = {c.kind for c in operator.computes}
     return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
 
 
 def recompute_maps(operator: ROperator) -> ROperator:
-    """The same operator that keeps no rows of maps on chip: who reads them computes them again. So rows may be of any length.
-    What is computed of a sum in its place is kept, as the sum would be: it has a value for each row, or costs a sum each time."""
+    """Return the operator with maps recomputed by their readers instead of held on chip, so rows may have any length. Maps
+    computed in place of a sum are held like the sum. They have one value per row, or would cost a sum per use."""
     sums = _reduction_names(operator)
     placed = {e.consumer for e in operator.connections if e.layer == "thread" and e.producer in sums}
     maps = {c.name for c in operator.computes if not c.reduce} - placed
@@ -34,8 +34,8 @@ def recompute_maps(operator: ROperator) -> ROperator:
 
 
 def read_in_place(operator: ROperator) -> ROperator:
-    """The same operator whose maps of few operations are computed where they are read, if that is one reduction which reads every
-    element once: where rows that tasks keep lie in memory, they would be written there for one look."""
+    """Return the operator with cheap maps computed where they are read, if one reduction reads each element once. If rows of
+    tasks are in memory, these maps would otherwise be written for a single read."""
     links, placed = list(operator.connections), _reduction_names(operator)
     readers = Counter(e.producer for e in links)
     for c in operator.computes:
@@ -49,14 +49,14 @@ def read_in_place(operator: ROperator) -> ROperator:
 
 
 def _each_once(c: Compute, load: Load) -> bool:
-    """Whether a load reads another element at every point of a reduction."""
+    """Return True if a load reads a different element at every point of a reduction."""
     live = [i for i in load.indices if not isinstance(i, Const)]
     own = {a.name for a in (*c.axes, *c.reduce) if a.extent > 1}
     return load.fill is None and all(isinstance(i, Ref) for i in live) and own <= {str(i) for i in live}
 
 
 def _reduction_names(operator: ROperator) -> set[str]:
-    """The reductions, and what is computed of them where it is read."""
+    """Return the names of reductions, and of maps computed from them in place."""
     found = {c.name for c in operator.computes if c.reduce}
     places = {c.name: i for i, c in enumerate(operator.computes)}
     for e in sorted(operator.connections, key=lambda e: places[e.producer]):
@@ -65,7 +65,8 @@ def _reduction_names(operator: ROperator) -> set[str]:
 
 
 def find_meeting_layer(inside: Collection[str], c: Compute) -> Scope | None:
-    """Where ``c`` can meet maps and reductions of these names: in registers element by element, else on chip, row by row."""
+    """Return the layer at which ``c`` can meet maps and reductions ``inside``, or None. Element-wise Computes meet in registers
+    ("thread"), row-wise ones on chip ("veu")."""
     loads = [ld for ld in c.loads if ld.tensor in inside]
     if c.combiner is None and all(identity_load(ld, c) for ld in loads):
         return "thread"

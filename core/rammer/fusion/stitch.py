@@ -1,11 +1,11 @@
-"""Stitching: memory-bound operators on the same rows become one, with several results (FusionStitching, sections 4 and 5).
+"""Stitching: fusion of memory-bound operators on the same rows into one with several results (FusionStitching, sections 4 and 5).
 
-Groups of ``connect`` grow along chains and mostly write one result. What they leave are operators that read the same tensor
-(two statistics of one batch), or that others need besides (a residual sum and its normalisation). A *plan* says which of
-them become one; a *move* joins two groups. The delta evaluator prices a move by what it changes: bytes, operations and
-launches of three operators, as the core counts them. A beam search keeps the plans of each region, of what possible
-moves connect, that save most; the latency evaluator chooses among these and the plan without any move: the device's kernels,
-predicted or measured, as its schedule has them, so that operators which do not wait for each other are priced side by side.
+Groups of ``connect`` grow along chains and mostly write one result. The remaining operators read the same tensor (two statistics
+of one batch), or have other readers (a residual sum and its normalisation). A *plan* is a set of groups to fuse; a *move* joins
+two groups. The delta evaluator prices a move by the bytes, operations and launches of three operators, as the core counts them. A
+beam search keeps the best plans of each region, a component connected by possible moves. The latency evaluator chooses among them
+and the unfused plan. It uses the predicted or measured times of the device's kernels in its schedule, so independent operators
+are priced as concurrent.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
 
-#: Plans that the search keeps, and the most results of one operator.
+#: Beam width of the search, and the maximum number of results of one operator.
 BEAM, MOST_RESULTS = 4, 8
-#: By how much a move may be slower than its parts: two of them may pay where neither does alone.
+#: Maximum slowdown of a move over its parts: two moves may pay where neither does alone.
 UPHILL: Final = 1.3
-#: Share of the time of its operators that a group saves at least where plans are run: less is within what measurements differ
-#: by. Where they are predicted a device says by how much that may be wrong (``VDevice.doubt``).
+#: Minimum fraction of its operators' time that a group must save if plans are measured: less is within the noise. For
+#: predictions, the device states the error (``VDevice.doubt``).
 LEAST_GAIN: Final = 0.01
-#: Groups within one that does not pay that are priced in its place.
+#: Maximum number of subgroups that are priced instead of an unprofitable group.
 PARTS: Final = 12
-#: Plans of a region that are run beside the one without any move, where plans are run.
+#: Maximum number of plans of a region that are measured besides the unfused plan.
 RIVALS: Final = 2
-#: Operators of a region from which on only the best plan is kept; larger regions are cut into such ones, so that a search takes
-#: no longer than its model is large.
+#: Operators of a region from which on the beam width is 1. Larger regions are split, so that search time is linear in model size.
 WIDE: Final = 24
 
 
@@ -53,8 +52,8 @@ def stitch(
     aliases: Mapping[str, tuple[str, ...]],
     binding: Binding | None = None,
 ) -> TileGraph:
-    """``tile`` with memory-bound operators stitched where the device is no slower for it, as predicted or, where plans are run,
-    in a run. ``aliases`` as for ``connect``."""
+    """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
+    measured. ``aliases`` as for ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
     for part, width in search.regions():
         search.settle(search.best(part, width))
@@ -72,26 +71,26 @@ def stitch(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The groups of more than one operator, and the seconds that they save by the delta evaluator (negative)."""
+    """The groups of more than one operator, and the change in seconds by the delta evaluator (negative if faster)."""
 
     groups: frozenset[Members] = frozenset()
     delta: float = 0.0
 
     @cached_property
     def of(self) -> dict[int, Members]:
-        """The group of every operator that is in one."""
+        """The group of every fused operator."""
         return {i: g for g in self.groups for i in g}
 
     def group(self, i: int) -> Members:
-        """The group of operator ``i``: itself alone, or with others."""
+        """Return the group of operator ``i``, which may contain only ``i``."""
         return self.of.get(i) or frozenset((i,))
 
     def rank(self) -> tuple[float, list[list[int]]]:
-        """By which plans are compared: what they save, then their groups."""
+        """Return the sort key of plans: their delta, then their groups."""
         return self.delta, sorted(map(sorted, self.groups))
 
     def joined(self, a: Members, b: Members, delta: float) -> _Plan:
-        """This plan with two groups as one."""
+        """Return this plan with two groups joined."""
         return _Plan(self.groups - {a, b} | {a | b}, self.delta + delta)
 
 
@@ -120,16 +119,16 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
-        own: _Stitcher = proxy(self)  # a circle would keep constants in memory until the garbage collector runs
+        own: _Stitcher = proxy(self)  # a reference cycle would hold constants in memory until garbage collection
         ordered = partial(sort_topologically, position=self.position, roots=lambda tensor: own.roots(tensor))
         self.times = RegionTimes(latency, lambda group: own.operator(group), self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
-        self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
-        self.doubt = max(LEAST_GAIN, device.doubt)  #: What a group must save of its parts' time where that is only predicted.
-        self.spans: list[tuple[int, int]] = []  #: From which operator to which those reach, in order; what overlaps is one.
+        self.settled: dict[int, Members] = {}  #: Groups of the decided regions, by operator.
+        self.doubt = max(LEAST_GAIN, device.doubt)  #: Minimum predicted gain of a group, relative to its parts' time.
+        self.spans: list[tuple[int, int]] = []  #: Merged intervals of operator numbers of decided groups, in order.
 
     def settle(self, groups: Iterable[Members]) -> None:
-        """Decide for these, which other regions' groups must not make a circle with."""
+        """Record decided groups, with which groups of other regions must not form a cycle."""
         for group in groups:
             self.settled |= dict.fromkeys(group, group)
             meet = [s for s in self.spans if s[0] <= max(group) and min(group) <= s[1]]
@@ -137,14 +136,14 @@ class _Stitcher:
             self.spans = sorted([*(s for s in self.spans if s not in meet), (min(first), max(last))])
 
     def roots(self, tensor: str) -> tuple[str, ...]:
-        """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
+        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
         return self.aliases.get(tensor, (tensor,))
 
     # --- moves ------------------------------------------------------------------------------------
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
-        """Operators that could be one: memory-bound, and one reads the other's result, or both a tensor that is no constant."""
+        """The memory-bound pairs of operators that may fuse: producer and consumer, or readers of one non-constant tensor."""
         bound = {i for i, o in enumerate(self.operators) if memory_bound(o)}
         found = dict[tuple[int, int], None]()
         for i in sorted(bound):
@@ -160,7 +159,7 @@ class _Stitcher:
         return list(found)
 
     def operator(self, group: Members) -> ROperator | None:
-        """The operators of ``group`` as one; None where that is no operator."""
+        """Return the operators of ``group`` as one operator, or None if they cannot be fused."""
         if len(group) == 1:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
@@ -169,8 +168,8 @@ class _Stitcher:
         return self.stitched[group]
 
     def _fit_operator(self, operator: ROperator, group: Members) -> ROperator:
-        """``operator``; where rows of its maps do not fit on chip one whose readers compute them again, if these are cheap or the
-        device's kernels keep such rows no faster some other way."""
+        """Return ``operator``, or a variant that recomputes maps whose rows do not fit on chip. The variant is chosen if the maps
+        are cheap, or if its best kernels are faster."""
         cost = self._operator_cost(operator)
         if cost < math.inf:
             self.prices[group] = cost
@@ -192,7 +191,7 @@ class _Stitcher:
         connections = list[Connection]()
         for c in computes:
             if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
-                return None  # it reads a view of what the others write, which is in memory only behind them
+                return None  # it reads a view of the other results, which are in memory only after they finish
             for name in (n for n in c.reads if n in inside):
                 kept = links.get((name, c.name)) or find_meeting_layer(inside, c)
                 if kept is None:
@@ -207,10 +206,10 @@ class _Stitcher:
         return name in self.escaping or bool(self.readers.get(name, set()) - group)
 
     def _is_circular(self, plan: _Plan, group: Members) -> bool:
-        """Whether a way leads from ``group`` over other groups of ``plan``, or of what is settled, back to it."""
+        """Return True if a path leads from ``group`` through other groups of ``plan`` or decided groups back to it."""
         last = max(group.union(*plan.groups))
         reaching = bisect_right(self.spans, (last, len(self.operators))) - 1
-        if reaching >= 0:  # operators are in order: only a group that begins before the last leads back from behind it
+        if reaching >= 0:  # operators are in order: only a group that begins before the last one can lead back
             last = max(last, self.spans[reaching][1])
         seen, ahead = set(group), [j for i in group for j in self.after[i] - group]
         while ahead:
@@ -227,7 +226,7 @@ class _Stitcher:
     # --- search -----------------------------------------------------------------------------------
 
     def regions(self) -> list[tuple[list[tuple[int, int]], int]]:
-        """The pairs by what they connect, large regions in parts; and how many plans to keep for each."""
+        """Return the pairs by connected region, large regions in parts, each with its beam width."""
         region: dict[int, list[tuple[int, int]]] = {}
         for pair in self.pairs:
             a, b = (region.setdefault(i, []) for i in pair)
@@ -240,7 +239,7 @@ class _Stitcher:
         return [(part, BEAM if len(parts) == 1 else 1) for parts in wholes for part in parts]
 
     def best(self, region: Sequence[tuple[int, int]], width: int) -> list[Members]:
-        """The groups of the best plan for ``region``, of a search that keeps ``width`` plans."""
+        """Return the groups of the best plan for ``region``, by a beam search of ``width`` plans."""
         found, plans = [_Plan()], [_Plan()]
         while plans:
             moved = {p.groups: p for plan in plans for p in self._best_moves(plan, region, width)}
@@ -258,15 +257,16 @@ class _Stitcher:
     def _propose_plans(
         self, paying: Iterable[_Plan], found: Sequence[_Plan], region: Members, least: float
     ) -> dict[_Plan, float]:
-        """The plan without any move, and others without the groups that do not save that share of their parts' time; with their
-        seconds as predicted."""
+        """Return the unfused plan and others, with predicted seconds. Groups that save less than the fraction ``least`` of their
+        parts' time are removed."""
         plans = {p.groups: p for p in (_Plan(), *(self._thin_plan(p, found, region, least) for p in paying))}
         return {p: self.times.predicted(groups, region) for groups, p in plans.items()}
 
     def _run(self, plans: Mapping[_Plan, float], region: Members) -> dict[_Plan, float]:
-        """The first plan, the others predicted fastest, and the best of these without the groups that do not pay, with seconds of
-        a run of each: kernels that are timed alone find other things in the caches than in their program. None where one
-        cannot be run."""
+        """Return measured seconds of plans, since kernels timed alone have other cache contents than in their program.
+
+        The plans are the unfused plan, the best predicted plans, and the best of these without unprofitable groups. Returns {} if
+        a plan cannot be run."""
         apart, *others = plans
         if not others:
             return dict(plans)
@@ -278,7 +278,7 @@ class _Stitcher:
         return runs | {left: seconds}
 
     def _undo_groups(self, plan: _Plan, seconds: float, region: Members) -> tuple[_Plan, float]:
-        """``plan``, which takes ``seconds`` in one run, without the groups without which a run takes no longer."""
+        """Remove the groups of ``plan`` without which a run is not slower; ``plan`` has a measured time of ``seconds``."""
         for group in sorted(plan.groups, key=sorted) if len(plan.groups) > 1 else ():
             less = _Plan(plan.groups - {group}, plan.delta)
             without = self.times.run(less.groups, region)
@@ -287,8 +287,8 @@ class _Stitcher:
         return plan, seconds
 
     def _thin_plan(self, plan: _Plan, found: Iterable[_Plan], region: Members, least: float) -> _Plan:
-        """``plan`` with each group that does not pay by the latency evaluator replaced by what does within it, of the groups that
-        were ``found`` on the way. A cycle there would be one of the plan's, too."""
+        """Replace each group of ``plan`` that the latency evaluator rejects by profitable subgroups among those ``found``. A
+        cycle through a subgroup would also be a cycle of the plan."""
         smaller = sorted({g for p in found for g in p.groups}, key=lambda g: (-len(g), sorted(g)))
         kept = frozenset[Members]()
         for whole in sorted(plan.groups, key=sorted):
@@ -296,17 +296,17 @@ class _Stitcher:
                 if not any(group & k for k in kept) and self._is_profitable(group, kept, region, least):
                     kept |= {group}
         while idle := next((g for g in sorted(kept, key=sorted) if not self._is_profitable(g, kept - {g}, region, least)), None):
-            kept -= {idle}  # beside the others it saves nothing
+            kept -= {idle}  # with the remaining groups it saves no time
         return _Plan(kept, plan.delta)
 
     def _is_profitable(self, group: Members, kept: frozenset[Members], region: Members, least: float) -> bool:
-        """Whether a group's one operator saves that share of what its members take side by side of the region's time, beside the
-        groups that are ``kept``: what reads one of its members waits for all of them then."""
+        """Return True if fusing a group saves the fraction ``least`` of its members' time in the region. The groups in ``kept``
+        are also fused. Readers of one member wait for all members."""
         before, behind = (self.times.predicted(groups, region) for groups in (kept, kept | {group}))
         return behind < (before - least * self.times.predicted((), group) if before < math.inf else before)
 
     def _join_delta(self, a: Members, b: Members) -> float | None:
-        """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
+        """Return the change in seconds if two groups are joined, or None for an invalid move. Cached: plans share most groups."""
         if (a, b) not in self.deltas:
             together = self._price_group(a | b) if a != b else math.inf
             apart = self._price_group(a) + self._price_group(b) if together < math.inf else 0.0
@@ -314,8 +314,8 @@ class _Stitcher:
         return self.deltas[a, b]
 
     def _best_moves(self, plan: _Plan, region: Iterable[tuple[int, int]], most: int) -> list[_Plan]:
-        """The ``most`` best plans that join two groups of ``plan`` and save time by it, or might with further moves. Which moves
-        lead in a circle is asked in that order, so of few of them."""
+        """Return the ``most`` best plans that join two groups of ``plan`` and save time, or may with further moves. Moves are
+        tested for cycles in order of price, so only a few tests are needed."""
         moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
         priced = sorted(((d, a, b) for a, b in moves if (d := self._join_delta(a, b)) is not None), key=lambda move: move[0])
         result = list[_Plan]()
@@ -329,8 +329,8 @@ class _Stitcher:
         return result
 
     def _price_group(self, group: Members) -> float:
-        """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations. Kernels may
-        keep rows that do not fit on chip in registers, which the latency evaluator knows; here they are computed again."""
+        """Return seconds with the best tile, launch included, by the core's counts (the delta evaluator). Rows that do not fit on
+        chip are recomputed here. Kernels may hold them in registers, which the latency evaluator considers."""
         operator = self.operator(group)
         if operator is None:
             return math.inf
@@ -340,8 +340,8 @@ class _Stitcher:
         return self.prices[group]
 
     def _operator_cost(self, operator: ROperator) -> float:
-        """Seconds with the best tile; infinite where none fits. Tiles are searched once for operators of equal keys: a model's
-        layers, and a sequence's steps, are alike."""
+        """Return seconds with the best tile, infinite if none fits. Operators of equal keys (layers of a model, steps of a
+        sequence) share one tile search."""
         key = self.binding.key(operator)
         if key not in self.costs:
             ranked = ranked_tiles(operator, self.tile.graph.types, self.device)
@@ -360,17 +360,17 @@ class _Stitcher:
 
 
 def _row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape up to its first axis of more than one element: what results have in common that may be one operator's."""
+    """Return the shape up to its first axis longer than 1, which the results of one operator share."""
     return shape[: next((d for d, n in enumerate(shape) if n > 1), len(shape)) + 1]
 
 
 def _is_cuttable(operator: ROperator) -> bool:
-    """Whether there may be several tasks."""
+    """Return True if the operator can have more than one task."""
     return any(n > 1 for d, n in enumerate(operator.anchor.shape) if d not in operator.uncut)
 
 
 def _split_region(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """A region's pairs in parts of at most ``WIDE`` operators, in order; pairs across two parts are no moves."""
+    """Split a region's pairs into parts of at most ``WIDE`` consecutive operators; pairs across parts are dropped."""
     place = {i: n // WIDE for n, i in enumerate(sorted({i for pair in region for i in pair}))}
     parts: list[list[tuple[int, int]]] = [[] for _ in range(max(place.values()) + 1)]
     for a, b in region:

@@ -1,8 +1,7 @@
-"""The latency evaluator of stitching: what the operators of a region take under a plan, as the device's schedule has them.
+"""The latency evaluator of stitching: the time of a region's operators under a plan, in the device's schedule.
 
-A group is compared with its parts as these would run: parts that do not wait for each other stand side by side, and small ones
-share a launch. Who reads one of them, though, waits for all of the group.
-"""
+A group is compared with its parts as they would run. Independent parts are concurrent, and small ones share a launch. Readers of
+one member, however, wait for the whole group."""
 
 from __future__ import annotations
 
@@ -14,33 +13,34 @@ from typing import TypeAlias
 
 from rammer.ir.operator import RKernel, ROperator
 
-#: Operators that are one, by their numbers in the tile-graph.
+#: Numbers of fused operators in the tile graph.
 Members: TypeAlias = frozenset[int]
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """An operator's ``kernels`` as predicted, none where none fits; ``seconds`` of operators with theirs in topological order as
-    the device's schedule has them, launches included, by the names that each waits for; and seconds of operators ``together``
-    in a run of their own (None for what cannot be run so), where plans are run."""
+    """Callbacks that price operators.
+
+    ``kernels`` returns an operator's predicted kernels, () if none fits. ``seconds`` returns the scheduled time of operators in
+    topological order, launches included. Its arguments map names to kernels, and to the names that they wait for. ``together``
+    measures operators in one run and returns None if that is impossible. ``together`` is None if plans are not run."""
 
     kernels: Callable[[ROperator], tuple[RKernel, ...]]
     seconds: Callable[[Mapping[str, tuple[RKernel, ...]], Mapping[str, tuple[str, ...]]], float]
     together: Callable[[Sequence[ROperator]], float | None] | None = None
 
     def alone(self, operator: ROperator) -> float:
-        """Seconds of one operator with its launch; infinite where no kernel fits."""
+        """Return seconds of one operator with its launch, infinite if no kernel fits."""
         kernels = self.kernels(operator)
         return self.seconds({operator.name: kernels}, {}) if kernels else math.inf
 
 
 @dataclass(frozen=True)
 class RegionTimes:
-    """What regions of a tile-graph take under groups of their operators; what is in no group is alone.
+    """The times of regions of a tile graph under groupings of their operators; ungrouped operators run separately.
 
-    ``operator`` is a group as one, None where it is none; ``after`` are the operators that wait for each; ``ordered`` brings
-    operators into topological order.
-    """
+    ``operator`` returns a group as one operator, or None. ``after`` lists the operators that wait for each operator. ``ordered``
+    sorts operators topologically."""
 
     latency: Evaluator
     operator: Callable[[Members], ROperator | None]
@@ -51,13 +51,13 @@ class RegionTimes:
     _reached: dict[tuple[int, Members], set[int]] = field(default_factory=dict)
 
     def run(self, groups: Iterable[Members], region: Members) -> float:
-        """Seconds of a run of a region's operators; infinite where they cannot be run on their own."""
+        """Return measured seconds of a region's operators, infinite if they cannot run alone."""
         made = [o for g in sorted(_complete_groups(groups, region), key=sorted) if (o := self.operator(g)) is not None]
         seconds = self.latency.together(self.ordered(made)) if self.latency.together else None
         return math.inf if seconds is None else seconds
 
     def predicted(self, groups: Iterable[Members], region: Members) -> float:
-        """Seconds of a region's operators by their kernels; infinite where one has none."""
+        """Return predicted seconds of a region's operators, infinite if one has no kernel."""
         whole = _complete_groups(groups, region)
         if whole not in self._times:
             after = self._group_waits(whole, region)
@@ -68,14 +68,14 @@ class RegionTimes:
         return self._times[whole]
 
     def _known(self, group: Members) -> tuple[str, tuple[RKernel, ...]]:
-        """The name of a group's operator, with its kernels; none where it is no operator."""
+        """Return the name and kernels of a group's operator, ("", ()) if it cannot be fused."""
         if group not in self._kernels:
             operator = self.operator(group)
             self._kernels[group] = (operator.name, self.latency.kernels(operator)) if operator is not None else ("", ())
         return self._kernels[group]
 
     def _group_waits(self, groups: Iterable[Members], region: Members) -> dict[Members, set[Members]]:
-        """The groups that each of these waits for, in order."""
+        """Return the groups that each group waits for, in order."""
         of = {i: g for g in groups for i in g}
         found: dict[Members, set[Members]] = {g: set() for g in sorted(groups, key=sorted)}
         for i in sorted(region):
@@ -84,7 +84,7 @@ class RegionTimes:
         return found
 
     def _waiting_operators(self, i: int, region: Members) -> set[int]:
-        """The operators of ``region`` that wait for its operator ``i``, directly or by way of operators of other regions."""
+        """Return the operators of ``region`` that wait for its operator ``i``, directly or through other regions."""
         if (i, region) not in self._reached:
             found, seen, ahead, last = set[int](), set[int](), [*self.after[i]], max(region)
             while ahead:
@@ -99,6 +99,6 @@ class RegionTimes:
 
 
 def _complete_groups(groups: Iterable[Members], region: Members) -> frozenset[Members]:
-    """``groups``, and the others of ``region`` each alone."""
+    """Return ``groups`` plus one group for each remaining operator of ``region``."""
     of = {i: g for g in groups for i in g}
     return frozenset(of.get(i) or frozenset((i,)) for i in region)

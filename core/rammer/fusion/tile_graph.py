@@ -1,4 +1,4 @@
-"""TileGraph: every edge between Computes carries the memory layer at which the two meet."""
+"""TileGraph: the graph of operators, in which each edge between Computes carries the memory layer where they meet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
 
-#: How products of one tensor lie: stacked where their shapes are equal, or joined along the weights' columns.
+#: Layout of batched products of one tensor: stacked if their shapes are equal, or joined along the weights' columns.
 Way: TypeAlias = Literal["stacked", "joined"]
-#: Of what products take as the model has them, what they must take in pieces at most: prices are not more exact than that.
+#: Maximum time of split products relative to the whole: prices are not more exact.
 CLEARLY: Final = 0.99
 
 
@@ -23,7 +23,7 @@ def _format_prices(together: float, apart: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchTrial:
-    """Products that were tried as one: what both forms come to (seconds), and how they lie, None where they stay apart."""
+    """Products that were tried as one: seconds of both variants, and their layout (None if they stay separate)."""
 
     subject: str
     way: Way | None
@@ -40,7 +40,7 @@ class BatchTrial:
 
 @dataclass(frozen=True, slots=True)
 class CutTrial:
-    """Products that were tried in pieces: what they come to (seconds) as the model has them, and apart or batched anew."""
+    """Products that were tried in pieces: seconds of the original, and of the pieces, separate or batched again."""
 
     subject: str
     whole: float
@@ -48,7 +48,7 @@ class CutTrial:
 
     @property
     def kept(self) -> bool:
-        """Whether they are cut."""
+        """True if the products are cut."""
         return self.apart < self.whole * CLEARLY
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class CutTrial:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTrial:
-    """One connection that was tried: what it predicted (seconds) and whether it was kept."""
+    """A connection that was tried: its predicted seconds, and True if it was accepted."""
 
     subject: str
     layer: str
@@ -76,11 +76,8 @@ class ConnectionTrial:
 
 @dataclass(frozen=True)
 class TileGraph:
-    """Operators without tiles in topological order, the edges between them, and the decisions.
-
-    Edges inside an operator carry the layer at which they are connected; all others meet at
-    ``device``, the lowest layer that tasks share.
-    """
+    """Operators without tiles in topological order, the edges between them, and the decisions. Edges inside an operator carry the
+    layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share."""
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
@@ -88,11 +85,11 @@ class TileGraph:
     edges: tuple[Connection, ...] = field(default=())
 
     def owner(self) -> Mapping[str, str]:
-        """Compute name -> operator name."""
+        """Return the operator name of each Compute."""
         return {c.name: o.name for o in self.operators for c in o.computes}
 
     def describe(self, device: VDevice) -> str:
-        """The tile-graph with the device's own layer names, and the log of decisions."""
+        """Return the tile graph as text, with the device's layer names and the log of decisions."""
         lines = [f"tilegraph {self.graph.name} on {device.name}"]
         for layer in device.layers:
             lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
@@ -104,7 +101,7 @@ class TileGraph:
 
 
 def format_chain(operator: ROperator, device: VDevice) -> str:
-    """``a <register> b <register> c``: the operator's Computes with the layers between them."""
+    """Return ``a <register> b <register> c``: the operator's Computes with the layers between them."""
     layer_into: dict[str, str] = {}
     for connection in operator.connections:
         layer_into[connection.consumer] = device.layer(connection.layer).name
@@ -115,7 +112,7 @@ def format_chain(operator: ROperator, device: VDevice) -> str:
 
 
 def device_edges(graph: ComputeGraph, owner: Mapping[str, str]) -> tuple[Connection, ...]:
-    """Edges between different operators: they meet at the device layer."""
+    """Return the edges between different operators, which meet at the device layer."""
     produced: dict[str, Compute] = graph.producers
     return tuple(
         Connection(name, c.name, "device")

@@ -1,8 +1,8 @@
-"""Tile search: which tile shapes are worth trying for an operator, best predicted first.
+"""Tile search: the tile shapes worth trying for an operator, best predicted first.
 
-Seeds are tiles that give each vEU one, two, four, ... tasks, split from the outer or the inner axes;
-a short local search halves and doubles single axes from the best seeds. Layers and operators are
-searched apart (Welder, section 4.4): only the device layer's tile is decided here.
+Seeds are tiles that give each vEU one, two, four, ... tasks, split from the outer or the inner axes. A short local search halves
+and doubles single axes from the best seeds. Layers and operators are searched separately (Welder, section 4.4): only the device
+layer's tile is decided here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from rammer.ir.types import TensorType
 __all__ = ["candidates"]
 
 Tile: TypeAlias = "tuple[int, ...]"
-#: Tasks per vEU that the seeds aim at.
+#: Target numbers of tasks per vEU for the seeds.
 ROUNDS = (1, 2, 4, 8, 32)
 
 
 def candidates(operator: ROperator, binding: Binding, device: VDevice, count: int = 8) -> list[ROperator]:
-    """Up to ``count`` tiled copies of ``operator`` whose footprint fits, best predicted first.
-
-    Empty when not even single-element tiles fit the vEU's memory.
-    """
+    """Return up to ``count`` tiled copies of ``operator`` whose footprint fits, best predicted first. Returns [] if even
+    single-element tiles exceed the vEU's memory."""
     ranked = ranked_tiles(operator, binding.types, device, parts=binding.parts)
     return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
 
@@ -43,9 +41,10 @@ def ranked_tiles(
     step: Mapping[str, int] | None = None,
     parts: Sequence[float] = PARTS,
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """(predicted seconds, tile, cost) of every tile tried that fits, sorted; where none does and the device spills, of those
-    that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need.
-    What ends is priced at ``parts`` of the longest length."""
+    """Return (predicted seconds, tile, cost) of every tile that fits, sorted.
+
+    If none fits and the device spills, tiles that spill are returned. ``step`` restricts the tile along an axis to multiples (or
+    the whole extent), as register-tiled families need. Operators with endings are priced at ``parts`` of the longest length."""
     about, shapes = (operator, types, device, step or {}), ended_shapes(operator, parts)
     return _rank_tiles(*about, shapes, device.layer("veu").capacity) or (_rank_tiles(*about, shapes, 0) if device.spills else [])
 
@@ -58,7 +57,7 @@ def _rank_tiles(
     shapes: Sequence[Tile],
     capacity: int,
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any), for results of these ``shapes``."""
+    """Return ``ranked_tiles`` for results of ``shapes``, for tasks of at most ``capacity`` bytes (0: any)."""
     shape = operator.anchor.shape
     steps = tuple(max(1, a.extent) if d in operator.uncut else step.get(a.name, 1) for d, a in enumerate(operator.anchor.axes))
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
@@ -87,7 +86,7 @@ def _rank_tiles(
 
 
 def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Tile]:
-    """What an operator computes at some lengths: of one without endings, its shape."""
+    """Return the operator's result shapes at ``parts`` of the longest length, or its only shape without endings."""
     ends, axes = {e.axis for e in operator.endings}, operator.anchor.axes
     if not ends:
         return [operator.anchor.shape]
@@ -95,24 +94,23 @@ def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Ti
 
 
 def _task_count(shape: Tile, tile: Tile) -> int:
-    """Number of tiles."""
     return math.prod([-(-extent // size) for extent, size in zip(shape, tile, strict=True)])
 
 
 @lru_cache(1 << 12)
 def _rounded_seeds(shape: Tile, steps: Tile, veus: int) -> list[Tile]:
-    """Sorted, so that of equal ones the least comes first."""
+    """Return the rounded seeds, sorted so that the smallest of equal ones comes first."""
     return sorted({_round_tile(t, shape, steps) for t in _seed_tiles(shape, veus)})
 
 
-@lru_cache(1 << 14)  # operators of one shape are searched again and again as a group grows
+@lru_cache(1 << 14)  # the search repeats for operators of one shape as a group grows
 def _sorted_neighbours(tile: Tile, shape: Tile, steps: Tile) -> list[Tile]:
-    """The tiles one move away, sorted."""
+    """Return the tiles one move away, sorted."""
     return sorted({_round_tile(t, shape, steps) for t in _iter_neighbours(tile)})
 
 
 def _seed_tiles(shape: Tile, veus: int) -> Iterator[Tile]:
-    """Tiles for about ``ROUNDS`` tasks a vEU: cut the outer axes first, the inner first, or evenly."""
+    """Yield tiles for about ``ROUNDS`` tasks per vEU: cut the outer axes first, the inner first, or evenly."""
     yield shape
     for rounds in ROUNDS:
         for order in (range(len(shape)), range(len(shape) - 1, -1, -1)):
@@ -135,7 +133,7 @@ def _round_tile(tile: Tile, shape: Tile, steps: Tile) -> Tile:
 
 
 def _descend_tile(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], float]) -> None:
-    """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
+    """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it improves."""
     best = measure(tile)
     for _ in range(6):
         around = _sorted_neighbours(tile, shape, steps)
@@ -148,7 +146,7 @@ def _descend_tile(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile]
 
 
 def _iter_neighbours(tile: Tile) -> Iterator[Tile]:
-    # One axis or two at a time: as many moves as pairs of axes, not as many as subsets of them.
+    # Change one or two axes at a time: the moves grow with pairs of axes, not with subsets.
     for first, second in combinations(range(-1, len(tile)), 2):
         for factors in product((2, -2), repeat=1 + (first >= 0)):
             moved = list(tile)

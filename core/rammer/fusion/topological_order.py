@@ -1,4 +1,4 @@
-"""Legal orders: each behind what it needs, else by rank; of operators that may write a result long before their last one."""
+"""Stable topological orders of operators, ties broken by rank; an operator may write results long before its last Compute."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rammer.ir.operator import ROperator
 def sort_topologically(
     operators: Sequence[ROperator], position: Mapping[str, int], roots: Callable[[str], Iterable[str]]
 ) -> tuple[ROperator, ...]:
-    """By the ``position`` of the last Compute, as far as dependences allow: a group may write one of its results long before
-    its last one, and who reads that comes after the group all the same. ``roots`` are the tensors whose memory one reads."""
+    """Sort operators by the ``position`` of the last Compute, as far as dependences allow.
+
+    A group may write a result long before its last Compute; readers of that result still come after the group. ``roots`` returns
+    the tensors whose memory a tensor reads."""
     by_name = {o.name: o for o in operators}
     owner = {c.name: o.name for o in operators for c in o.computes}
     place = {o.name: position[o.anchor.name] for o in operators}
@@ -27,8 +29,8 @@ def sort_topologically(
 
 
 def by_rank(needs: dict[str, int], readers: Mapping[str, Iterable[str]], rank: Mapping[str, Any]) -> Iterator[str]:
-    """Names by rank, as far as each comes behind all those that it ``needs``: so many, which are counted down. Readers that need
-    nothing known are left out."""
+    """Yield names by rank, each after all its producers. ``needs`` counts the pending producers of each name and is decremented.
+    Readers absent from ``needs`` are skipped."""
     ready = [(rank[name], name) for name, count in needs.items() if not count]
     heapify(ready)
     while ready:

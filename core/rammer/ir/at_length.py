@@ -1,4 +1,4 @@
-"""Operators of a program for a range as they are at some of its lengths: what they cost is asked at all of these."""
+"""Ranged operators at several of their lengths, at which their costs are evaluated."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Ref
 from rammer.ir.operator import ROperator
 
-#: Lengths of a range, as parts of the longest, at which operators are priced where nobody says better: those of most buckets.
+#: Default lengths at which operators are priced, as fractions of the longest: those of most buckets.
 PARTS: Final = (0.6, 0.75, 0.9, 1.0)
-#: Extents from ``LONG`` elements on are cut to multiples of ``STEP``: whether rows are aligned is the bound's, not the length's.
+#: Extents of at least ``LONG`` elements are rounded to multiples of ``STEP``. Row alignment depends on the bound, not on the
+#: length.
 LONG, STEP = 64, 16
 
 
 def shrink_to_parts(operator: ROperator, parts: Sequence[float] = PARTS, inside: bool = False) -> tuple[ROperator, ...]:
-    """``operator`` at each of ``parts`` of the longest, without endings, its tile no larger than its result; itself where it
-    never ends. Tasks end as a whole, or wherever the length is ``inside`` them."""
+    """Return ``operator`` at each fraction ``parts`` of the longest length, or itself if it never ends. The results have no
+    endings, and their tiles are clipped. Tasks are skipped as a whole; with ``inside``, the length may end inside a task."""
     ends = ending_axes(operator)
     if not ends:
         return (operator,)
@@ -29,8 +30,8 @@ def shrink_to_parts(operator: ROperator, parts: Sequence[float] = PARTS, inside:
 
 
 def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
-    """The axes, by compute, along which nothing beyond a length counts: where tasks end, reductions stop, and all that reads a
-    Compute inside does one of both."""
+    """Return the (compute, axis) pairs along which elements past the length do not matter. Tasks are masked there, reductions
+    stop, and all readers inside the operator do one of both."""
     stops = {(s.compute, s.axis) for s in operator.stops}
     anchored = {e.axis for e in operator.endings if not e.below}
     last = {d for d, a in enumerate(operator.anchor.axes) if a.name in anchored}
@@ -51,13 +52,13 @@ def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
 
 
 def part_of(extent: int, part: float) -> int:
-    """So much of an extent that ends."""
+    """Return the fraction ``part`` of a masked extent, rounded up to ``STEP`` if the extent is at least ``LONG``."""
     step = STEP if extent >= LONG else 1
     return min(extent, max(math.ceil(extent * part / step), 1) * step)
 
 
 def _shrink_operator(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, inside: bool) -> ROperator:
-    whole = dict[str, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
+    whole = dict[str, int]()  # whole tasks are skipped; a task that covers an axis is shortened only if its reductions stop
     for axis, size in () if inside else zip(operator.anchor.axes, operator.tile, strict=False):
         if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
             whole[axis.name] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
@@ -76,7 +77,7 @@ def _shrink_operator(operator: ROperator, ends: frozenset[tuple[str, str]], part
 
 
 def _anchor_axes(operator: ROperator) -> dict[tuple[str, str], str]:
-    """The axes of the operator's Computes that are one of its anchor's, by compute and name: as those who read them say."""
+    """Return the axes of the operator's Computes that map to anchor axes through loads, by compute and name."""
     anchor, axes = operator.anchor, {c.name: c.axes for c in operator.computes}
     found = {(anchor.name, a.name): a.name for a in anchor.axes}
     for c in reversed(operator.computes):

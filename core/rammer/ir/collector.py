@@ -1,4 +1,4 @@
-"""Python's own memory while programs are made or read."""
+"""Control of Python's garbage collector while programs are created or read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No search for unreachable cycles meanwhile: a program is hundreds of thousands of objects that all stay, and looking
-    through them again and again took a quarter of the time of reading it."""
+    """Pause the search for unreachable cycles. A program is hundreds of thousands of live objects. Scanning them repeatedly took
+    a quarter of the time of reading a program."""
     running = gc.isenabled()
     gc.disable()
     try:

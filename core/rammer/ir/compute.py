@@ -1,9 +1,7 @@
-"""Compute: one tensor expression, the heart of the compiler.
+"""Compute: one tensor expression, the central data structure of the compiler.
 
-A Compute says what every element of one output tensor is: output axes, reduction axes, a combiner
-and a scalar body over loads. The NumPy result (``evaluate``), FLOP and byte counts, tile
-propagation, classification and C text all come from this one object.
-"""
+A Compute defines every element of one output tensor: output axes, reduction axes, a combiner and a scalar body over loads. The
+NumPy result (``evaluate``), FLOP and byte counts, tile propagation, classification and C text are all derived from it."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Compute:
-    """``name[axes] = combiner[reduce] body``; ``origin`` names the ONNX node it came from."""
+    """A tensor expression ``name[axes] = combiner[reduce] body``; ``origin`` names its ONNX node."""
 
     name: str
     dtype: str
@@ -58,7 +56,7 @@ class Compute:
     reduce: tuple[Axis, ...] = ()
     combiner: Combiner | None = None
     origin: str = ""
-    used: InitVar[frozenset[str] | None] = None  #: Axes of the body, where they are known already.
+    used: InitVar[frozenset[str] | None] = None  #: Axes of the body, if already computed.
 
     def __post_init__(self, used: frozenset[str] | None) -> None:
         check_identifier("a compute", self.name)
@@ -72,7 +70,7 @@ class Compute:
             raise ValueError(f"compute {self.name}: the body uses undeclared axes {sorted(unknown)}")
 
     def __getstate__(self) -> dict[str, object]:
-        """What makes it, without what was derived: that has functions in it, which no other process can be sent."""
+        """Return the fields without cached values, which contain functions and cannot be pickled."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
@@ -80,7 +78,7 @@ class Compute:
 
     @property
     def remark(self) -> str:
-        """What ends its line: the ONNX node it came from."""
+        """The comment at the end of its line: the ONNX node."""
         return f"{_REMARK}{quote_text(self.origin)}" if self.origin else ""
 
     def _format_line(self, name: str, body: str) -> str:
@@ -88,32 +86,30 @@ class Compute:
 
     @cached_property
     def _header_text(self) -> str:
-        """What stands between its name and the body."""
+        """The text between the name and the body."""
         over = f"{self.combiner}[{', '.join(map(str, self.reduce))}] " if self.combiner else ""
         return f": {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}] = {over}"
 
     def text_with(self, names: Mapping[str, str]) -> str:
-        """``str`` without the origin, tensors (itself among them) under the ``names`` given for them.
-
-        Much faster than printing a renamed Compute: in a body's text the names of what loads read stand before a bracket.
-        """
+        """Return ``str`` without the origin, with tensors (itself included) renamed by ``names``. Much faster than printing a
+        renamed Compute: the names of loaded tensors precede a bracket in the body's text."""
         parts = [*self._pieces]
         parts[1::2] = [names.get(n, n) for n in parts[1::2]]
         return self._format_line(names.get(self.name, self.name), "".join(parts))
 
     @cached_property
     def _pieces(self) -> tuple[str, ...]:
-        """The body's text, cut before and behind the name of each tensor that it reads."""
+        """The body's text, split before and after the name of each tensor that it reads."""
         return tuple(TENSOR.split(self.body_text))
 
     @cached_property
     def body_text(self) -> str:
-        """``str`` of the body."""
+        """The body's text (``str``)."""
         return str(self.body)
 
     @cached_property
     def form(self) -> Form:
-        """The body without its tensors' names: equal for bodies that differ in those only."""
+        """The body without tensor names: equal for bodies that differ only in these."""
         return form_of(self.body_text)[0]
 
     @property
@@ -128,7 +124,7 @@ class Compute:
 
     @cached_property
     def place(self) -> tuple[Expr, ...]:
-        """The indices of the element that it writes."""
+        """The indices of the element that each evaluation writes."""
         return tuple([Ref(a.name) for a in self.axes])
 
     @cached_property
@@ -138,12 +134,12 @@ class Compute:
 
     @cached_property
     def operands(self) -> tuple[Load, Load] | None:
-        """See ``contraction_operands``."""
+        """The two operands of a contraction, see ``contraction_operands``."""
         return _find_operands(self)
 
     @cached_property
     def decoded(self) -> Decoded | None:
-        """What a product with weights that are stored as codes reads; None for any other Compute."""
+        """The operands of a product with quantised weights; None for any other Compute."""
         if self.combiner != "sum" or len(self.reduce) != 1 or not isinstance(self.body, Op) or self.body.fn != "mul":
             return None
         return decoded_of(self.body, self.reduce[0].name, self.reduce[0].extent)
@@ -170,7 +166,7 @@ class Compute:
 
     @cached_property
     def kind(self) -> Kind:
-        """Contraction (product of two loads, or of one and what codes stand for, summed), window, reduction or map."""
+        """The class: contraction (sum of products of two loads, one possibly quantised), window, reduction or map."""
         if self.combiner is None:
             return "map"
         if contraction_operands(self) is not None or self.decoded is not None:
@@ -179,12 +175,12 @@ class Compute:
 
     @cached_property
     def kin(self) -> object:
-        """Equal for Computes that differ in the names of tensors only."""
+        """A key that is equal for Computes that differ only in tensor names."""
         return self.form, self.axes, self.reduce, self.combiner, self.dtype
 
     @staticmethod
     def parse(text: str) -> Compute:
-        """Inverse of ``str``. Raises ValueError with the offending text."""
+        """Parse a Compute from the text of ``str``. Raises ValueError with the offending text."""
         line, _, origin = text.partition(_REMARK)
         match = _LINE.fullmatch(line.strip())
         if match is None:
@@ -192,7 +188,7 @@ class Compute:
         name, short, axes, over, reduce, body = match.groups()
         pattern, tensors = pattern_of(body)
         kin = _make_kin(short, axes, over, reduce or "", pattern)
-        made = object.__new__(Compute)  # all that Compute checks but the name was checked of its kin
+        made = object.__new__(Compute)  # all checks of Compute except the name ran for its kin
         made.__dict__.update(
             kin.parts, name=check_identifier("a compute", name), reads=tensors, origin=unquote_text(origin) if origin else ""
         )
@@ -203,7 +199,7 @@ class Compute:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The body of one that was parsed, when somebody asks for it: a program has few that differ in more than names."""
+            """Copy the body of a parsed Compute on first access: most Computes of a program share one pattern."""
             kin = self.__dict__.get("kin")
             if name != "body" or not isinstance(kin, _Kin):
                 raise AttributeError(name)
@@ -213,7 +209,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kin:
-    """What parsed Computes that differ in the names of tensors only have in common: their body's pattern, and attributes."""
+    """The common part of parsed Computes that differ only in tensor names: the body's pattern, and attributes."""
 
     pattern: Pattern
     parts: dict[str, Any]
@@ -221,7 +217,7 @@ class _Kin:
 
 @lru_cache(4096)
 def _make_kin(short: str, axes: str, over: Combiner | None, reduce: str, pattern: Pattern) -> _Kin:
-    """Raises ValueError where these make no Compute."""
+    """Return the shared part of equal Computes. Raises ValueError for an invalid Compute."""
     if short not in LONG:
         raise ValueError(f"unknown element type {short}")
     body = pattern.copy([f"t{i}" for i in range(1 + max(pattern.form[1], default=0))])
@@ -246,13 +242,13 @@ def _parse_axes(text: str) -> tuple[Axis, ...]:
 
 
 def computed_at(c: Compute, indices: Iterable[Expr]) -> Expr:
-    """Return what a reader of the map ``c`` sees at ``indices``: its expression, rounded where the result is float16."""
+    """Return the value of the map ``c`` at ``indices`` as an expression, rounded if the result is float16."""
     body = ex.substitute(c.body, dict(zip((a.name for a in c.axes), indices, strict=True)))
     return Cast(c.dtype, body) if c.dtype == "float16" and not isinstance(body, Cast | Load) else body
 
 
 def combiner_identity(combiner: Combiner, dtype: str) -> Const:
-    """What a reduction over nothing gives: 0, 1, or the type's least or greatest value."""
+    """Return the result of a reduction over no elements: 0, 1, or the type's least or greatest value."""
     if is_float(dtype) or combiner in ("sum", "prod"):
         return Const(IDENTITY[combiner], dtype)
     if dtype == "bool":
@@ -267,8 +263,8 @@ def _is_sliding(index: Expr, compute: Compute) -> bool:
 
 
 def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
-    """The two loads of ``sum[k] a[..] * b[..]``, or of the integer form ``sum[k] int32(a[..]) * int32(b[..])``; None when
-    ``compute`` is neither."""
+    """Return the two loads of ``sum[k] a[..] * b[..]``, or of the integer form ``sum[k] int32(a[..]) * int32(b[..])``. Returns
+    None if ``compute`` has another form."""
     return compute.operands
 
 
@@ -279,7 +275,7 @@ def _find_operands(compute: Compute) -> tuple[Load, Load] | None:
     a, b = body.args
     if isinstance(a, Cast) and isinstance(b, Cast) and a.dtype == b.dtype == compute.dtype == "int32":
         a, b = a.arg, b.arg
-    # A square is a reduction of one operand; no kernel for products of two gains anything on it.
+    # A square is a reduction of one operand; kernels for products of two operands do not improve it.
     if not (isinstance(a, Load) and isinstance(b, Load)) or a == b:
         return None
     reduce = {r.name for r in compute.reduce}
@@ -287,25 +283,24 @@ def _find_operands(compute: Compute) -> tuple[Load, Load] | None:
 
 
 def identity_load(load: Load, compute: Compute) -> bool:
-    """Whether ``load`` reads exactly the element that ``compute`` writes (same indices, in order)."""
+    """Return True if ``load`` reads exactly the element that ``compute`` writes (same indices, in order)."""
     return load.fill is None and load.indices == compute.place
 
 
 def read_boxes(compute: Compute, box: Box, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Load, Box]]:
-    """Tile propagation: for each load the box of its tensor that an output ``box`` reads.
+    """Return, for each load, the box of its tensor that an output ``box`` reads (tile propagation).
 
-    ``box`` bounds the output axes (half-open); reduction axes count whole. Boxes are clipped to the
-    tensor; a data-dependent index reads its whole axis. One box a load, never merged (Welder 4.2).
-    """
+    ``box`` bounds the output axes (half-open); reduction axes count whole. Boxes are clipped to the tensor. A data-dependent
+    index reads its whole axis. Boxes of different loads are never merged (Welder 4.2)."""
     bounds: dict[str, Interval] = {a.name: (lo, hi - 1) for a, (lo, hi) in zip(compute.axes, box, strict=True)}
     bounds |= {r.name: (0, r.extent - 1) for r in compute.reduce}
     return [(load, load_box(load, bounds, shapes[load.tensor])) for load in compute.loads]
 
 
 def load_box(load: Load, bounds: Mapping[str, Interval], shape: tuple[int, ...]) -> Box:
-    """The clipped box of ``load``'s tensor read while the axes range over inclusive ``bounds``."""
+    """Return the clipped box of ``load``'s tensor that is read while the axes range over inclusive ``bounds``."""
     result = []
-    # Tile search asks this a hundred thousand times: no calls for what comparisons tell.
+    # Tile search calls this a hundred thousand times, so comparisons replace function calls.
     for index, extent in zip(load.indices, shape, strict=True):
         first, last = bounds[index.axis] if isinstance(index, Ref) else ex.interval(index, bounds) or (0, extent - 1)
         low = 0 if first < 0 else first if first < extent else extent
@@ -316,11 +311,8 @@ def load_box(load: Load, bounds: Mapping[str, Interval], shape: tuple[int, ...])
 
 @dataclass(frozen=True)
 class ComputeGraph:
-    """Computes in topological order, with the types of all tensors and the values of constants.
-
-    ``constants`` maps a tensor to its value; ``aliases`` maps internal names of inputs and outputs to
-    the names the ONNX model gives them.
-    """
+    """Computes in topological order, with the types of all tensors and the values of constants. ``constants`` maps a tensor to
+    its value. ``aliases`` maps internal names of inputs and outputs to their names in the ONNX model."""
 
     name: str
     inputs: tuple[str, ...]
@@ -341,11 +333,11 @@ class ComputeGraph:
 
     @property
     def producers(self) -> dict[str, Compute]:
-        """Tensor name -> the Compute that writes it."""
+        """The Computes by the tensor that they write."""
         return {c.name: c for c in self.computes}
 
     def consumers(self) -> dict[str, list[Compute]]:
-        """Tensor name -> Computes that read it, in program order."""
+        """Return, by tensor name, the Computes that read it, in program order."""
         result: dict[str, list[Compute]] = {n: [] for n in self.types}
         for c in self.computes:
             for name in c.reads:
@@ -354,7 +346,7 @@ class ComputeGraph:
 
 
 def describe_compute(compute: Compute) -> str:
-    """``str(compute)`` with its classification and cost."""
+    """Return ``str(compute)`` with its classification and cost."""
     note = f"  [{compute.kind} {compute.flops / 1e6:.3g} MFLOP]"
     return compute._format_line(compute.name, compute.body_text) + note + compute.remark
 

@@ -1,8 +1,7 @@
-"""Products of floats with weights that are decoded where they are read: the form that ``StoredMatMul`` lowers to.
+"""Products of floats with weights that are dequantised where they are read: the lowered form of ``StoredMatMul``.
 
-``sum[k] x[.., k] * (float32(code - zero[n, k // block]) * scale[n, k // block])``. Kernel families that keep such weights as
-codes find here what they read; to all others the Compute is one expression like any other.
-"""
+``sum[k] x[.., k] * (float32(code - zero[n, k // block]) * scale[n, k // block])``. Kernel families with quantised weights find
+their operands here; all others treat the Compute as an ordinary expression."""
 
 from __future__ import annotations
 
@@ -11,15 +10,17 @@ from dataclasses import dataclass
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
-#: Bits that a code may have.
+#: Supported bits of a quantised value.
 BITS = (8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decoded product reads: floats ``x``; ``codes`` of so many ``bits`` (of fewer than 8 several lie in a byte along axis
-    ``depth``, the first in the lowest bits, with a sign where ``signed``); a ``scale``, and perhaps a ``zero``, for each
-    ``block`` of values of ``depth`` and, like the codes, each value of axis ``column`` (or one for all of either)."""
+    """The operands of a dequantised product.
+
+    ``x`` are floats, ``codes`` quantised values of ``bits`` bits (``signed`` or not). Values of fewer than 8 bits are packed into
+    bytes along axis ``depth``, the first in the lowest bits. ``scale`` and the optional ``zero`` have one value per ``block`` of
+    ``depth`` and per element of axis ``column`` (or one for all)."""
 
     x: Load
     codes: Load
@@ -33,7 +34,7 @@ class Decoded:
 
     @property
     def weight(self) -> Expr:
-        """The number that a code stands for: float32 by the codes' column and place in the sum."""
+        """The dequantised weight as a float32 expression, by column and position in the sum."""
         number = self._integer_code()
         if self.zero is not None:
             number = Op("sub", (number, Cast("int32", self.zero)))
@@ -41,7 +42,7 @@ class Decoded:
 
     @property
     def body(self) -> Expr:
-        """What is summed."""
+        """The expression that is summed."""
         return Op("mul", (self.x, self.weight))
 
     def _integer_code(self) -> Expr:
@@ -55,7 +56,7 @@ class Decoded:
 
 
 def decoded_of(body: Expr, depth: str, extent: int) -> Decoded | None:
-    """The decoded product that ``body``, summed over axis ``depth`` of so many values, is; None for any other."""
+    """Return the dequantised product if ``body``, summed over axis ``depth`` of ``extent`` values, has this form, else None."""
     loads = tuple(ex.loads(body))
     if len(loads) not in (3, 4):
         return None
@@ -78,7 +79,7 @@ def decoded_of(body: Expr, depth: str, extent: int) -> Decoded | None:
 
 
 def _block_size(index: Expr, depth: str, extent: int) -> int:
-    """Values of axis ``depth`` for which ``index`` is the same; 0 where it is no block's number."""
+    """Return the number of values of axis ``depth`` that share one ``index``; 0 if it is not a block number."""
     if index == ex.integer(0):
         return extent
     divisor = index.args[1] if isinstance(index, Op) and index.fn == "floordiv" else ex.integer(1)

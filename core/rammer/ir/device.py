@@ -1,4 +1,4 @@
-"""VDevice: what the compiler knows about hardware, as data. The core has no other knowledge of a device."""
+"""VDevice: the compiler's description of hardware, as data. The core has no other information about a device."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Literal, TypeAlias
 
 __all__ = ["MemoryLayer", "Scope", "VDevice"]
 
-#: Who shares one instance of a memory layer: the host and all devices, one device, one vEU, one thread.
+#: The sharers of one instance of a memory layer: the host and all devices, one device, one vEU, or one thread.
 Scope: TypeAlias = Literal["host", "device", "veu", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayer:
-    """One layer of the memory hierarchy (Welder, section 3): lowest (largest, slowest) first.
+    """A layer of the memory hierarchy (Welder, section 3); layers are ordered from lowest (largest, slowest).
 
-    ``capacity`` is bytes of one instance (0 = not modelled); ``bandwidth`` bytes per second of the
-    whole device moving into this layer from the one below; ``transaction`` the bytes of one coalesced
-    access.
-    """
+    ``capacity`` is the bytes of one instance (0 = not modelled). ``bandwidth`` is the bytes per second that the whole device
+    moves into this layer from the one below. ``transaction`` is the bytes of one coalesced access."""
 
     name: str
     scope: Scope
@@ -32,22 +30,21 @@ class MemoryLayer:
 class VDevice:
     """A virtual parallel device (Rammer, section 3.2): ``veus`` equal units over shared memory layers.
 
-    ``flops`` is the fp32 peak of one vEU (FLOP/s); ``launch`` the seconds of one wave boundary,
-    ``dispatch`` those of starting one more task on a vEU;
-    ``threads`` how many hardware threads cooperate on one task (1 for a CPU core); ``vector`` how many fp32 lanes
-    one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is
-    legal only up to it). On a ``staged`` device a task can address nothing but its vEU's memory, so
-    everything it reads counts towards the footprint.
-    A product of constant weights each of which at most ``few_rows`` results share is bound by its weights' bytes: the
-    device's kernels take such products together, side by side.
-    ``precisions`` are those that a user may ask for (``rammer.compiler.compile_options``).
-    On one that ``spills``, what a task keeps beyond its vEU's memory lies in the device's: on chip it was in a cache.
-    ``dots`` is the peak of one vEU for products of bytes summed in 32 bits, where it has an instruction for them
-    (multiplications and additions a second; 0: none).
-    ``doubt`` is the standard deviation of the predicted share of time that an operator saves beside its parts from the measured
-    one: what is predicted to save less may be slower.
-    ``start`` are the seconds of what an operator takes alone that it shares with others in one launch.
-    ``simulated`` devices never have their times ranked with measured ones.
+    - ``flops``: fp32 peak of one vEU (FLOP/s).
+    - ``launch``: seconds of one wave boundary. ``dispatch``: seconds to start one more task on a vEU.
+    - ``threads``: hardware threads that cooperate on one task (1 for a CPU core). ``vector``: fp32 lanes of one thread.
+    - ``resident``: number of vEUs guaranteed to run at once, the limit for spinning on counters.
+    - ``staged``: a task can address only its vEU's memory, so all its operands count towards the footprint.
+    - ``few_rows``: a product of constant weights is bound by their bytes if at most this many results share each weight. The
+      device's kernels combine these products.
+    - ``precisions``: those that a user may select (``rammer.compiler.compile_options``).
+    - ``spills``: data of a task beyond its vEU's memory are stored in device memory, since on-chip memory is a cache.
+    - ``dots``: peak of one vEU for products of bytes with 32-bit sums, in multiplications and additions per second. It is 0
+      without an instruction for them.
+    - ``doubt``: standard deviation between the predicted and the measured fraction of time that fusion saves. An operator with a
+      smaller predicted gain may be slower.
+    - ``start``: seconds of an operator's time that operators in one launch share.
+    - ``simulated``: times are never ranked with measured ones.
     """
 
     name: str
@@ -79,7 +76,7 @@ class VDevice:
             raise ValueError(f"device {self.name}: no memory layer has scope 'veu'")
 
     def layer(self, scope: Scope) -> MemoryLayer:
-        """The highest layer of ``scope``; a device without registers of its own uses its vEU layer."""
+        """Return the highest layer of ``scope``; for "thread", devices without a register layer use the vEU layer."""
         for layer in reversed(self.layers):
             if layer.scope == scope:
                 return layer

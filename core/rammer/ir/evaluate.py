@@ -1,8 +1,8 @@
 """NumPy evaluation of Computes: the reference result, and the simulator's arithmetic.
 
-Affine loads become strided views, and a contraction of two views becomes one ``einsum``; anything
-else gathers. float16 is a storage format, as in C text: it computes in float32, and results and casts are rounded.
-``precise=True`` computes floats in float64, the reference that tests compare with.
+Affine loads become strided views, and a contraction of two views becomes one ``einsum``; other loads gather. float16 is a storage
+format, as in C text: arithmetic is in float32, and results and casts are rounded. ``precise=True`` computes floats in float64,
+the reference for tests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: Sees every step of an evaluation (the expression, the axes, its operands, its value) and says what its value shall be.
+#: A callback that receives every evaluation step (expression, axes, operands, value) and returns the value to use.
 Watch: TypeAlias = Callable[[Expr, tuple[Axis, ...], list[Array], Array], Array]
 
-#: Elements of one evaluation block; larger Computes are evaluated along their first axes in turn.
+#: Elements of one evaluation block; larger Computes are evaluated in slices of their first axis.
 BLOCK = 1 << 24
-#: A tensor is padded where that makes it at most so many times as large as what is read and made.
+#: Maximum ratio of a padded tensor to the elements that are read and written.
 PADDED = 8
 
 
@@ -37,7 +37,7 @@ def _erf_array(x: Array) -> Array:
 
 
 def _ignore_warnings(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Integer division by zero and the like give NumPy's value without a warning."""
+    """Suppress warnings, so that integer division by zero and similar cases return NumPy's value."""
 
     def wrapped(*args: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -53,20 +53,20 @@ def _divide_arrays(a: Array, b: Array) -> Array:
     quotient = np.floor_divide(a, b)
     if not np.issubdtype(kind, np.signedinteger):
         return np.asarray(quotient)
-    # ONNX integer Div truncates towards zero. Magnitudes would not do: that of the least integer is no integer.
+    # ONNX integer Div truncates towards zero. Division of magnitudes fails: that of the least integer is not representable.
     inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
     return np.asarray(quotient + inexact.astype(kind))
 
 
 def _raise_power(a: Array, b: Array) -> Array:
-    """Return ``a ** b`` as C's pow; NumPy takes the root for a broadcast exponent of 0.5, which differs for -inf and -0."""
+    """Return ``a ** b`` as C's pow; for a broadcast exponent of 0.5, NumPy's root differs for -inf and -0."""
     result = np.asarray(np.power(a, b))
     root = np.equal(b, 0.5)
     return np.where(root & (np.isneginf(a) | (a == 0)), np.abs(a), result) if root.any() else result
 
 
 def _make_bitcast(source: str, target: str) -> Callable[[Array], Array]:
-    """The same bits as a number of another type; ``precise`` values are rounded to their own type before."""
+    """Return a function that reinterprets bits as another type; ``precise`` values are first rounded to ``source``."""
     return lambda x: np.asarray(x).astype(source).view(target)
 
 
@@ -126,8 +126,8 @@ REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min"
 
 
 def evaluate_compute(compute: Compute, tensors: Mapping[str, Array], precise: bool = False, watch: Watch | None = None) -> Array:
-    """The whole output of ``compute``; ``precise`` keeps floats in float64. ``watch`` may change the value of every step; a
-    product of two loads is one step with its sum, which nobody sees."""
+    """Evaluate the whole output of ``compute``; ``precise`` computes floats in float64. ``watch`` may change the value of every
+    step. A product of two loads and its sum are one step, which ``watch`` does not receive."""
     out_dtype = np.dtype("float64") if precise and is_float(compute.dtype) else np.dtype(compute.dtype)
     if compute.points == 0:
         start = combiner_identity(compute.combiner, compute.dtype).value if compute.combiner else 0
@@ -143,21 +143,21 @@ def evaluate_compute(compute: Compute, tensors: Mapping[str, Array], precise: bo
 
 
 def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = True) -> dict[str, Array]:
-    """Every tensor of ``graph`` (inputs and constants included) evaluated by NumPy."""
+    """Evaluate every tensor of ``graph`` by NumPy, inputs and constants included."""
     values: dict[str, Array] = {**graph.constants, **inputs}
     for compute in graph.computes:
         values[compute.name] = evaluate_compute(compute, values, precise)
     return values
 
 
-#: Points from which the two sides of a concatenation are evaluated on their own.
+#: Points from which the two sides of a concatenation are evaluated separately.
 _LARGE = 1 << 14
 
 
 def _evaluate_rearrangement(
     compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
 ) -> Array | None:
-    """A reshape as NumPy's, and a large concatenation side by side, without an index for every element."""
+    """Evaluate a reshape by NumPy, and a large concatenation by its sides, without an index per element."""
     body = compute.body
     if compute.reduce or not compute.axes:
         return None
@@ -184,7 +184,7 @@ def _evaluate_rearrangement(
 
 
 def _slice_compute(compute: Compute, place: int, start: int, size: int, body: Expr) -> Compute:
-    """``size`` positions of axis ``place`` from ``start`` on, of which ``body`` is the value."""
+    """Return a Compute of ``size`` positions of axis ``place`` from ``start``, with value ``body``."""
     axis = compute.axes[place]
     shifted = ex.substitute(body, {axis.name: ex.make_add(axis.name, start)}) if start else body
     axes = (*compute.axes[:place], Axis(axis.name, size), *compute.axes[place + 1 :])
@@ -194,9 +194,9 @@ def _slice_compute(compute: Compute, place: int, start: int, size: int, body: Ex
 def _evaluate_blocks(
     compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
 ) -> Array:
-    """Evaluate slice by slice along the first output axis when all points at once are too many."""
+    """Evaluate slice by slice along the first output axis if the points exceed ``BLOCK``."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
-        with np.errstate(over="ignore"):  # what float16 cannot hold is stored as infinity
+        with np.errstate(over="ignore"):  # values beyond float16's range are stored as infinity
             return _evaluate_dense(compute, tensors, {}, precise, watch).astype(dtype)
     first = compute.axes[0]
     step = max(1, int(first.extent * BLOCK // compute.points))
@@ -265,7 +265,7 @@ def _evaluate_expr(
 
 
 def _harmonise_types(args: list[Array], e: Op) -> list[Array]:
-    """Literals take the type of the tensors beside them, as in C text and in NumPy's weak scalars."""
+    """Convert literals to the type of the other arguments, as in C text and in NumPy's weak scalars."""
     start = 1 if e.fn == "where" else 0
     typed = [a.dtype for a, part in zip(args[start:], e.args[start:], strict=True) if not isinstance(part, Const)]
     if not typed:
@@ -294,7 +294,7 @@ def _evaluate_load(
 
 
 def strided_view(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
-    """The load over all ``axes`` as a strided view (extent 1 on axes it does not use), if affine."""
+    """Return the load over all ``axes`` as a strided view (extent 1 on unused axes), or None if not affine."""
     forms = [ex.affine_form(i) for i in load.indices]
     if any(f is None for f in forms) or any(a.extent == 0 for a in axes):
         return None
@@ -321,7 +321,7 @@ def strided_view(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | N
 
 
 def _restride_view(tensor: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """A view starting ``offset`` bytes after the tensor's first element."""
+    """Return a view that starts ``offset`` bytes after the tensor's first element."""
     flat = as_strided(tensor, shape=(1,), strides=(tensor.itemsize,))
     address = flat.__array_interface__["data"][0] + offset
     holder = _Holder(tensor, address, tensor.dtype, shape, strides)
@@ -329,7 +329,7 @@ def _restride_view(tensor: Array, offset: int, shape: tuple[int, ...], strides: 
 
 
 class _Holder:
-    """Exposes an address inside ``owner`` through the array interface and keeps ``owner`` alive."""
+    """An object that exposes an address inside ``owner`` through the array interface and keeps ``owner`` alive."""
 
     def __init__(
         self, owner: Array, address: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
@@ -345,14 +345,14 @@ class _Holder:
 
 
 def _arithmetic_dtype(dtype: str, precise: bool) -> str:
-    """The type in which values of ``dtype`` compute."""
+    """Return the type in which values of ``dtype`` are computed."""
     if not is_float(dtype):
         return dtype
     return "float64" if precise else "float32" if dtype == "float16" else dtype
 
 
 def _evaluate_contraction(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
-    """``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
+    """Evaluate ``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
     operands = contraction_operands(compute)
     if operands is None:
         return None
@@ -379,7 +379,8 @@ def _evaluate_contraction(compute: Compute, tensors: Mapping[str, Array], dtype:
 
 
 def _evaluate_factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
-    """``sum[k] a * f(b, ..)`` of floats as a product of two tensors, the second made first, where neither factor has all axes."""
+    """Evaluate ``sum[k] a * f(b, ..)`` of floats as a product of two tensors, computing the second one first. Neither factor may
+    have all axes."""
     body, axes = compute.body, (*compute.axes, *compute.reduce)
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul" or not np.issubdtype(dtype, np.floating):
         return None
@@ -398,7 +399,7 @@ def _evaluate_factored(compute: Compute, tensors: Mapping[str, Array], dtype: np
 
 
 def _is_exact(compute: Compute, operands: list[Array]) -> bool:
-    """Whether sums of products of these integers are exact in float64."""
+    """Return True if sums of products of these integers are exact in float64."""
     if any(a.dtype.kind not in "iu" for a in operands):
         return False
     largest = [max(abs(int(a.min(initial=0))), abs(int(a.max(initial=0)))) for a in operands]

@@ -1,8 +1,9 @@
 """Scalar expressions: the body of a Compute and the index language of its loads.
 
-One small language serves both. Index expressions use integer operations only; ``interval`` bounds
-them, which is all that tile propagation (Welder, section 4.2) needs. Every expression prints as a
-Python expression and ``parse`` reads it back, so programs reload without a grammar of their own."""
+One small language serves both. Index expressions use only integer operations; ``interval`` bounds them, which suffices for tile
+propagation (Welder, section 4.2). Every expression prints as a Python expression, and ``parse`` reads it back, so programs need
+no separate grammar.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,8 @@ from typing import Any, ClassVar, TypeAlias
 
 
 class Hashed:
-    """Keeps the hash of its fields, which ``KEY`` gets. A dataclass derived from it says ``__hash__ = Hashed.__hash__``, or makes
-    one of its own.
-
-    The hash is no field: copies and pickles go without, since another process hashes names otherwise.
-    """
+    """A mixin that caches the hash of the fields selected by ``KEY``. A derived dataclass sets ``__hash__ = Hashed.__hash__`` or
+    defines a hash. The cached hash is not a field: copies and pickles omit it, since another process hashes names differently."""
 
     __slots__ = ("_hash",)
     KEY: ClassVar[attrgetter[Any]]
@@ -67,7 +65,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Load(Hashed):
-    """One element of ``tensor``. With ``fill``, indices outside the tensor give ``fill`` (padding)."""
+    """An element of ``tensor``. With ``fill``, indices outside the tensor give ``fill`` (padding)."""
 
     tensor: str
     indices: tuple[Expr, ...]
@@ -98,7 +96,7 @@ class Table(Hashed):
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion to ``dtype`` (C rules: towards zero for float to integer)."""
+    """A conversion to ``dtype`` (C rules: towards zero for float to integer)."""
 
     dtype: str
     arg: Expr
@@ -136,14 +134,14 @@ Expr: TypeAlias = "Const | Ref | Load | Table | Cast | Op"
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """Arity, result type (``same`` as the arguments, or one) and cost in FLOP."""
+    """The arity, result type (``same`` as the arguments, or a fixed one) and cost in FLOP of an operation."""
 
     arity: int
     result: str = "same"
     flops: int = 1
 
 
-#: Functions of one number that no device has an exact instruction for.
+#: Functions of one number without an exact instruction on any device.
 TRANSCENDENTAL = (
     *("exp", "log", "expm1", "log1p", "erf"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
@@ -156,7 +154,7 @@ OPS: dict[str, OpInfo] = {
     **{"floordiv": OpInfo(2), "where": OpInfo(3), "pow": OpInfo(2, flops=8)},
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
     **{n: OpInfo(1, "bool") for n in ("not_", "isnan", "isinf")},
-    **{f"as_{n}": OpInfo(1, n, flops=0) for n in ("uint32", "float32", "uint64", "float64")},  # the same bits as another number
+    **{f"as_{n}": OpInfo(1, n, flops=0) for n in ("uint32", "float32", "uint64", "float64")},  # bit casts
 }
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
 
@@ -170,19 +168,19 @@ def _is_infix(e: Expr) -> bool:
 
 @lru_cache(1 << 12)
 def integer(value: int) -> Const:
-    """An int64 literal."""
+    """Return an int64 literal."""
     return Const(value, "int64")
 
 
 def as_index(value: Expr | int | str) -> Expr:
-    """``3`` -> literal, ``"h"`` -> axis reference, expressions unchanged."""
+    """Convert ``3`` to a literal and ``"h"`` to an axis reference; expressions stay unchanged."""
     if isinstance(value, int):
         return integer(value)
     return Ref(value) if isinstance(value, str) else value
 
 
 def make_add(a: Expr | int | str, b: Expr | int | str) -> Expr:
-    """Integer ``a + b``, folded where both are literals or one is zero."""
+    """Return integer ``a + b``, folded if both are literals or one is zero."""
     x, y = as_index(a), as_index(b)
     if isinstance(x, Const) and isinstance(y, Const):
         return integer(int(x.value) + int(y.value))
@@ -192,7 +190,7 @@ def make_add(a: Expr | int | str, b: Expr | int | str) -> Expr:
 
 
 def make_mul(a: Expr | int | str, b: int) -> Expr:
-    """Integer ``a * b`` with a literal factor, folded."""
+    """Return integer ``a * b`` with a literal factor, folded."""
     x = as_index(a)
     if isinstance(x, Const):
         return integer(int(x.value) * b)
@@ -202,7 +200,7 @@ def make_mul(a: Expr | int | str, b: int) -> Expr:
 
 
 def make_floordiv(a: Expr | int | str, b: int) -> Expr:
-    """Integer floor division by a positive literal, folded."""
+    """Return integer floor division by a positive literal, folded."""
     x = as_index(a)
     if isinstance(x, Const):
         return integer(int(x.value) // b)
@@ -210,7 +208,7 @@ def make_floordiv(a: Expr | int | str, b: int) -> Expr:
 
 
 def make_mod(a: Expr | int | str, b: int) -> Expr:
-    """Integer modulo (result in ``[0, b)``) by a positive literal, folded."""
+    """Return integer modulo (result in ``[0, b)``) by a positive literal, folded."""
     x = as_index(a)
     if isinstance(x, Const):
         return integer(int(x.value) % b)
@@ -221,7 +219,7 @@ def make_mod(a: Expr | int | str, b: int) -> Expr:
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
-    """Direct sub-expressions in evaluation order."""
+    """Return the direct sub-expressions in evaluation order."""
     if isinstance(e, Load):
         return e.indices
     if isinstance(e, Op):
@@ -232,9 +230,9 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 
 def rebuild_expr(e: Expr, kids: tuple[Expr, ...]) -> Expr:
-    """``e`` with its children replaced by as many."""
+    """Return ``e`` with its children replaced by ``kids``."""
     if isinstance(e, Op):
-        made = object.__new__(Op)  # what Op checks was checked of ``e``
+        made = object.__new__(Op)  # the checks of Op ran for ``e``
         _SET_FN(made, e.fn)
         _SET_ARGS(made, kids)
         return made
@@ -249,7 +247,7 @@ _SET_FN, _SET_ARGS = (Op.__dict__[field].__set__ for field in ("fn", "args"))
 
 
 def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
-    """Rewrite top-down: where ``fn`` returns an expression it replaces the node (not revisited)."""
+    """Rewrite top-down: an expression that ``fn`` returns replaces the node (not revisited)."""
     new = fn(e)
     if new is not None:
         return new
@@ -261,7 +259,7 @@ def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def walk(e: Expr) -> list[Expr]:
-    """All nodes, parents first, and the children of one from left to right."""
+    """Return all nodes, parents first, children from left to right."""
     found, rest = list[Expr](), [e]
     while rest:
         node = rest.pop()
@@ -273,27 +271,27 @@ def walk(e: Expr) -> list[Expr]:
     return found
 
 
-#: Expressions without sub-expressions; as a tuple, since ``Ref | Const`` would be made anew for each question.
+#: Expressions without sub-expressions; a tuple, since ``Ref | Const`` would be built at each check.
 ATOMS = (Ref, Const)
 
 
 def loads(e: Expr) -> list[Load]:
-    """Every load, outer before inner (an index may itself be a load: Gather)."""
+    """Return every load, outer before inner (an index may itself be a load: Gather)."""
     return [n for n in walk(e) if isinstance(n, Load)]
 
 
 def has_loads(e: Expr) -> bool:
-    """Whether ``e`` reads a tensor."""
+    """Return True if ``e`` reads a tensor."""
     return isinstance(e, Load) or (not isinstance(e, ATOMS) and any(map(has_loads, children(e))))
 
 
 def axes_of(e: Expr) -> set[str]:
-    """Names of the axes that ``e`` refers to."""
+    """Return the names of the axes that ``e`` refers to."""
     return {n.axis for n in walk(e) if isinstance(n, Ref)}
 
 
 def substitute(e: Expr, axes: Mapping[str, Expr]) -> Expr:
-    """Replace axis references."""
+    """Replace axis references by expressions."""
     if isinstance(e, Ref):
         return axes.get(e.axis, e)
     if isinstance(e, Const):
@@ -315,7 +313,7 @@ def rename_tensors(e: Expr, names: Mapping[str, str]) -> Expr:
 
 
 def affine_form(e: Expr) -> tuple[dict[str, int], int] | None:
-    """``(coefficients, constant)`` if ``e`` is affine in the axes, else None."""
+    """Return ``(coefficients, constant)`` if ``e`` is affine in the axes, else None."""
     if isinstance(e, Const):
         return ({}, int(e.value)) if not isinstance(e.value, float) else None
     if isinstance(e, Ref):
@@ -344,7 +342,7 @@ def _scale_affine(part: tuple[dict[str, int], int], factor: int) -> tuple[dict[s
 
 
 def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
-    """Inclusive bounds of an integer expression over a box of axes; None if it depends on data."""
+    """Return inclusive bounds of an integer expression over a box of axes; None if it depends on data."""
     if isinstance(e, Const):
         return (int(e.value), int(e.value)) if not isinstance(e.value, float) else None
     if isinstance(e, Ref):
@@ -367,7 +365,7 @@ def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
 
 
 def combine_intervals(fn: str, p: list[Interval]) -> Interval | None:
-    """Interval arithmetic for the integer operations of the index language."""
+    """Apply an integer operation of the index language to intervals. Returns None if it is unsupported."""
     if fn == "neg":
         return -p[0][1], -p[0][0]
     if fn == "where":
@@ -393,7 +391,7 @@ def combine_intervals(fn: str, p: list[Interval]) -> Interval | None:
 
 
 def count_flops(e: Expr) -> int:
-    """Floating-point operations of one evaluation, index arithmetic excluded."""
+    """Return the floating-point operations of one evaluation, index arithmetic excluded."""
     if isinstance(e, Load | Const | Ref | Table):
         return 0
     own = OPS[e.fn].flops if isinstance(e, Op) else 0
@@ -401,7 +399,7 @@ def count_flops(e: Expr) -> int:
 
 
 def dtype_of(e: Expr, tensors: Mapping[str, str]) -> str:
-    """Element type of ``e`` given the element types of the tensors it loads."""
+    """Return the element type of ``e`` for loaded tensors of these element types."""
     if isinstance(e, Const | Table | Cast):
         return e.dtype
     if isinstance(e, Ref):

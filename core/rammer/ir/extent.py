@@ -1,4 +1,4 @@
-"""Extents that are known late: affine functions of lengths, which a program takes as scalar inputs."""
+"""Dynamic extents: affine functions of lengths, which a program reads from scalar inputs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any, Final, TypeAlias
 
 from rammer.errors import BadInput
 
-#: The least length that a model is bound at to find a program of all: where an axis has one element, ONNX's operators may
-#: broadcast it.
+#: Minimum length at which a model is bound to find a ranged program. ONNX's operators may broadcast an axis of one element.
 LEAST: Final = 2
-#: A length for each open dimension of a model (elements).
+#: A length for each dynamic dimension of a model (elements).
 Point: TypeAlias = Mapping[str, int]
 
 
 class NoRange(BadInput):
-    """A model whose programs of several lengths are no one program."""
+    """Error for a model whose programs of several lengths cannot become one program."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffineExtent:
-    """``offset`` and the sum of ``factor * length`` over ``terms``, by names of dimensions (elements)."""
+    """A sum of ``offset`` and ``factor * length`` over ``terms``, by dimension names (elements)."""
 
     terms: tuple[tuple[str, int], ...]
     offset: int
@@ -33,12 +32,12 @@ class AffineExtent:
         return " + ".join([*parts, str(self.offset)] if self.offset else parts)
 
     def at(self, point: Point) -> int:
-        """Its value where the lengths are those of ``point``."""
+        """Return the value at the lengths in ``point``."""
         return self.offset + sum(factor * point[name] for name, factor in self.terms)
 
     @staticmethod
     def parse(text: str) -> AffineExtent:
-        """Inverse of ``str``. ValueError for anything else."""
+        """Parse the text of ``str``. Raises ValueError for other text."""
         found = _EXTENT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text[:80]!r} is no sum of lengths and a number")
@@ -53,8 +52,8 @@ _EXTENT: Final = re.compile(rf"({_TERM}(?: \+ {_TERM})*)(?: \+ (-?\d{{1,18}}))?"
 
 @dataclass(frozen=True, slots=True)
 class RowWindow:
-    """``count`` places of an axis from that element of a tensor on which the place along axis ``by`` chooses; modulo ``of``
-    where that is not 0, else none before the axis begins."""
+    """A window of ``count`` positions along an axis. The window begins at an element of a tensor, selected by the position along
+    axis ``by``. It wraps modulo ``of`` if that is not 0, else it is clipped at the start of the axis."""
 
     by: str
     count: int
@@ -65,26 +64,30 @@ class RowWindow:
 
     @staticmethod
     def parse(text: str) -> RowWindow:
-        """Inverse of ``str``. ValueError for anything else."""
+        """Parse the text of ``str``. Raises ValueError for other text."""
         found = _BESIDE.fullmatch(text)
         if found is None:
             raise ValueError(f"{text[:80]!r} tells no places")
         return RowWindow(found[1], int(found[2]), int(found[3] or 0))
 
     def holds(self, place: int, begin: int) -> bool:
-        """Whether ``place`` is one of them, which begin at ``begin``."""
+        """Return True if ``place`` is in the window that begins at ``begin``."""
         step = (place - begin) % self.of if self.of else place - begin
         return 0 <= step < self.count
 
 
 @dataclass(frozen=True, slots=True)
 class SkipTasks:
-    """An operator's tasks whose first element along ``axis`` lies at or beyond ``extent`` compute nothing that counts: they
-    write ``fills``, one for each output, and nothing where that is None. With ``below`` it is the tasks that end at or before
-    ``extent``: what they would write is there (``standing``). ``extent`` is a function of inputs of one element (int64) of the
-    program, read anew in every run. With ``beside`` it is tasks of one place along both axes that are none of those, which begin
-    at ``extent``, then an input of as many elements as there are places along the other axis. A device may compute such tasks
-    instead, which writes the same."""
+    """A mask of tasks along ``axis``.
+
+    Tasks whose first element is at or past ``extent`` are skipped. They store ``fills``, one per output, or nothing for None.
+    ``extent`` is a function of one-element inputs (int64) and is read in each run.
+
+    With ``below``, tasks that end at or before ``extent`` are skipped instead, since their results are already stored
+    (``rammer.verify.in_place_state``). With ``beside``, tasks of one position along both axes are skipped outside a row window.
+    The window begins at ``extent``, then an input with one element per position along the other axis.
+
+    A device may compute skipped tasks instead; they write the same values."""
 
     axis: str
     extent: AffineExtent
@@ -94,7 +97,7 @@ class SkipTasks:
 
     @property
     def writes(self) -> bool:
-        """Whether a task beyond the extent has anything to write."""
+        """True if a skipped task stores a fill value."""
         return any(fill is not None for fill in self.fills)
 
     def __str__(self) -> str:
@@ -105,7 +108,7 @@ class SkipTasks:
 
     @staticmethod
     def parse(text: str, outputs: int) -> SkipTasks:
-        """Inverse of ``str``, for an operator with so many ``outputs``. ValueError for anything else."""
+        """Parse the text of ``str`` for an operator with ``outputs`` outputs. Raises ValueError for other text."""
         axis, _, rest = text.partition(" ")
         side, _, rest = rest.partition(" ")
         if side == "beside":
@@ -120,8 +123,8 @@ class SkipTasks:
 
 @dataclass(frozen=True, slots=True)
 class ReduceBound:
-    """A reduction of an operator to which nothing counts at or beyond ``extent`` along its reduced ``axis``: what it combines
-    there is its combiner's identity, whatever the lengths, as far as it was written. A device may end its loop there or go on."""
+    """A dynamic bound of a reduction along its reduced ``axis``. Elements at or past ``extent`` that were written are the
+    combiner's identity at all lengths. A device may stop its loop at the bound or continue."""
 
     compute: str
     axis: str
@@ -132,36 +135,35 @@ class ReduceBound:
 
     @staticmethod
     def parse(text: str) -> ReduceBound:
-        """Inverse of ``str``. ValueError for anything else."""
+        """Parse the text of ``str``. Raises ValueError for other text."""
         place, _, extent = text.partition(" at ")
         compute, _, axis = place.partition(".")
         return ReduceBound(compute, axis, AffineExtent.parse(extent))
 
 
-#: Where no dimension follows from others.
+#: No dependent dimensions.
 NONE: Final[Mapping[str, AffineExtent]] = MappingProxyType({})
-#: A dimension of a tensor: a number of elements, or one that follows from lengths.
+#: A dimension of a tensor: a number of elements, or a function of lengths.
 Dim: TypeAlias = "int | AffineExtent"
 
 
 @dataclass(frozen=True)
 class Ranged:
-    """How a program for the longest of a range serves every length of it. ``lengths`` are its scalar inputs (int64) by the
-    name of the
-    dimension, ``shapes`` those of its other inputs and of its outputs, by tensor."""
+    """The lengths and shapes by which a program for the longest length serves all lengths of a range. ``lengths`` maps each
+    dimension to its scalar input (int64). ``shapes`` maps the other inputs and the outputs to their shapes."""
 
     lengths: Mapping[str, str]
     shapes: Mapping[str, tuple[Dim, ...]]
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  #: Least and greatest length by dimension.
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for a file."""
+        """Return plain data to store in a file."""
         shapes = {n: [d if isinstance(d, int) else [list(d.terms), d.offset] for d in s] for n, s in self.shapes.items()}
         return {"lengths": dict(self.lengths), "shapes": shapes, "spans": {n: list(s) for n, s in self.spans.items()}}
 
     @staticmethod
     def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:
-        """Inverse of ``record``. ValueError and the like for what is about others than ``tensors``, by their ranks."""
+        """Restore the data of ``record``. Raises ValueError or similar errors unless it matches ``tensors`` and their ranks."""
         lengths = {str(n): str(t) for n, t in record["lengths"].items()}
         shapes = {str(n): tuple(_parse_dim(d, lengths) for d in s) for n, s in record["shapes"].items()}
         if any(tensors.get(t) != 0 for t in lengths.values()) or {n: len(s) for n, s in shapes.items()} != {
@@ -174,7 +176,7 @@ class Ranged:
         return Ranged(lengths, shapes, spans)
 
     def shape(self, tensor: str, point: Point) -> tuple[int, ...]:
-        """The shape of an input or output where the lengths are those of ``point``."""
+        """Return the shape of an input or output at the lengths in ``point``."""
         return tuple(d if isinstance(d, int) else d.at(point) for d in self.shapes[tensor])
 
 
@@ -188,5 +190,5 @@ def _parse_dim(record: Any, lengths: Mapping[str, str]) -> Dim:
 
 
 def format_point(point: Point) -> str:
-    """``seq=5, batch=2``."""
+    """Format lengths as ``seq=5, batch=2``."""
     return ", ".join(f"{n}={v}" for n, v in point.items())

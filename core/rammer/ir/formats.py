@@ -1,8 +1,7 @@
-"""Element types that tensors are stored in and nothing computes in: bfloat16, floats of 8, 6 and 4 bits, integers of 4 and 2.
+"""Storage-only element types: bfloat16, floats of 8, 6 and 4 bits, integers of 4 and 2 bits.
 
-Such a tensor is carried by one of unsigned integers that holds its codes, one in each element. NumPy's arrays of these types, and
-their names, are those of ``ml_dtypes``, where the formats are described.
-"""
+A tensor of these types is stored in a carrier of unsigned integers, one element per value. NumPy's arrays of these types, and
+their names, are those of ``ml_dtypes``, which documents the formats."""
 
 from __future__ import annotations
 
@@ -18,8 +17,10 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A float by its code. ``mantissa`` counts bits, ``sign`` is the bit of the sign (0 where there is none), ``greatest`` the
-    code of the greatest number, ``infinity`` and ``nan`` are codes without sign (None where the format has none)."""
+    """A float format, described by its bit patterns.
+
+    ``mantissa`` counts bits, and ``sign`` is the sign bit (0 if unsigned). ``greatest`` is the pattern of the largest number;
+    ``infinity`` and ``nan`` are patterns without sign (None if unsupported)."""
 
     name: str
     short: str
@@ -33,13 +34,13 @@ class FloatFormat:
 
     @property
     def wide(self) -> str:
-        """The type that it computes in: one that holds all its values."""
+        """The type of its arithmetic, which holds all its values."""
         return "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerFormat:
-    """An integer of a few ``bits``; what is above them in a carrier means nothing."""
+    """An integer format of a few ``bits``; higher bits of a carrier are ignored."""
 
     name: str
     short: str
@@ -49,7 +50,7 @@ class IntegerFormat:
 
     @property
     def wide(self) -> str:
-        """The type that it computes in: the least that holds all its values."""
+        """The type of its arithmetic: the smallest that holds all its values."""
         return "int8" if self.signed else "uint8"
 
     @property
@@ -60,7 +61,7 @@ class IntegerFormat:
 
 Format: TypeAlias = FloatFormat | IntegerFormat
 
-#: By the names that ml_dtypes gives them.
+#: Storage-only formats by the names of ml_dtypes.
 FORMATS: Final[Mapping[str, Format]] = {
     f.name: f
     for f in (
@@ -82,42 +83,42 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 def carrier_dtype(dtype: str) -> str:
-    """The type that tensors of ``dtype`` are carried by: itself where programs know it."""
+    """Return the type in which programs store ``dtype``: its carrier, or ``dtype`` itself."""
     return FORMATS[dtype].carrier if dtype in FORMATS else dtype
 
 
 @lru_cache(256)
 def name_of(dtype: np.dtype[Any]) -> str:
-    """What NumPy calls a type: it writes the name anew whenever it is asked, in microseconds of every run."""
+    """Return NumPy's name of a type. Cached: NumPy builds the name at each call, at a cost of microseconds per run."""
     return str(dtype)
 
 
 def to_carrier(array: Array) -> Array:
-    """An array as its carrier, in the same memory."""
+    """Return an array as its carrier, in the same memory."""
     kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.view(kind.carrier)
 
 
 def from_carrier(array: Array, dtype: str) -> Array:
-    """A carrier as the array of ``dtype`` that it carries, in the same memory; any other array as it is."""
+    """Return a carrier as an array of ``dtype``, in the same memory; other arrays are returned unchanged."""
     return array if dtype not in FORMATS else array.view(numpy_type(dtype))
 
 
 def to_readable(array: Array) -> Array:
-    """An array of numbers that NumPy compares and prints: itself, where its type is none of ``FORMATS``."""
+    """Return an array that NumPy can compare and print, converted only if its type is one of ``FORMATS``."""
     kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.astype(kind.wide)
 
 
 def from_file(array: Array, dtype: str) -> Array:
-    """An array as NumPy's files hold one of ``dtype``, which is one of bytes, as it was; any other array as it is."""
+    """Convert an array of raw bytes, as NumPy's files store ``dtype``, back to ``dtype``; others are returned unchanged."""
     plain = dtype in FORMATS and array.dtype.kind == "V" and array.dtype.names is None
     fits = plain and name_of(array.dtype) not in FORMATS and array.dtype.itemsize == numpy_type(dtype).itemsize
     return from_carrier(array, dtype) if fits else array
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:
-    """NumPy's type of that name."""
+    """Return the NumPy type of a name."""
     if dtype in FORMATS:
         import ml_dtypes  # noqa: F401  # which tells NumPy of it; most models need it not, and starting takes long enough
 

@@ -16,8 +16,8 @@ __all__ = ["Graph", "Node", "Value", "verify_graph"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A named tensor; ``external`` is the name the ONNX model gives it, ``outside`` the element type that it has there where
-    that is one of ``ir.formats``, which ``type`` carries."""
+    """A named tensor; ``external`` is its name in the ONNX model. ``outside`` is its element type there if that is one of
+    ``ir.formats``; ``type`` is then the carrier."""
 
     name: str
     type: TensorType
@@ -26,7 +26,7 @@ class Value:
 
     @property
     def port(self) -> TensorType:
-        """The type that arrays from and to the outside have."""
+        """The type of the arrays that users pass and receive."""
         return TensorType(self.outside or self.type.dtype, self.type.shape)
 
     def __str__(self) -> str:
@@ -35,11 +35,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One ONNX operator. Absent optional inputs are ``""``; ``name`` is the node's ONNX name.
+    """An ONNX operator. Absent optional inputs are ``""``; ``name`` is the node's ONNX name.
 
-    ``domain`` is "" for the standard operators; attribute values are Python scalars, tuples, strings
-    or NumPy arrays (tensor attributes), never protobufs (sub-graphs stay in ``proto``). ``op`` of a plugin's operator has the
-    domain before the name (``acme.Relu``), so that nobody takes it for ONNX's of that name.
+    ``domain`` is "" for the standard operators. Attribute values are Python scalars, tuples, strings or NumPy arrays (tensor
+    attributes), never protobufs (sub-graphs stay in ``proto``). For plugin operators, ``op`` is prefixed with the domain
+    (``acme.Relu``), to distinguish them from ONNX operators of equal name.
     """
 
     op: str
@@ -52,12 +52,12 @@ class Node:
 
     @property
     def declared(self) -> bool:
-        """Whether a plugin declares the operator, and ONNX does not have it."""
+        """True if a plugin declares the operator and ONNX lacks it."""
         return bool(self.domain) and self.op.startswith(f"{self.domain}.")
 
     @property
     def bare(self) -> str:
-        """The operator's name without its domain, as the model has it."""
+        """The operator's name in the model, without its domain."""
         return self.op.removeprefix(f"{self.domain}.") if self.domain else self.op
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def _format_attribute(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in topological order with the type of every value and the data of every constant."""
+    """A model of nodes in topological order, with the type of every value and the data of every constant."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -100,7 +100,7 @@ class Graph:
         return "\n".join(lines)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The value of ``name`` if it is known at compile time."""
+        """Return the constant value of ``name``, or None."""
         return self.constants.get(name)
 
 

@@ -1,9 +1,8 @@
-"""Names of our own, and foreign strings in lines of text.
+"""Internal identifiers, and quoting of foreign strings in text.
 
-Whatever is called by a name inside the compiler (tensors, axes, operators, buffers, counters, programs) has an identifier:
-letters, digits and ``_`` of ASCII. What a model calls things is data: it is kept for messages and ports, and where it
-stands in a text it is quoted, so that it can neither end its line nor be taken for anything else. Kernel text is made of
-identifiers and numbers alone.
+All named objects in the compiler (tensors, axes, operators, buffers, counters, programs) have identifiers: letters, digits and
+``_`` of ASCII. Names from a model are data: they are stored for messages and ports. In texts they are quoted, so that they can
+neither end a line nor be misread. Kernel text consists only of identifiers and numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import keyword
 import re
 from collections.abc import Container, Iterable
 
-#: Letters of an identifier that is made from a foreign name. What later steps derive from it (``x_copy``) is longer.
+#: Maximum letters of an identifier derived from a foreign name. Later suffixes (``x_copy``) may exceed it.
 LONGEST = 120
-#: Letters of any identifier, in a file as well.
+#: Maximum letters of any identifier, also in files.
 LIMIT = 1000
-#: Letters of a foreign name that texts and messages show.
+#: Maximum letters of a foreign name in texts and messages.
 SHOWN = 200
-#: Words of C, C++ and OpenCL C, and what expressions print for numbers.
+#: Words of C, C++ and OpenCL C, and words that expressions print for numbers.
 _RESERVED = frozenset(
     (
         "alignas",
@@ -108,24 +107,24 @@ _RESERVED = frozenset(
         "xor_eq",
     )
 )
-#: What kernel texts call their own functions by.
+#: Prefix of the functions that kernel texts define.
 _OURS = "rm_"
 
 
 def is_identifier(name: str) -> bool:
-    """Whether ``name`` may be the name of anything in the compiler."""
+    """Return True if ``name`` is a valid identifier in the compiler."""
     return name.isascii() and name.isidentifier() and len(name) <= LIMIT
 
 
 def check_identifier(what: str, name: str) -> str:
-    """``name``; ValueError unless it is an identifier."""
+    """Return ``name``, or raise ValueError if it is not an identifier."""
     if not is_identifier(name):
         raise ValueError(f"{what} has the name {shorten_name(name)!r}, which is no identifier")
     return name
 
 
 class Names(set[str]):
-    """Identifiers that are taken, with the last number given to each. Those of ``outer`` are taken, too, and not copied."""
+    """A set of used identifiers, with the last number appended to each. The names of ``outer`` count as used, without a copy."""
 
     def __init__(self, names: Iterable[str] = (), outer: Container[str] = ()) -> None:
         super().__init__(names)
@@ -137,7 +136,8 @@ class Names(set[str]):
 
 
 def make_identifier(name: str, taken: set[str] | None = None) -> str:
-    """An identifier for an arbitrary name, unique among ``taken``, to which it is added. One that is good already stays."""
+    """Return an identifier for an arbitrary name, unique among ``taken``, to which it is added. A valid and unused name stays
+    unchanged."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII) or "t"
     if len(base) > LONGEST:
         base = f"{base[: LONGEST - 9]}_{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
@@ -156,7 +156,7 @@ def make_identifier(name: str, taken: set[str] | None = None) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """At most ``SHOWN`` letters of a foreign name, begin and end, with a hash for what is left out."""
+    """Shorten a foreign name to at most ``SHOWN`` letters: its start, a hash and its end."""
     if len(name) <= SHOWN:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -164,13 +164,13 @@ def shorten_name(name: str) -> str:
 
 
 def quote_text(text: str) -> str:
-    """A foreign string as it stands in a line: itself where nothing in it can be misread, else in JSON's quotes."""
+    """Quote a foreign string in JSON's quotes, unless it cannot be misread in a line."""
     plain = text.isprintable() and text == text.strip() and text and text[0] != '"'
     return text if plain else json.dumps(text)
 
 
 def unquote_text(text: str) -> str:
-    """Inverse of ``quote_text``. ValueError for what it does not print."""
+    """Reverse ``quote_text``. Raises ValueError for text that it does not print."""
     value = json.loads(text) if text.startswith('"') else text
     if not isinstance(value, str) or quote_text(value) != text:
         raise ValueError(f"not a name as it is written: {shorten_name(text)!r}")

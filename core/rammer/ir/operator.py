@@ -17,13 +17,13 @@ from rammer.ir.types import TensorType
 
 __all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
 
-#: What texts call the family of kernels that have none.
+#: Name of the generic kernel family in texts.
 GENERIC: Final = "generic"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Producer and consumer meet at a memory layer, named by its scope (``device`` = not fused)."""
+    """A connection of producer and consumer at a memory layer, named by its scope (``device`` = not fused)."""
 
     producer: str
     consumer: str
@@ -35,14 +35,13 @@ class Connection:
 
 @dataclass(frozen=True)
 class ROperator:
-    """Connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
+    """A group of connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
 
-    ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. The tasks partition every
-    output: mostly those have the anchor's shape; where one has not (rows kept beside what they are reduced to), a task writes
-    all of it along the axes that only one of the two has, and no tile cuts the anchor there (``uncut``).
-    ``family`` and ``config`` are the kernel family that the tile was chosen for; a device that does not know the family uses
-    its generic kernel. ``endings`` and ``stops`` are of a program for a range of lengths; those endings that write nothing come
-    first.
+    ``tile`` is the number of elements per task along each output axis of the anchor, the last Compute. The tasks partition every
+    output. Most outputs have the anchor's shape. Others (rows and their reduction) share only some axes with it. A task writes
+    all of the other axes, and no tile cuts the anchor there (``uncut``). ``family`` and ``config`` are the kernel family of the
+    tile; a device without that family uses its generic kernel. ``endings`` and ``stops`` are set in ranged programs; endings that
+    write no fills come first.
     """
 
     name: str
@@ -71,13 +70,13 @@ class ROperator:
 
     @property
     def main(self) -> Compute:
-        """The most expensive Compute: contraction before window before reduction before map."""
+        """The most expensive Compute: contractions before windows, reductions and maps."""
         order = {"contraction": 0, "window": 1, "reduction": 2, "map": 3}
         return min(self.computes, key=lambda c: (order[c.kind], -c.flops))
 
     @property
     def prologue(self) -> tuple[Compute, ...]:
-        """The maps before a contraction that reads them; () where it comes first, or there is none."""
+        """The maps before a contraction that reads them; () if it comes first or is absent."""
         place = next((i for i, c in enumerate(self.computes) if c.combiner is not None), 0)
         return self.computes[:place] if self.computes[place].kind == "contraction" else ()
 
@@ -93,24 +92,24 @@ class ROperator:
 
     @cached_property
     def shared(self) -> dict[str, tuple[int | None, ...]]:
-        """For every output, by its axes, which of the anchor's each one is; None where a task writes all of it."""
+        """The anchor axis of each output axis, or None if every task writes the whole axis."""
         shapes = {c.name: c.shape for c in self.computes}
         return {n: shared_axes(shapes[n], self.anchor.shape) for n in self.outputs if n in shapes}
 
     @cached_property
     def uncut(self) -> frozenset[int]:
-        """The anchor's axes, by place, that some output has not: a tile has all of them."""
+        """The anchor axes, by position, that some output lacks: a tile covers them whole."""
         axes = range(len(self.anchor.axes))
         return frozenset(d for d in axes if any(d not in own for own in self.shared.values()))
 
     @property
     def even(self) -> bool:
-        """Whether all outputs are cut as the anchor is."""
+        """True if all outputs are cut like the anchor."""
         axes = tuple(range(len(self.anchor.axes)))
         return all(own == axes for own in self.shared.values())
 
     def part(self, output: str, box: Box) -> Box:
-        """What of ``output`` a task writes that has the ``box`` of the anchor."""
+        """Return the part of ``output`` that a task with the anchor's ``box`` writes."""
         extents = self._uneven_shapes.get(output)
         if extents is None:
             return box
@@ -118,7 +117,7 @@ class ROperator:
 
     @cached_property
     def _uneven_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the outputs that are not cut as the anchor is."""
+        """The shapes of the outputs that are cut differently from the anchor."""
         axes = tuple(range(len(self.anchor.axes)))
         return {c.name: c.shape for c in self.computes if self.shared.get(c.name, axes) != axes}
 
@@ -130,7 +129,7 @@ class ROperator:
 
     @property
     def holds_operand(self) -> bool:
-        """Whether a contraction reads a tile that its task keeps on chip."""
+        """True if a contraction reads a tile that its task holds on chip."""
         contractions = {c.name for c in self.computes if c.kind == "contraction"}
         return any(e.layer == "veu" and e.consumer in contractions for e in self.connections)
 
@@ -140,7 +139,7 @@ class ROperator:
         return sum(c.flops for c in self.computes)
 
     def task_box(self, index: int) -> Box:
-        """The half-open output box of task ``index`` (row-major over ``grid``), clipped to the shape."""
+        """Return the half-open output box of task ``index`` (row-major over ``grid``), clipped to the shape."""
         box = []
         for axis, tile, count in reversed(list(zip(self.anchor.axes, self.tile, self.grid, strict=True))):
             index, place = divmod(index, count)
@@ -149,13 +148,13 @@ class ROperator:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The scalar tensors that say where it and its reductions end, in order of first use."""
+        """The scalar tensors of its masks and reduction bounds, in order of first use."""
         extents = (*(e.extent for e in self.endings), *(s.extent for s in self.stops))
         return tuple(dict.fromkeys(name for extent in extents for name, _ in extent.terms))
 
     def at(self, point: Point) -> ROperator:
-        """The same where the lengths are those of ``point``, by scalar tensor: what its tasks compute that counts. Its task
-        numbers are others, and what lies beyond is nobody's."""
+        """Return this operator with dynamic axes shrunk to the lengths in ``point``, by scalar tensor. Task numbering changes,
+        and elements past the lengths are undefined."""
         if not self.endings and not self.stops:
             return self
         ends = {(self.anchor.name, e.axis): e.extent for e in self.endings if not e.below}
@@ -171,21 +170,18 @@ class ROperator:
         return self.shorter(computes, self.tile)
 
     def shorter(self, computes: tuple[Compute, ...], tile: tuple[int, ...]) -> ROperator:
-        """The same of Computes that end earlier, as an operator without endings; tasks cut its results along the same axes."""
+        """Return the operator with shorter ``computes`` and without endings; tasks cut its results along the same axes."""
         made = replace(self, computes=computes, tile=tile, endings=(), stops=())
         made.__dict__["shared"] = self.shared
         return made
 
     def inner_box(self) -> Box:
-        """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
+        """Return the output box of a full tile in the middle; unlike the first one, padding does not clip it."""
         return inner_box(self.anchor.shape, self.tile)
 
     def boxes(self, output: Box, types: Mapping[str, TensorType]) -> dict[str, Box]:
-        """Tile propagation backwards from an output box: the box of every tensor read or computed.
-
-        A tensor read by several loads gets the hull of their boxes; the boxes of single loads come
-        from ``rammer.ir.compute.read_boxes``.
-        """
+        """Return the box of every tensor that is read or computed for an output box (backward tile propagation). A tensor read by
+        several loads gets the hull of their boxes. The boxes of single loads come from ``rammer.ir.compute.read_boxes``."""
         result: dict[str, Box] = {name: self.part(name, output) for name in self.outputs}
         for name, axes, fixed, loads in self._propagation_steps:
             own = result.get(name)
@@ -201,14 +197,14 @@ class ROperator:
 
     @cached_property
     def _propagation_steps(self) -> list[tuple[str, list[str], dict[str, Interval], tuple[Load, ...]]]:
-        """What ``boxes`` asks of every Compute, the last first: name, output axes, bounds of reduction axes, loads."""
+        """The input of ``boxes`` for each Compute, last first: name, output axes, bounds of reduction axes, loads."""
         return [
             (c.name, [a.name for a in c.axes], {r.name: (0, r.extent - 1) for r in c.reduce}, c.loads)
             for c in reversed(self.computes)
         ]
 
     def tiled(self, tile: tuple[int, ...]) -> ROperator:
-        """The same operator with another tile of as many axes: what is right about its names stays so."""
+        """Return the operator with another tile of equal rank, without repeating the checks of names."""
         if len(tile) != len(self.anchor.axes):
             raise ValueError(f"operator {self.name}: tile {tile} does not fit axes {self.anchor.shape}")
         made = object.__new__(ROperator)
@@ -217,11 +213,11 @@ class ROperator:
         return made
 
     def renamed(self, name: str) -> ROperator:
-        """The same operator under another name."""
+        """Return the operator under another name."""
         return replace(self, name=name)
 
     def head(self) -> str:
-        """One line: name, tile, and kernel family with its config; the family of generic kernels is named where they have one."""
+        """Return one line: name, tile, and kernel family with its config. A generic family is named only if it has a config."""
         config = "".join(f" {k}={v}" for k, v in self.config)
         family = f" family {self.family or GENERIC}{config}" if self.family or config else ""
         tile = ", ".join(f"{a.name}={t}" for a, t in zip(self.anchor.axes, self.tile, strict=True))
@@ -238,8 +234,8 @@ class ROperator:
 
 
 def shared_axes(shape: tuple[int, ...], anchor: tuple[int, ...]) -> tuple[int | None, ...]:
-    """Which axes two results have in common: of as many axes those of one extent, place by place, else the first ones as long
-    as their extents are the same."""
+    """Return the axes that a result shares with the anchor. At equal rank these are the axes of equal extent, by position.
+    Otherwise they are the leading axes of equal extent."""
     same = [d < len(anchor) and anchor[d] == n for d, n in enumerate(shape)]
     if len(shape) != len(anchor):
         same = [all(same[: d + 1]) for d in range(len(shape))]
@@ -247,7 +243,7 @@ def shared_axes(shape: tuple[int, ...], anchor: tuple[int, ...]) -> tuple[int | 
 
 
 def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:
-    """The box of a full tile in the middle of ``shape``."""
+    """Return the box of a full tile in the middle of ``shape``."""
     box = []
     for extent, size in zip(shape, tile, strict=True):
         low = -(-extent // size) // 2 * size
@@ -258,8 +254,8 @@ def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:
 
 
 def prologue_variants(operator: ROperator) -> tuple[ROperator, ROperator]:
-    """The contraction alone, and with the maps before it: what makes the difference that a device's rate tells. Maps that
-    follow are left out, so that operators that differ in these share the answer."""
+    """Return the contraction alone, and with the maps before it, which determine a device's prologue rate. Maps that follow are
+    removed, so that operators that differ only in these share the rate."""
     first = len(operator.prologue)
     main, kept = operator.computes[first], operator.computes[: first + 1]
     links = tuple(c for c in operator.connections if any(c.consumer == k.name for k in kept))
@@ -267,7 +263,7 @@ def prologue_variants(operator: ROperator) -> tuple[ROperator, ROperator]:
 
 
 def box_hull(a: Box, b: Box) -> Box:
-    """The smallest box that contains both; an empty box contributes nothing."""
+    """Return the smallest box that contains both; an empty box contributes nothing."""
     if any(lo >= hi for lo, hi in a):
         return b
     if any(lo >= hi for lo, hi in b):
@@ -277,10 +273,8 @@ def box_hull(a: Box, b: Box) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs of a vEU; -1 where the compiler cannot tell (shown as such).
-
-    ``registers`` are a thread's own, ``scalar_registers`` those its wavefront shares (AMD: VGPR and SGPR).
-    """
+    """The resources of a vEU that one task needs; -1 if the compiler does not report them (shown as -1). ``registers`` are per
+    thread; ``scalar_registers`` are shared by a wavefront (AMD: VGPR and SGPR)."""
 
     threads: int = 1
     registers: int = -1
@@ -290,7 +284,7 @@ class Resources:
 
 
 class Written(NamedTuple):
-    """A kernel's text, and what one of its tasks needs as far as the text tells."""
+    """A kernel's text, and the resources of one task as far as they follow from the text."""
 
     text: str
     needs: Resources
@@ -300,10 +294,10 @@ class Written(NamedTuple):
 class RKernel:
     """An ROperator with its source for one device, resources and task times (seconds).
 
-    ``write`` is called when text or needs are first asked for: of an operator's candidates most are only priced. It raises
-    DeviceFailure where the device has no such kernel. ``alone`` is one task on an otherwise idle device, ``crowded`` one
-    task with every vEU running it; ``origin`` says where they come from: ``cost model``, ``measured`` or ``simulated``.
-    ``compiled`` are the needs that the device's compiler reported. ``spread`` is the number of vEUs that one task keeps busy.
+    ``write`` is called when text or resources are first needed, since most candidates are only priced. It raises DeviceFailure if
+    the kernel is unsupported. ``alone`` is the time of one task on an otherwise idle device, ``crowded`` that of one task with
+    every vEU running it. ``origin`` is the source of the times: ``cost model``, ``measured`` or ``simulated``. ``compiled`` holds
+    the resources that the device's compiler reported. ``spread`` is the number of vEUs that one task occupies.
     """
 
     operator: ROperator
@@ -320,29 +314,29 @@ class RKernel:
 
     @property
     def source(self) -> str:
-        """The text, in the device's language."""
+        """The source text in the device's language."""
         return self._written_kernel.text
 
     @property
     def resources(self) -> Resources:
-        """What one task needs of a vEU: as compiled, else as written."""
+        """The resources of one task: those compiled, else those estimated from the text."""
         return self.compiled or self._written_kernel.needs
 
     def task_time(self, busy: float) -> float:
-        """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
+        """Return the task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
         return self.alone + (self.crowded - self.alone) * min(max(busy, 0.0), 1.0)
 
     @property
     def shares(self) -> int:
-        """How many vEUs all tasks would keep busy at once."""
+        """The number of vEUs that all tasks would occupy at once."""
         return self.operator.task_count * self.spread
 
     def busy_time(self) -> float:
-        """Seconds of vEUs that all tasks take together, with every vEU at work."""
+        """Return the vEU seconds of all tasks together, with every vEU busy."""
         return self.shares * self.crowded
 
     def operator_time(self, veus: int) -> float:
-        """Seconds for all tasks spread over ``veus`` units, without launch cost: no less than one task alone, whose latency a
-        busy unit hides behind others."""
+        """Return seconds for all tasks spread over ``veus`` units, without launch cost. The time is at least that of one task
+        alone, whose latency busy units hide."""
         rounds = -(-self.shares // veus)
         return max(rounds * self.task_time(min(1.0, self.shares / veus)), self.alone if rounds else 0.0)

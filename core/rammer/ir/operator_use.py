@@ -1,4 +1,4 @@
-"""One use of an operator, as those see it who say what comes out: inference, decisions between voices."""
+"""The use of an operator, as input of type inference and of decisions between voices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rammer.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Use:
-    """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
-    each input (None where it is left out), whether each output is wanted, and the inputs that are known (None for others)."""
+    """A use of an operator.
+
+    ``version`` is the opset that last changed it; attributes are Python values. ``inputs`` holds each input's type (None if
+    omitted). ``wanted`` is True for each output in use. ``values`` holds constant inputs (None for others)."""
 
     op: str
     version: int
@@ -24,33 +26,33 @@ class Use:
     values: Sequence[np.ndarray | None] = ()
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute, or ``default``."""
+        """Return an attribute, or ``default`` if it is absent."""
         return self.attributes.get(name, default)
 
     def has(self, index: int) -> bool:
-        """Whether optional input ``index`` is given."""
+        """Return True if optional input ``index`` is present."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def value(self, index: int) -> np.ndarray | None:
-        """An input's elements, None where they are not known."""
+        """Return an input's constant elements, or None."""
         return self.values[index] if index < len(self.values) else None
 
     def dtype(self, index: int = 0) -> str:
-        """Element type of an input; "" where it is left out."""
+        """Return the element type of an input; "" if it is omitted."""
         kind = self.inputs[index] if index < len(self.inputs) else None
         return kind.dtype if kind is not None else ""
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """Shape of an input; () where it is left out."""
+        """Return the shape of an input; () if it is omitted."""
         kind = self.inputs[index] if index < len(self.inputs) else None
         return kind.shape if kind is not None else ()
 
     @property
     def empty(self) -> bool:
-        """Whether an input has no elements."""
+        """True if an input has no elements."""
         return any(kind is not None and kind.size == 0 for kind in self.inputs)
 
     @property
     def nan(self) -> bool:
-        """Whether a known input holds what is no number."""
+        """True if a constant input contains NaN."""
         return any(v is not None and v.dtype.kind == "f" and bool(np.isnan(v).any()) for v in self.values)

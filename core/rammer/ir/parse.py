@@ -1,8 +1,7 @@
-"""Reading scalar expressions: the inverse of ``str``, through Python's own parser.
+"""Parsing of scalar expressions: the inverse of ``str``, by Python's parser.
 
-A program holds few expressions that differ in more than the tensors they load (an unrolled LSTM thousands of times the
-same ones), so a text is parsed once with numbers for the tensors and copied for each set of names.
-"""
+Most expressions of a program differ only in their tensors; an unrolled LSTM repeats them thousands of times. A text is therefore
+parsed once with numbered tensors and copied for each set of names."""
 
 from __future__ import annotations
 
@@ -29,24 +28,23 @@ _BINARY: dict[type[ast.operator], str] = {
 }
 
 
-#: What a load reads: in the text of an expression it stands before a bracket.
+#: The name of a loaded tensor: it precedes a bracket in the text of an expression.
 TENSOR = re.compile(r"([^\W\d]\w*)(?=\s*\[)", re.ASCII)
-#: What begins with a digit and is no part of a name, and the numbers that ``str`` prints (the sign of an exponent ends one).
+#: Tokens that begin with a digit outside a name, and numbers as ``str`` prints them. The sign of an exponent ends a token.
 _DIGITS, _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*", re.ASCII), re.compile(r"\d+(\.\d+)?(e\d*)?", re.ASCII)
-#: One more than any integer of any element type.
+#: One more than the largest integer of any element type.
 LARGEST = 1 << 64
-#: Expressions that are remembered.
+#: Maximum number of cached expressions.
 REMEMBERED = 4096
 
 
-#: An expression's text without its tensors' names, and the numbers of those.
+#: An expression's text without tensor names, and the numbers of its tensors.
 Form: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An expression with what else is known of its text: distinct tensors in order of first use, axes, and whether ``str``
-    prints just that text."""
+    """A parsed expression: distinct tensors in order of first use, axes, and True if ``str`` prints exactly its text."""
 
     expr: Expr
     tensors: tuple[str, ...]
@@ -57,7 +55,7 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """What texts of one form have in common: ``copy`` makes the expression over given tensors."""
+    """The common part of texts of one form: ``copy`` builds the expression over a list of tensors."""
 
     copy: Callable[[Sequence[str]], Expr]
     axes: frozenset[str]
@@ -66,28 +64,28 @@ class Pattern:
 
 
 def parse(text: str) -> Parsed:
-    """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
+    """Parse an expression from the text of ``str``. Raises ValueError for text that ``str`` does not print."""
     pattern, tensors = pattern_of(text)
     return Parsed(pattern.copy(tensors), tensors, pattern.axes, pattern.canonical, pattern.form)
 
 
 def pattern_of(text: str) -> tuple[Pattern, tuple[str, ...]]:
-    """The pattern of an expression's text, one object for all texts of a form while it is remembered, and the tensors.
-    Raises ValueError on anything that ``str`` does not print."""
+    """Return the pattern of an expression's text, and its tensors. The pattern is cached and shared by all texts of one form.
+    Raises ValueError for text that ``str`` does not print."""
     if not text.isascii():
         raise ValueError(f"not a scalar expression: {text[:SHOWN]!r}")
     form, tensors = form_of(text)
     try:
         return _make_pattern(form), tensors
-    except (RecursionError, MemoryError):  # Python's parser and ours go as deep as the expression
+    except (RecursionError, MemoryError):  # Python's parser and ours recurse as deep as the expression
         raise ValueError(f"an expression is nested too deeply: {text[:SHOWN]}") from None
     except (SyntaxError, KeyError, IndexError, TypeError, OverflowError) as problem:
         raise ValueError(f"not a scalar expression: {text[:SHOWN]}") from problem
 
 
 def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
-    """The form of an expression's text, which is equal for expressions that differ in their tensors' names only, and those
-    names in order of first use."""
+    """Return the form of an expression's text, and its tensors in order of first use. Expressions that differ only in tensor
+    names have equal forms."""
     parts = TENSOR.split(text)
     number: dict[str, int] = {}
     order = tuple([number.setdefault(t, len(number)) for t in parts[1::2]])
@@ -96,17 +94,17 @@ def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
 
 @lru_cache(REMEMBERED)
 def _make_pattern(form: Form) -> Pattern:
-    """Of an expression with tensors of the form's numbers between its texts."""
+    """Parse the pattern of a form, with numbered tensors between its texts."""
     between, order = form
     text = "".join(f"{before}t{i}" for before, i in zip(between, order, strict=False)) + between[-1]
     if not all(map(_NUMBER.fullmatch, _DIGITS.findall(text))):
-        raise ValueError("not a number as expressions print it")  # Python reads many more, some with a warning
+        raise ValueError("not a number as expressions print it")  # Python reads more forms of numbers, some with a warning
     expr = _read_node(ast.parse(text.strip(), mode="eval").body)
     return Pattern(_make_copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text, form)
 
 
 def _make_copier(e: Expr) -> Callable[[Sequence[str]], Expr]:
-    """Makes copies of ``e`` that share everything without loads."""
+    """Return a function that copies ``e`` with other tensors and shares all parts without loads."""
     if not ex.loads(e):
         return lambda tensors: e
     if isinstance(e, Load):

@@ -1,8 +1,7 @@
-"""ProgramParts: what an RProgram consists of, as plain data; ``program`` adds what follows from it, ``text`` its form.
+"""ProgramParts: the parts of an RProgram as plain data; ``program`` adds derived data, ``program_text`` the text form.
 
-Tasks name an operator and a tile, never source. Buffers and storages say where tensors live; counters
-and waits say what must have finished.
-"""
+Tasks name an operator and a tile, never source. Buffers and storages define the location of tensors; counters and waits define
+the tasks that must finish first."""
 
 from __future__ import annotations
 
@@ -14,23 +13,23 @@ from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
-#: A ``state`` holds an input and, in its place, an output that continues it (``standing``).
+#: A ``state`` holds an input and the output that continues it in place (``rammer.verify.in_place_state``).
 BufferKind: TypeAlias = Literal["input", "output", "constant", "arena", "state"]
-#: When a repeated program moves what.
+#: The time of a move in a loop program.
 MoveTime: TypeAlias = Literal["once", "first", "before", "after", "last"]
 
-#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa, ``bfloat16`` to 7;
-#: ``float16`` stores tensors in 16 bits. Sums are float32 in all.
+#: Precisions that a user may select. ``tf32`` rounds float32 operands of contractions to 10 bits of mantissa, ``bfloat16`` to 7;
+#: ``float16`` stores tensors in 16 bits. Sums are always float32.
 PRECISIONS: Final = ("float32", "tf32", "float16", "bfloat16")
 
-#: Arena offsets are multiples of this many bytes: one cache line, and the widest vector load.
+#: Alignment of arena offsets in bytes: one cache line, and the widest vector load.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` elements of ``dtype``; ``offset`` (bytes) places an arena buffer, others stand alone. Of a program over several
-    devices, ``home`` is the one that has it."""
+    """A buffer of ``size`` elements of ``dtype``. ``offset`` (bytes) is the position of an arena buffer; other buffers are
+    separate allocations. In a program over several devices, ``home`` is the device that holds it."""
 
     name: str
     dtype: str
@@ -41,13 +40,13 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.size * itemsize(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a tensor lives: element ``offset`` into ``buffer`` and element ``strides`` per axis."""
+    """The location of a tensor: element ``offset`` into ``buffer`` and element ``strides`` per axis."""
 
     tensor: str
     buffer: str
@@ -57,12 +56,12 @@ class Storage:
 
     @property
     def row_major(self) -> bool:
-        """Whether the tensor is dense with its last axis innermost."""
+        """True if the tensor is dense with its last axis innermost."""
         steps = zip(self.strides, row_major(self.shape), self.shape, strict=True)
         return all(have == want for have, want, extent in steps if extent > 1)
 
     def span(self) -> tuple[int, int]:
-        """Half-open range of element addresses within the buffer; empty tensors give an empty range."""
+        """Return the half-open range of element addresses within the buffer; empty tensors give an empty range."""
         low = high = self.offset
         if 0 in self.shape:
             return low, high
@@ -76,7 +75,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts finished tasks ``first .. last-1`` of ``operator``."""
+    """A counter of finished tasks ``first .. last-1`` of ``operator``."""
 
     name: str
     operator: str
@@ -91,7 +90,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Proceed only when ``counter`` has reached ``threshold`` (in this run)."""
+    """A condition to proceed: ``counter`` has reached ``threshold`` in this run."""
 
     counter: str
     threshold: int
@@ -99,7 +98,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Tile ``index`` of ``operator``, after its waits."""
+    """A task: tile ``index`` of ``operator``, after its waits."""
 
     operator: str
     index: int
@@ -108,7 +107,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A program input or output: the ONNX name and the tensor."""
+    """A program input or output: its ONNX name and its tensor."""
 
     external: str
     tensor: str
@@ -116,8 +115,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``size`` elements from ``source`` to ``target``, two buffers, ``once`` for all turns, for the ``first`` one, ``before``
-    or ``after`` each, or ``last`` of all. In every turn they begin ``by`` elements further on than in the one before."""
+    """A copy of ``size`` elements between two buffers in a loop program.
+
+    It happens ``once`` for all iterations, for the ``first`` one, ``before`` or ``after`` each, or after the ``last``. Each
+    iteration advances target and source by ``target_by`` and ``source_by`` elements."""
 
     when: MoveTime
     target: str
@@ -129,22 +130,25 @@ class Move:
     size: int
 
     def places(self, turn: int, skipped: int = 0) -> tuple[int, int]:
-        """The first element in target and source. Of a table that runs ``skipped`` times less than it may, what goes backwards
-        begins at its slice of the turn of that number: the slices of all turns are the first ones in memory."""
+        """Return the first element in target and source. If the loop runs ``skipped`` iterations fewer, a backward move starts at
+        slice ``skipped``. The slices in use thus come first in memory."""
         target, source = (turn + skipped * (by < 0) for by in (self.target_by, self.source_by))
         return self.target_first + target * self.target_by, self.source_first + source * self.source_by
 
     def part(self, turn: int, skipped: int, target: int, source: int) -> tuple[int, int, int]:
-        """``places`` and how many elements move between buffers of so many elements: the last slice may end with its buffer."""
+        """Return ``places`` and the number of elements to move between buffers of ``target`` and ``source`` elements. The last
+        slice may be clipped at the end of its buffer."""
         to, begin = self.places(turn, skipped)
         return to, begin, max(min(self.size, target - to, source - begin), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A table that runs ``count`` times; ``moves`` in order, of each time. All of a turn has ended before what comes behind it
-    begins. With ``until``, a function of inputs of one element (int64), it runs as often as so many steps take at ``step`` a
-    turn: once at least and ``count`` times at most. A slice that would reach beyond its buffer ends with it."""
+    """A loop over the table: ``count`` iterations, with ordered ``moves``.
+
+    An iteration finishes before the next step begins. With ``until``, a function of one-element inputs (int64), the loop runs
+    that many steps, ``step`` per iteration. The trip count is at least 1 and at most ``count``. A slice that exceeds its buffer
+    is clipped."""
 
     count: int
     moves: tuple[Move, ...]
@@ -152,11 +156,11 @@ class Repeat:
     step: int = 1
 
     def at(self, when: MoveTime) -> tuple[Move, ...]:
-        """The moves of one time."""
+        """Return the moves of one time."""
         return tuple(m for m in self.moves if m.when == when)
 
     def turns(self, length: Callable[[str], int]) -> int:
-        """How often it runs where ``length`` gives the inputs of one element, by tensor."""
+        """Return the trip count; ``length`` returns the value of a one-element input."""
         if self.until is None:
             return self.count
         steps = self.until.at({name: length(name) for name, _ in self.until.terms})
@@ -165,8 +169,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class HomeDevice:
-    """A device of a program over several: its name, and how many of the rows are its own; they begin where the one before
-    ends."""
+    """A device of a multi-device program: its name and its number of consecutive rows."""
 
     device: str
     rows: int
@@ -174,11 +177,10 @@ class HomeDevice:
 
 @dataclass(frozen=True)
 class ProgramParts:
-    """``rows[vEU][order]`` and everything that its tasks refer to, except the values of the constants.
+    """A program's ``rows[vEU][order]`` and all objects that its tasks refer to, except the values of constants.
 
-    ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` what its kernels were chosen for. With ``repeat``,
-    the table is that of one turn. ``homes`` are the devices of a program over several; one for a single device has none.
-    """
+    ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` that of its kernels. With ``repeat``, the table is
+    that of one iteration. ``homes`` lists the devices of a multi-device program; () for a single device."""
 
     name: str
     policy: str

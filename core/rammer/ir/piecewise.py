@@ -1,9 +1,9 @@
 """Piecewise bodies: one Compute whose regions come from different tensors (Concat, recurrent outputs).
 
-The convention, built by ``concat_body`` and ``make_piecewise`` and recognised by ``piecewise_regions``: a binary tree of
-``where(lt(axis, boundary), left, right)`` over output axes whose leaves are loads. The tree is balanced,
-so that a thousand pieces nest ten deep (a chain would overflow Python's parser and recursion limits).
-Where storage allows it, a later pass lets each producer write its piece straight into its slice.
+``concat_body`` and ``make_piecewise`` build, and ``piecewise_regions`` recognises, a binary tree of ``where(lt(axis, boundary),
+left, right)`` over output axes whose leaves are loads. The tree is balanced: a thousand pieces nest ten deep (a chain would
+overflow Python's parser and recursion limits). If storage allows it, a later pass lets each producer write its piece directly
+into its slice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from rammer.ir.expr import Const, Expr, Load, Op, Ref
 
 
 def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number = 0.0) -> Expr:
-    """Body of a concatenation along output axis ``dim``.
+    """Return the body of a concatenation along output axis ``dim``.
 
-    ``parts`` are (tensor, extent along ``dim``) in order; each tensor has the rank of ``axes``. Loads
-    carry ``fill`` because outside their region the index leaves the tensor; the value is never seen.
-    """
+    ``parts`` are (tensor, extent along ``dim``) in order; each tensor has the rank of ``axes``. Loads carry ``fill`` because
+    their index leaves the tensor outside their region; that value is never used."""
     leaves: list[Expr] = []
     start, sizes = 0, []
     for tensor, extent in parts:
@@ -39,7 +38,7 @@ def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int
 
 
 def make_piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) -> Expr:
-    """``bodies[i]`` on the i-th consecutive range of ``axis``; ``extents`` are the ranges' lengths (> 0)."""
+    """Return ``bodies[i]`` on the i-th consecutive range of ``axis``; ``extents`` are the lengths of the ranges (> 0)."""
 
     def build(first: int, stop: int, start: int) -> Expr:
         if stop - first == 1:
@@ -53,11 +52,8 @@ def make_piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) ->
 
 
 def piecewise_regions(compute: Compute) -> list[tuple[Box, Load]] | None:
-    """The regions of a piecewise Compute, or None when it is none (or has a single piece).
-
-    Each entry is a half-open box of the output axes and the load that supplies it. The boxes
-    partition the output; empty ones are left out.
-    """
+    """Return the regions of a piecewise Compute, or None for other Computes (or a single piece). Each entry is a half-open box of
+    the output axes and the load that supplies it. The boxes partition the output; empty boxes are omitted."""
     if compute.combiner is not None or not isinstance(compute.body, Op):
         return None
     found: list[tuple[Box, Load]] = []
@@ -84,7 +80,7 @@ def _collect_pieces(body: Expr, box: Box, places: dict[str, int], found: list[tu
 
 
 def _split_where(body: Expr) -> tuple[str, int, Expr, Expr] | None:
-    """``(axis, boundary, left, right)`` of ``where(lt(axis, boundary), left, right)``."""
+    """Split ``where(lt(axis, boundary), left, right)`` into ``(axis, boundary, left, right)``, or return None."""
     if not isinstance(body, Op) or body.fn != "where":
         return None
     test, left, right = body.args

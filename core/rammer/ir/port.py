@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from rammer.ir.types import KNOWN
 
-#: What an input may hold besides tensors of numbers. Such values stay on the host.
+#: Kinds of inputs other than numeric tensors. Such values stay on the host.
 STRING, SEQUENCE, OPTIONAL, MAP = "string", "sequence", "optional", "map"
 ON_HOST = (STRING, SEQUENCE, OPTIONAL, MAP)
 
 
 @dataclass(frozen=True, slots=True)
 class InputPort:
-    """Name, element type and declared shape: an extent is a number, a symbol or None (anything). The type of what is no tensor of
-    numbers is ``string``, ``sequence``, ``optional`` or ``map``; all but the first have no shape. A tensor that declares no shape
-    is not ``ranked``: it takes the shape of each array that is given."""
+    """The name, element type and declared shape of an input. An extent is a number, a symbol or None (any).
+
+    Non-numeric inputs have type ``string``, ``sequence``, ``optional`` or ``map``; only ``string`` has a shape. A tensor without
+    a declared shape is not ``ranked`` and accepts arrays of any shape."""
 
     name: str
     dtype: str
@@ -24,12 +25,12 @@ class InputPort:
 
     @property
     def numeric(self) -> bool:
-        """Whether it is a tensor of numbers, which a device can hold."""
+        """True for a tensor of numbers, which a device can hold."""
         return self.dtype in KNOWN
 
     @property
     def declared(self) -> str:
-        """The element type and shape for messages."""
+        """The element type and shape, as shown in messages."""
         return f"{self.dtype}[{','.join('?' if d is None else str(d) for d in self.shape) if self.ranked else '...'}]"
 
     def dims(self, rank: int) -> tuple[int | str | None, ...]:

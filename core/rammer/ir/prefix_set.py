@@ -1,4 +1,4 @@
-"""Sets of operators that have ended, small where everything up to some operator has."""
+"""Sets of finished operators, compact if they include all operators up to some number."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class PrefixSet:
-    """Numbers: all below ``base``, and ``base + k`` for every bit k of ``bits``, of which the lowest is 0.
+    """A set of numbers: all below ``base``, and ``base + k`` for every bit k of ``bits``, whose lowest bit is 0.
 
-    In a chain, what comes before an operator is everything that is older: one number, where a bit for each of them would
-    make sets of a program with n operators n times as large. Make it by ``|``, ``&`` and ``having``.
-    """
+    In a chain, the predecessors of an operator are all older operators, stored as one number. One bit per operator would make the
+    sets n times as large for n operators. Create sets by ``|``, ``&`` and ``having``."""
 
     base: int = 0
     bits: int = 0
@@ -33,20 +32,20 @@ class PrefixSet:
         return PrefixSet(low.base, low.bits & (high.bits << gap | (1 << gap) - 1))
 
     def having(self, number: int) -> PrefixSet:
-        """This and ``number``."""
+        """Return the union with ``number``."""
         return self if number in self else _normalise_set(self.base, self.bits | 1 << (number - self.base))
 
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ``numbers`` are members."""
+        """Return a mask of the ``numbers`` that are members."""
         length = self.bits.bit_length()
         raw = np.frombuffer(self.bits.to_bytes(-(-length // 8) + 1, "little"), np.uint8)
-        window = np.unpackbits(raw, bitorder="little").astype(bool)  # the last bit is 0 and stands for all beyond it
+        window = np.unpackbits(raw, bitorder="little").astype(bool)  # the last bit is 0 and represents all numbers above it
         places = np.clip(numbers - self.base, 0, len(window) - 1)
         result: NDArray[np.bool_] = (numbers < self.base) | window[places]
         return result
 
 
 def _normalise_set(base: int, bits: int) -> PrefixSet:
-    """All below ``base`` and what ``bits`` say, with as large a base as can be."""
+    """Return the set of all numbers below ``base`` and those in ``bits``, with the largest possible ``base``."""
     low = (~bits & (bits + 1)).bit_length() - 1
     return PrefixSet(base + low, bits >> low)

@@ -1,7 +1,5 @@
-"""RProgram: ``prog[vEU][order]``, the static table that every device runs, with what follows from it.
-
-Its parts are in ``parts`` and importable from here; its text form is in ``text``.
-"""
+"""RProgram: ``prog[vEU][order]``, the static table that every device runs, with data derived from it. Its parts are in ``parts``
+and importable from here; its text form is in ``program_text``."""
 
 from __future__ import annotations
 
@@ -54,34 +52,32 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RProgram(ProgramParts):
-    """The table with everything a device needs to run it, except the values of the constants.
-
-    ``veus`` is the length of ``rows``.
-    """
+    """The program table and all data that a device needs to run it, except the values of constants. ``veus`` is the length of
+    ``rows``."""
 
     @property
     def veus(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self.rows)
 
     @cached_property
     def operator(self) -> Mapping[str, ROperator]:
-        """Operators by name."""
+        """The operators by name."""
         return {o.name: o for o in self.operators}
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
-        """Buffers by name."""
+        """The buffers by name."""
         return {b.name: b for b in self.buffers}
 
     @cached_property
     def storage(self) -> Mapping[str, Storage]:
-        """Storages by tensor."""
+        """The storages by tensor."""
         return {s.tensor: s for s in self.storages}
 
     @cached_property
     def counter(self) -> Mapping[str, Counter]:
-        """Counters by name."""
+        """The counters by name."""
         return {c.name: c for c in self.counters}
 
     @cached_property
@@ -92,46 +88,46 @@ class RProgram(ProgramParts):
 
     @property
     def turns(self) -> int:
-        """How often the table runs, at most."""
+        """The maximum trip count of the table."""
         return self.repeat.count if self.repeat is not None else 1
 
     def turns_at(self, length: Callable[[str], int]) -> int:
-        """How often it runs where ``length`` gives the inputs of one element, by tensor."""
+        """Return the trip count; ``length`` returns the value of a one-element input."""
         return self.repeat.turns(length) if self.repeat is not None else 1
 
     def moves(self, when: MoveTime) -> tuple[Move, ...]:
-        """What a repeated program moves then."""
+        """Return the moves of a loop program at one time."""
         return self.repeat.at(when) if self.repeat is not None else ()
 
     @property
     def moved_constants(self) -> frozenset[str]:
-        """The constant buffers that are read by moves, whoever else reads them."""
+        """The constant buffers that moves read, even if other operators also read them."""
         moves = self.repeat.moves if self.repeat is not None else ()
         return frozenset(m.source for m in moves if self.buffer[m.source].kind == "constant")
 
     @cached_property
     def row_homes(self) -> tuple[int, ...]:
-        """The number of the device of each row; 0 of a program for one."""
+        """The device number of each row; 0 in a single-device program."""
         return tuple(h for h, home in enumerate(self.homes) for _ in range(home.rows)) if self.homes else (0,) * self.veus
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arena."""
+        """The size of the arena in bytes."""
         return max((b.offset + b.nbytes for b in self.buffers if b.kind == "arena"), default=0)
 
     @property
     def permuted(self) -> tuple[str, ...]:
-        """The buffers that hold a tensor in another order than that of its axes, such as channels last."""
+        """The buffers that hold a tensor in an axis order other than row-major, for example channels last."""
         return tuple(b.name for b in self.buffers if b.name in self.storage and not self.storage[b.name].row_major)
 
     @property
     def task_count(self) -> int:
-        """Tasks in all rows."""
+        """The number of tasks in all rows."""
         return sum(map(len, self.rows))
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the program's text, for keeping what was computed from it."""
+        """The hash of the program's text, a key for cached results."""
         return _text_digest(str(self))
 
     def __str__(self) -> str:
@@ -139,9 +135,9 @@ class RProgram(ProgramParts):
 
     @staticmethod
     def parse(text: str) -> RProgram:
-        """Inverse of ``str``. Raises ValueError naming the line."""
+        """Parse a program from the text of ``str``. Raises ValueError naming the line."""
         program = RProgram(**vars(parse_parts(text)))
-        program.__dict__["digest"] = _text_digest(text)  # printing a large program again takes longer than reading it
+        program.__dict__["digest"] = _text_digest(text)  # printing a large program again is slower than reading it
         return program
 
 
@@ -151,7 +147,7 @@ def _text_digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaveTask:
-    """A task placed: its vEU and wave."""
+    """A placed task, with its vEU and wave."""
 
     wave: int
     veu: int
@@ -161,10 +157,8 @@ class WaveTask:
 def waves(program: RProgram) -> list[list[WaveTask]]:
     """Group tasks into waves: a wave starts where a wait needs a task of an earlier wave.
 
-    A task's wave is the larger of its predecessor's in the row and one more than the latest wave among
-    the tasks its counters need. Within a wave, tasks keep row order. Raises ValueError when rows wait
-    for each other in a circle.
-    """
+    A task's wave is at least that of its predecessor in the row. It is also later than the waves of the tasks that its counters
+    need. Within a wave, tasks stay in row order. Raises ValueError if rows wait for each other in a cycle."""
     unfinished = {c.name: c.total for c in program.counters}
     reached = {c.name: 0 for c in program.counters}
     feeds: dict[str, list[Counter]] = {}
@@ -178,7 +172,7 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
         moved = False
         for veu, row in enumerate(program.rows):
             here, begin = level[veu], cursor[veu]
-            for place in range(begin, len(row)):  # most tasks wait for nothing, and there are very many
+            for place in range(begin, len(row)):  # most tasks have no waits, and programs have very many tasks
                 task = row[place]
                 if task.waits:
                     if any([unfinished[w.counter] for w in task.waits]):
@@ -204,17 +198,17 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
 
 
 def tasks_of(program: RProgram) -> Iterator[tuple[int, int, Task]]:
-    """Every task as (vEU, order, task)."""
+    """Yield every task as (vEU, order, task)."""
     for veu, row in enumerate(program.rows):
         for order, task in enumerate(row):
             yield veu, order, task
 
 
 def dense(tensor: str, buffer: str, shape: tuple[int, ...]) -> Storage:
-    """A dense row-major storage filling its own buffer."""
+    """Return a dense row-major storage that fills its buffer."""
     return Storage(tensor, buffer, 0, shape, row_major(shape))
 
 
 def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape."""
+    """Return the number of elements of a shape."""
     return math.prod(shape)

@@ -1,9 +1,9 @@
 """The text form of an RProgram: deterministic, diffable, and read back to an equal object.
 
-Rows print as runs ``operator[start:count:step]``; consecutive rows that differ only by a constant
-shift of every start print folded, ``row v0..v55`` with ``start+shift``.
+Rows print as runs ``operator[start:count:step]``. Consecutive rows that differ only by a constant shift of every start print
+folded, ``row v0..v55`` with ``start+shift``.
 
-Reading takes no more than the text can hold: no row or task beyond those that its head and its operators have.
+Reading is bounded: it rejects rows and tasks beyond those that the head and the operators declare.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rammer.ir.types import LONG, SHORT
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``count`` tasks of one operator from ``start`` by ``step``; only the first one waits."""
+    """A run of ``count`` tasks of one operator from ``start`` by ``step``; only the first task waits."""
 
     operator: str
     start: int
@@ -55,7 +55,7 @@ def _split_runs(row: tuple[Task, ...]) -> list[_Run]:
 
 
 def _row_shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
-    """Per-run shift from row ``a`` to row ``b`` when they are otherwise alike."""
+    """Return the shift of each run from row ``a`` to row ``b``, or None if they differ otherwise."""
     if len(a) != len(b):
         return None
     alike = all(
@@ -80,7 +80,7 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
 
 
 def format_parts(p: ProgramParts) -> str:
-    """The whole program as text."""
+    """Return the whole program as text."""
     head = f"program {p.name} policy {quote_text(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
     lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
     lines += [f"  home {quote_text(h.device)} of {h.rows} rows" for h in p.homes]
@@ -99,7 +99,8 @@ def format_parts(p: ProgramParts) -> str:
 
 
 def _repeat_lines(repeat: Repeat) -> list[str]:
-    """``move after y+0 by 640 <- y_turn+0: 640``: what goes where in turn 0, and how much further on in each following one."""
+    """Return the lines of a loop, such as ``move after y+0 by 640 <- y_turn+0: 640``. A move shows its offsets in iteration 0,
+    and their increments per iteration."""
 
     def end(name: str, first: int, by: int) -> str:
         return f"{name}+{first} by {by}" if by else f"{name}+{first}"
@@ -113,8 +114,7 @@ def _repeat_lines(repeat: Repeat) -> list[str]:
 
 
 def parse_parts(text: str) -> ProgramParts:
-    """Read what ``format_parts`` wrote, with lines of comment (``#``) or without; ValueError names the first line that is
-    wrong."""
+    """Read the text of ``format_parts``, with or without comment lines (``#``); ValueError names the first invalid line."""
     reader = _Reader()
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.startswith("#"):
@@ -125,7 +125,7 @@ def parse_parts(text: str) -> ProgramParts:
     return reader.parts()
 
 
-#: Rows and tasks of a program: far more than any device has, far fewer than memory holds.
+#: Maximum rows and tasks of a program: far more than any device has, far fewer than memory holds.
 MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
 
 _NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
@@ -153,14 +153,13 @@ _PATTERNS = {
         "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
     }.items()
 }
-#: A run of tasks up to its bracket, and what follows it.
+#: A run of tasks up to its bracket, and the rest of it.
 _HEAD = re.compile(rf"((?:wait\([A-Za-z_]\w*>=\d{{1,18}}\) )*){_NAME}", re.ASCII)
 _TAIL = re.compile(rf"{_NUMBER}(?:\+(-?\d{{1,18}}))?:{_NUMBER}:(-?\d{{1,18}})\]", re.ASCII)
 _WAIT = re.compile(r"wait\((\w+)>=(\d+)\)", re.ASCII)
 
 
-#: The waits of a run, its operator and first task, how many tasks further it begins in each following row of a fold, the number
-#: of its tasks, and how far they are apart.
+#: A folded run: waits, operator, first task, shift of the start per row, number of tasks, and their step.
 _Folded: TypeAlias = "tuple[tuple[Wait, ...], str, int, int, int, int]"
 
 
@@ -169,7 +168,7 @@ def _parse_ints(text: str) -> tuple[int, ...]:
 
 
 class _Reader:
-    """Collects lines into the parts of a program."""
+    """A parser that collects lines into the parts of a program."""
 
     def __init__(self) -> None:
         self.head: tuple[str, str, int, float] | None = None
@@ -299,8 +298,8 @@ class _Reader:
             self.rows[veu] = tuple(tasks)
 
     def _run(self, part: str, folded: int) -> _Folded:
-        """A run; ValueError unless all its tasks, ``folded`` rows further on as well, are among those of its operator."""
-        head, _, tail = part.partition("[")  # both occur again and again
+        """Parse a run. Raises ValueError unless its tasks, also in the last of ``folded`` rows, belong to its operator."""
+        head, _, tail = part.partition("[")  # heads and tails repeat often, so both are cached
         if head not in self.heads:
             self.heads[head] = self._head_of_run(head, part)
         if tail not in self.tails:
@@ -315,7 +314,7 @@ class _Reader:
         return waits, operator, start, shift, count, step
 
     def _head_of_run(self, head: str, part: str) -> tuple[tuple[Wait, ...], str]:
-        """The waits and the operator."""
+        """Parse the waits and the operator of a run."""
         match = _HEAD.fullmatch(head)
         if match is None:
             raise ValueError(f"not a run of tasks: {shorten_name(part)!r}")
@@ -348,7 +347,7 @@ class _Reader:
 
 
 def _parse_external(text: str) -> str:
-    """What a model calls a port."""
+    """Parse the model's name of a port."""
     name = json.loads(text)
     if not isinstance(name, str):
         raise ValueError(f"not a name: {shorten_name(text)}")
@@ -356,7 +355,7 @@ def _parse_external(text: str) -> str:
 
 
 def _tail_of_run(tail: str, part: str) -> tuple[int, ...]:
-    """First task, how much further it is in each following row of a fold, number of tasks, and how far they are apart."""
+    """Parse the first task of a run, its shift per folded row, the number of tasks, and their step."""
     match = _TAIL.fullmatch(tail)
     if match is None:
         raise ValueError(f"not a run of tasks: {shorten_name(part)!r}")
@@ -364,4 +363,4 @@ def _tail_of_run(tail: str, part: str) -> tuple[int, ...]:
 
 
 def _match_nothing(line: str) -> None:
-    """Matches no line."""
+    """Match no line, and return None."""

@@ -1,8 +1,8 @@
-"""Index expressions, with terms collected, and those of Reshape: which source element a row-major position of the output is.
+"""Index expressions with collected terms, and those of Reshape: the source element of a row-major output position.
 
-A position is a sum of terms ``coefficient * axis``. Dividing by a stride and reducing modulo an extent
-are simplified with the bounds of the axes, so that aligned splits and merges give the minimal forms:
-``i // k`` and ``i % k`` for a merged axis, ``i * k + j`` for a split one, ``i`` for an equal one.
+A position is a sum of terms ``coefficient * axis``. Division by a stride and reduction modulo an extent are simplified with the
+bounds of the axes. Aligned splits and merges thus have minimal forms. These are ``i // k`` and ``i % k`` for a merged axis, ``i *
+k + j`` for a split one, ``i`` for an equal one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Expr
 from rammer.ir.types import row_major
 
-#: (axis, coefficient), coefficients positive.
+#: (axis, coefficient), with a positive coefficient.
 Term = tuple[Axis, int]
 
 
 def reshape_indices(source: tuple[int, ...], axes: Sequence[Axis]) -> tuple[Expr, ...]:
-    """Indices into a tensor of shape ``source`` of the element at row-major position ``axes``.
-
-    Both sides have the same number of elements; an empty tensor gets zeros.
-    """
+    """Return the indices into a tensor of shape ``source`` of the element at row-major position ``axes``. Both sides have equal
+    numbers of elements; an empty tensor has indices of 0."""
     target = tuple(a.extent for a in axes)
     if 0 in source:
         return tuple(ex.integer(0) for _ in source)
@@ -32,13 +30,13 @@ def reshape_indices(source: tuple[int, ...], axes: Sequence[Axis]) -> tuple[Expr
 
 
 def collect_terms(index: Expr) -> Expr:
-    """``index`` with its terms collected where it is affine in the axes, else as it is."""
+    """Return ``index`` with its terms collected if it is affine in the axes, else ``index``."""
     form = ex.affine_form(index)
     return index if form is None else ex.make_add(_sum_named_terms(form[0].items()), form[1])
 
 
 def _extract_digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
-    """``(sum of terms) // stride % extent``."""
+    """Return ``(sum of terms) // stride % extent``."""
     if extent == 1:
         return ex.integer(0)
     period = stride * extent
@@ -51,11 +49,11 @@ def _extract_digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
 
 
 def _divide_terms(terms: Sequence[Term], divisor: int) -> tuple[Expr, int]:
-    """``(sum of terms) // divisor`` and its maximum."""
+    """Return ``(sum of terms) // divisor`` and its maximum."""
     top = _maximum_sum(terms) // divisor
     if top == 0:
         return ex.integer(0), 0
-    # Small terms cannot carry into a common factor of the large ones and of the divisor.
+    # Small terms cannot carry into a common factor of the large terms and the divisor.
     for count in range(1, len(terms) + 1):
         factor = math.gcd(divisor, *(c for _, c in terms[:count]))
         if _maximum_sum(terms[count:]) < factor:
@@ -69,7 +67,7 @@ def _sum_terms(terms: Iterable[Term]) -> Expr:
 
 
 def _sum_named_terms(terms: Iterable[tuple[str, int]]) -> Expr:
-    """The sum of coefficients times axes, by their names."""
+    """Return the sum of coefficients times named axes."""
     total: Expr = ex.integer(0)
     for axis, coefficient in terms:
         total = ex.make_add(total, ex.make_mul(axis, coefficient))

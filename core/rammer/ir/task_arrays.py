@@ -1,4 +1,4 @@
-"""All tasks of a program as arrays: what the verifier looks at instead of one object after the other."""
+"""The tasks of a program as arrays, for the vectorised checks of the verifier."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ Longs: TypeAlias = "NDArray[np.int64]"
 
 @dataclass(frozen=True)
 class TaskTable:
-    """The tasks of all rows, row after row. Operators are numbered as they come, tasks operator by operator:
-    ``base[operator] + index``.
-
-    By place in the table: ``operator`` (number, -1 where the program has none of that name), ``index``, ``veu`` and ``place``.
-    """
+    """A table of the tasks of all rows, row by row. Operators are numbered in order, tasks operator by operator: ``base[operator]
+    + index``. Arrays by table position: ``operator`` (number, -1 for an unknown name), ``index``, ``veu`` and ``place``."""
 
     program: RProgram
     number: Mapping[str, int]
@@ -33,7 +30,7 @@ class TaskTable:
 
     @staticmethod
     def of(program: RProgram) -> TaskTable:
-        """Of a program whose operators have names of their own. OverflowError where an index is beyond 64 bits."""
+        """Return the table of a program with unique operator names. Raises OverflowError if an index exceeds 64 bits."""
         number = {o.name: i for i, o in enumerate(program.operators)}
         counts = np.array([o.task_count for o in program.operators], np.int64)
         operator = np.array([number.get(t.operator, -1) for row in program.rows for t in row], np.int64)
@@ -46,16 +43,16 @@ class TaskTable:
 
     @cached_property
     def first(self) -> Longs:
-        """The number of each operator's task 0."""
+        """The number of the first task of each operator."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
     def task(self) -> Longs:
-        """The numbers of the tasks, by place in the table. Every task must be one of the program's."""
+        """The task numbers by table position. Every task must belong to the program."""
         return self.first[self.operator] + self.index
 
     def each_once(self) -> bool:
-        """Whether every task of every operator is in the table exactly once, and nothing else is."""
+        """Return True if the table contains every task of every operator exactly once, and no other tasks."""
         known = self.operator >= 0
         if not known.all() or not ((self.index >= 0) & (self.index < self.counts[self.operator])).all():
             return False
@@ -64,13 +61,13 @@ class TaskTable:
 
 
 def sorted_runs(values: Longs) -> tuple[Longs, Longs]:
-    """The positions of ``values`` (not negative) in their order, equal ones as they come, and where among those each distinct
-    value begins. (The first use of NumPy's ``unique`` takes 20 ms: it imports masked arrays.)"""
+    """Return a stable sort order of ``values`` (not negative), and the start of each distinct value in it. (The first use of
+    NumPy's ``unique`` costs 20 ms: it imports masked arrays.)"""
     order = np.argsort(values, kind="stable")
     return order, np.flatnonzero(np.diff(values[order], prepend=-1))
 
 
 def distinct_values(values: Longs) -> Longs:
-    """Distinct ``values`` (not negative) in order."""
+    """Return the distinct ``values`` (not negative) in order."""
     ordered = np.sort(values, axis=None)
     return ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]

@@ -1,4 +1,4 @@
-"""Element types and tensor types, the vocabulary every other module shares."""
+"""Element types and tensor types, shared by all other modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer.ir.formats import FORMATS, numpy_type
 
 __all__ = ["KNOWN", "SHORT", "TensorType", "is_float", "itemsize", "row_major"]
 
-#: What programs know. dtype name -> short spelling used in printed text.
+#: Element types of programs: dtype name -> short spelling used in printed text.
 SHORT: dict[str, str] = {
     "float16": "f16",
     "float32": "f32",
@@ -27,7 +27,7 @@ SHORT: dict[str, str] = {
     "uint64": "u64",
 }
 LONG: dict[str, str] = {short: name for name, short in SHORT.items()}
-#: What models may have: those, and what is only stored.
+#: Element types of models: those of programs, and storage-only formats.
 KNOWN: dict[str, str] = SHORT | {name: f.short for name, f in FORMATS.items()}
 _NAMES: dict[str, str] = {short: name for name, short in KNOWN.items()}
 _TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
@@ -35,7 +35,7 @@ _TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor's element type and static shape (elements per axis). Only a model's has a type of ``FORMATS``."""
+    """A dense tensor's element type and static shape (elements per axis). Types of ``FORMATS`` occur only in models."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,17 +49,17 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes when stored densely."""
+        """The size in bytes of dense storage."""
         return self.size * itemsize(self.dtype)
 
     @staticmethod
     def parse(text: str) -> TensorType:
-        """Inverse of ``str``: ``f32[1,3]`` -> ``TensorType('float32', (1, 3))``."""
+        """Parse the text of ``str``: ``f32[1,3]`` -> ``TensorType('float32', (1, 3))``."""
         match = _TYPE.fullmatch(text)
         if match is None or match[1] not in _NAMES:
             raise ValueError(f"not a tensor type: {text[:80]!r}")
@@ -73,17 +73,17 @@ def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
 
 @cache
 def itemsize(dtype: str) -> int:
-    """Bytes per element of ``dtype``."""
+    """Return the bytes per element of ``dtype``."""
     return int(numpy_type(dtype).itemsize)
 
 
 def is_float(dtype: str) -> bool:
-    """Whether ``dtype`` is a floating-point type."""
+    """Return True if ``dtype`` is a floating-point type."""
     return dtype.startswith("float")
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Element strides of a dense row-major tensor."""
+    """Return the element strides of a dense row-major tensor."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)

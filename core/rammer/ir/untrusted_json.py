@@ -1,4 +1,4 @@
-"""Data that other processes wrote, or anybody: finite JSON, whole numbers, names of files."""
+"""Readers of untrusted data: finite JSON, whole numbers, file names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-#: The largest whole number that texts may hold: what 64 bits do.
+#: The largest whole number in texts (64 bits, signed).
 LARGEST: Final = (1 << 63) - 1
 
 
 def load_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError for anything else, for NaN and infinities, which Python reads though JSON has none,
-    and for nesting beyond what Python reads."""
+    """Return the value of a JSON text. Raises ValueError for invalid JSON and for nesting deeper than Python reads. NaN and
+    infinities are invalid, although Python accepts them."""
     try:
         return json.loads(text, parse_constant=_refuse_number, parse_float=_parse_finite)
     except RecursionError as error:
@@ -30,7 +30,7 @@ def _parse_finite(text: str) -> float:
 
 
 def whole_number(text: str, most: int = LARGEST) -> int | None:
-    """Return the number that ``text`` spells in decimal digits of ASCII; None for any other text, and for more than ``most``."""
+    """Return the number that ``text`` spells in decimal digits of ASCII, or None for other text and numbers above ``most``."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST))):
         return None
     number = int(text)
@@ -38,7 +38,7 @@ def whole_number(text: str, most: int = LARGEST) -> int | None:
 
 
 def place_in(folder: Path, name: str) -> Path | None:
-    """Where the file ``name`` of ``folder`` is; None where that is outside, also by a symbolic link."""
+    """Return the path of file ``name`` in ``folder``; None if it is outside, also by a symbolic link."""
     root = folder.resolve()
     path = (root / name).resolve()
     return None if Path(name).is_absolute() or not path.is_relative_to(root) else path

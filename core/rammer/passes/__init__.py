@@ -1,1 +1,1 @@
-"""Graph -> Graph: each pass a frozen value whose ``str`` is its spelling; ``pipeline`` runs and verifies them."""
+"""Passes from Graph to Graph: each is a frozen value whose ``str`` is its spelling; ``pipeline`` runs and verifies them."""

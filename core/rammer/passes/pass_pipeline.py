@@ -1,4 +1,4 @@
-"""Running passes to a fixed point; every result is verified, and a failure names the pass that broke the graph."""
+"""Execution of passes to a fixed point. Every result is verified, and a failure names the pass that broke the graph."""
 
 from __future__ import annotations
 
@@ -27,37 +27,35 @@ from rammer.passes.loops.chunk_recurrent import RollRecurrences
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
 
-#: Passes whose result follows from the very extents of a graph: a slice that is the whole of its operand at one length is none at
-#: others.
+#: Passes whose result depends on exact extents: a full slice at one length is a partial slice at others.
 OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name, RollRecurrences.name)
-#: Passes that join what is equal: at one length, which is another extent as well, more may be than at others.
+#: Passes that merge equal nodes: extents that coincide at one length may differ at others.
 OF_EQUALS: Final = (CommonSubexpressions.name,)
 
 
 @runtime_checkable
 class Pass(Protocol):
-    """A frozen value. ``str`` is its spelling; a call returns the graph itself if there is nothing to do."""
+    """An immutable rewrite. ``str`` is its spelling; a call returns the graph itself if it changes nothing."""
 
     name: ClassVar[str]
 
     def __call__(self, graph: Graph) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
 
     def __str__(self) -> str: ...
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A pass that says what it leaves as it was."""
+    """A pass that explains which operators it leaves unchanged."""
 
     def explained(self, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-        """Return what a call returns, and lines for the report."""
+        """Return the rewritten graph, and lines for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one call of a pass did: numbers of nodes and constants before and after, its time (seconds), and what it left as it
-    was, where the pass says so."""
+    """Record of one pass call: nodes and constants before and after, its time (seconds), and explained exceptions."""
 
     spelling: str
     nodes_before: int
@@ -74,12 +72,12 @@ class PassReport:
 
 
 class PassError(RammerError):
-    """A pass produced an illegal graph or never settles: a bug of the pass, not of the model."""
+    """An illegal graph from a pass, or a pass that does not converge: a bug of the pass, not of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Passes in order, repeated until a whole round changes nothing; at most ``rounds`` times."""
+    """A sequence of passes, repeated until a whole round changes nothing; at most ``rounds`` times."""
 
     passes: tuple[Pass, ...]
     rounds: int = 16
@@ -92,11 +90,8 @@ class Pipeline:
         return self.run(graph)[0]
 
     def run(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
-        """The final graph, and a report of every call that changed something.
-
-        Raises PassError naming the pass after which the graph is illegal or that still changes it
-        after the last round.
-        """
+        """Return the final graph, and a report of every call that changed it. Raises PassError if the graph is illegal after a
+        pass or still changes after the last round. It names the pass."""
         reports: list[PassReport] = []
         last: Pass | None = None
         for _ in range(self.rounds):
@@ -145,7 +140,7 @@ def _run_pass(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
 
 
 def default_passes() -> tuple[Pass, ...]:
-    """The passes every model goes through, in order."""
+    """Return the passes that every model runs through, in order."""
     return (
         PropagateQuantization(),
         IntegerProducts(),
@@ -182,7 +177,7 @@ _SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
 def parse_passes(text: str, known: Mapping[str, Callable[..., Pass]] = _KNOWN) -> tuple[Pass, ...]:
-    """Inverse of ``str(Pipeline)``: ``fold{limit=1024},cse``. Raises BadInput for what it does not know."""
+    """Parse the spelling of ``str(Pipeline)``: ``fold{limit=1024},cse``. Raises BadInput for unknown passes or options."""
     passes: list[Pass] = []
     position = 0
     while position < len(text):

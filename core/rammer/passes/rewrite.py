@@ -1,4 +1,4 @@
-"""What the passes share: replacing nodes, renaming values, counting readers."""
+"""Helpers of passes: replacing nodes, renaming values, counting readers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rammer.ir.types import TensorType
 
 
 def count_readers(graph: Graph) -> Counter[str]:
-    """How often each value is read; being an output of the graph counts as one."""
+    """Return the number of reads of each value; a graph output counts as one."""
     counts = Counter(name for node in graph.nodes for name in node.inputs if name)
     counts.update(v.name for v in graph.outputs)
     return counts
 
 
 def find_producers(graph: Graph) -> dict[str, Node]:
-    """Value name -> the node that computes it."""
+    """Return a map from value name to the node that computes it."""
     return {name: node for node in graph.nodes for name in node.outputs if name}
 
 
 def output_names(graph: Graph) -> set[str]:
-    """Names of the graph's outputs."""
+    """Return the names of the graph's outputs."""
     return {v.name for v in graph.outputs}
 
 
 def rename_values(nodes: Iterable[Node], names: Mapping[str, str]) -> list[Node]:
-    """``nodes`` with inputs and outputs renamed; a chain of renamings is followed to its end."""
+    """Return ``nodes`` with inputs and outputs renamed; chains of renamings are resolved."""
 
     def final(name: str) -> str:
         while name in names:
@@ -46,7 +46,7 @@ def rename_values(nodes: Iterable[Node], names: Mapping[str, str]) -> list[Node]
 
 
 def rebuild_graph(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """``graph`` with other nodes, further constants, and no type or constant that nobody reads."""
+    """Return ``graph`` with other nodes, further constants, and without unread types and constants."""
     nodes = tuple(nodes)
     read = {name for node in nodes for name in node.inputs if name}
     kept = {n: a for n, a in {**graph.constants, **(constants or {})}.items() if n in read}
@@ -57,5 +57,5 @@ def rebuild_graph(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, n
 
 
 def is_filled_with(value: np.ndarray | None, number: float) -> bool:
-    """Whether every element of a constant is ``number``."""
+    """Return True if every element of a constant is ``number``."""
     return value is not None and value.size > 0 and bool(np.all(value == number))

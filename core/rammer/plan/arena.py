@@ -1,8 +1,7 @@
 """Arena offsets: two buffers share bytes only where happens-before orders every use of them.
 
-Liveness by wave is not enough, since rows run ahead of each other: a buffer may take the place of
-another only if every reader and writer of the old value ends before any writer of the new one starts.
-"""
+Liveness by wave is not enough, since rows run ahead of each other. A buffer reuses the bytes of another only after all readers
+and writers of the old value. They must end before any writer of the new value starts."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from rammer.plan.waits import Order
 
 @dataclass(frozen=True, slots=True)
 class BufferUse:
-    """An arena buffer: bytes, and which operators write and read it (names; those without tasks omitted)."""
+    """An arena buffer: its bytes, and the names of operators that write and read it (without operators that have no tasks)."""
 
     buffer: str
     nbytes: int
@@ -31,7 +30,7 @@ class BufferUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Byte offset of each buffer; ``peak`` is the arena's size, ``total`` what it would be without reuse."""
+    """Byte offset of each buffer. ``peak`` is the arena's size, ``total`` its size without reuse."""
 
     offsets: Mapping[str, int]
     peak: int
@@ -43,7 +42,7 @@ class MemoryPlan:
 
 
 def plan_memory(uses: Sequence[BufferUse], order: Order) -> MemoryPlan:
-    """Place the largest buffers first, each at the lowest gap among those it must not overlap."""
+    """Return the offsets of the buffers: largest first, each in the smallest gap between its conflicts."""
     sizes = np.array([_align_up(u.nbytes) for u in uses], dtype=np.int64)
     conflicts = Conflicts(uses, order)
     offsets = np.zeros(len(uses), dtype=np.int64)
@@ -57,11 +56,10 @@ def plan_memory(uses: Sequence[BufferUse], order: Order) -> MemoryPlan:
 
 
 class Conflicts:
-    """Which buffers must not share bytes, since some uses of them are unordered.
+    """Buffers that must not share bytes, since some of their uses are unordered.
 
-    A buffer is *ready* when all operators before each of its writers have ended, and *over* for all that come after each of
-    its users. What is ready only after another buffer's last user has no conflict with it, which settles most pairs.
-    """
+    A buffer is *ready* when all operators before each of its writers have ended. It is *over* for all operators after each of its
+    users. A buffer that is ready only after another buffer's last user does not conflict with it, which settles most pairs."""
 
     def __init__(self, uses: Sequence[BufferUse], order: Order) -> None:
         number = {name: i for i, name in enumerate(order.names)}
@@ -76,7 +74,7 @@ class Conflicts:
         self.end = np.array([max(xs, default=-1) for xs in self.users.lists], dtype=np.int64)
 
     def of(self, i: int, among: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The buffers of ``among`` (a truth value for each) that buffer ``i`` is in conflict with."""
+        """Return the buffers of the mask ``among`` that conflict with buffer ``i``."""
         near: NDArray[np.int64] = np.flatnonzero(among & (self.end >= self.first[i]) & (self.first <= self.end[i]))
         near = near[near != i]
         if not len(near):
@@ -84,7 +82,7 @@ class Conflicts:
         which, users = self.users.of(near)
         mine_later = ~np.bincount(which, ~self.ready[i].has(users), len(near)).astype(bool)
         which, writers = self.writers.of(near)
-        # Numbers count from the end in what comes after.
+        # Numbers in ``over`` count from the last operator.
         theirs_later = ~np.bincount(which, ~self.over[i].has(self.last - writers), len(near)).astype(bool)
         theirs_later &= self.writers.count[near] > 0
         near = near[~(mine_later | theirs_later)]
@@ -92,7 +90,7 @@ class Conflicts:
 
 
 class _Lists:
-    """Lists of numbers, of which some are taken together."""
+    """Concatenated lists of numbers, with fast selection of several lists."""
 
     def __init__(self, lists: list[list[int]]) -> None:
         self.lists = lists
@@ -101,7 +99,7 @@ class _Lists:
         self.flat = np.array([n for each in lists for n in each], dtype=np.int64)
 
     def of(self, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of all these lists, each with the place of its list in ``which``."""
+        """Return the numbers of the selected lists, each with the index of its list in ``which``."""
         count = self.count[which]
         owner = np.repeat(np.arange(len(which)), count)
         inside = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
@@ -109,7 +107,7 @@ class _Lists:
 
 
 def _operators_after(order: Order) -> list[PrefixSet]:
-    """For each operator those that start after all its tasks, numbered from the last operator on."""
+    """Return for each operator those that start after all its tasks, numbered from the last operator."""
     last = len(order.names) - 1
     result = [PrefixSet()] * len(order.names)
     for reader in range(last, -1, -1):
@@ -124,7 +122,7 @@ def _align_up(nbytes: int) -> int:
 
 
 def _smallest_gap(offsets: NDArray[np.int64], sizes: NDArray[np.int64], need: int) -> int:
-    """Start of the smallest gap of at least ``need`` bytes, the end of all when there is none."""
+    """Return the start of the smallest gap of at least ``need`` bytes, or the end of all buffers."""
     if not len(offsets) or not need:
         return 0
     rank = np.argsort(offsets, kind="stable")

@@ -1,11 +1,10 @@
-"""In which order constants lie that kernels read where they are: sums innermost, or columns.
+"""Axis order of constants that kernels read in place: summed axes innermost, or columns innermost.
 
-Kernel families pack the constants that they want otherwise, so to them a model's order is nothing. A generic kernel reads them
-as they lie, and whether neighbours of a sum or neighbouring columns had better be neighbours in memory depends on the device and
-the extents: with columns innermost a recurrent cell of 64 units is predicted to take 1.13 times as long on an H200, 0.84 times
-on a CPU. So of constants by which few rows are multiplied both orders are priced, and a model's own order decides nothing: a cell
-that is written with products is what an LSTM is. What another order is better for reads another constant, the same with its
-axes in that order.
+Kernel families pack constants, so the model's order does not affect them. A generic kernel reads them in place. The better
+innermost axis depends on the device and the extents. With columns innermost, the predicted time of a recurrent cell of 64 units
+is 1.13 times that with sums innermost on an H200. On a CPU it is 0.84 times. Both orders are therefore priced for constants that
+multiply few rows, regardless of the model's order. A cell written with products is treated like an LSTM. If another order is
+better, operators read a transposed copy of the constant.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ from rammer.ir.parts import Storage
 from rammer.ir.types import TensorType, row_major
 from rammer.plan.storage import StoragePlan
 
-#: Seconds of an untiled operator on the device; infinite where no kernel fits.
+#: Seconds of an untiled operator on the device; infinite if no kernel supports it.
 Seconds: TypeAlias = Callable[[ROperator, Binding], float]
-#: Rows of a product from which its weights' bytes no longer decide: families that pack them win there.
+#: Rows of a product from which the bytes of its weights no longer dominate: families that pack them are faster there.
 FEW_ROWS: Final = 64
 
 
 def order_constants(plan: StoragePlan, tile: TileGraph, binding: Binding, seconds: Seconds) -> tuple[StoragePlan, TileGraph]:
-    """``plan`` and ``tile`` with the constants of products of few rows in the orders with which the operators that read them
-    are fastest; ``binding`` is that of both, with which ``seconds`` is asked of an operator as it is. Results do not change but
-    by the order in which a kernel adds."""
+    """Return ``plan`` and ``tile`` with the constants of products of few rows in their fastest axis orders. ``binding`` binds
+    both and is passed to ``seconds`` with each unchanged operator. Results change only by the order of sums."""
     orders = _Orders(plan, tile, binding, seconds)
     chosen = dict[str, TurnedConstant]()
     for names in orders.groups():
@@ -46,13 +44,13 @@ def order_constants(plan: StoragePlan, tile: TileGraph, binding: Binding, second
 
 @dataclass(frozen=True, slots=True)
 class TurnedConstant:
-    """A constant with its axes in another order, under a name of its own; its own name where the order is its own."""
+    """A constant with permuted axes under a new name, or under its old name if the order is unchanged."""
 
     name: str
     order: tuple[int, ...]
 
     def load(self, load: Load) -> Load:
-        """What ``load`` of the constant reads."""
+        """Return ``load`` redirected to the permuted constant."""
         return Load(self.name, tuple(load.indices[d] for d in self.order), load.fill)
 
 
@@ -85,7 +83,7 @@ class _Orders:
         self.both = replace(self.binding, types=types, storages=storages, constants=constants, reused=reused)
 
     def _candidate_orders(self) -> Iterator[tuple[str, tuple[TurnedConstant, TurnedConstant]]]:
-        """Constants that may lie either way: columns innermost, sums innermost."""
+        """Yield constants that support both orders: columns innermost, sums innermost."""
         seen = set[str]()
         for o in self.tile.operators:
             for weights, summed in _weight_loads(o, self.binding.constants):
@@ -98,7 +96,7 @@ class _Orders:
                 yield name, (self._turned(name, (*depth, *width)), self._turned(name, (*width, *depth)))
 
     def _is_sole_constant(self, storage: Storage) -> bool:
-        """Whether a constant is all that is read of its buffer, as the model has it."""
+        """Return True if a constant alone fills its buffer, in the model's order."""
         whole = prod(storage.shape) == self.plan.buffers[storage.buffer][1]
         return storage.row_major and whole and not storage.offset and storage.buffer not in self.shared
 
@@ -109,7 +107,7 @@ class _Orders:
         return TurnedConstant(make_identifier(f"{name}_turned", self.taken), order)
 
     def groups(self) -> list[list[str]]:
-        """The constants that are decided together: those that operators read beside each other."""
+        """Return groups of constants that are decided together, because the same operators read them."""
         found = list[set[str]]()
         for name in self.orders:
             mine = {n for o in self.readers[name] for n in o.inputs if n in self.orders}
@@ -117,7 +115,7 @@ class _Orders:
         return [sorted(g) for g in found]
 
     def best(self, names: Sequence[str]) -> dict[str, TurnedConstant]:
-        """The fastest of all one way and all the other, from where one after another turns as long as that is faster."""
+        """Return the fastest orders: the better of all constants in one order or the other, then greedily improved one by one."""
         best = min(({n: self.orders[n][way] for n in names} for way in (0, 1)), key=self._layout_cost)
         improved = len(names) > 1
         while improved:
@@ -130,12 +128,12 @@ class _Orders:
         return best if self._layout_cost(best) < self._layout_cost({n: TurnedConstant(n, ()) for n in names}) else {}
 
     def _layout_cost(self, chosen: Chosen) -> float:
-        """Seconds of the operators that read the constants, lying so."""
+        """Return the seconds of operators that read the constants in these orders."""
         return sum(self._operator_cost(o, chosen) for o in {o.name: o for n in chosen for o in self.readers[n]}.values())
 
     def _operator_cost(self, operator: ROperator, chosen: Chosen) -> float:
-        """What one of them takes. One that takes the same with all its constants either way has no use for their order: it is
-        not asked for what lies between."""
+        """Return the seconds of one operator. An operator with equal cost for both orders of all its constants is not priced for
+        mixed orders."""
         names = [n for n in operator.inputs if n in chosen]
         key = operator.name, tuple(chosen[n].name for n in names)
         if key not in self.known:
@@ -155,7 +153,7 @@ class _Orders:
         return Storage(turned.name, turned.name, 0, shape, row_major(shape))
 
     def applied(self, chosen: Chosen) -> tuple[StoragePlan, TileGraph]:
-        """Plan and operators with these constants instead of the model's."""
+        """Return the plan and operators with the chosen constants."""
         graph, constants = self.plan.graph, dict(self.plan.graph.constants)
         types, storages, buffers = dict(graph.types), dict(self.plan.storages), dict(self.plan.buffers)
         for name, turned in chosen.items():
@@ -171,7 +169,7 @@ class _Orders:
 
 
 def _weight_loads(operator: ROperator, constants: Collection[str]) -> Iterator[tuple[Load, frozenset[str]]]:
-    """The constants by which ``operator`` multiplies few rows, and the axes that it sums along."""
+    """Yield the constants by which ``operator`` multiplies few rows, with the summed axes."""
     for c in operator.computes:
         for weights in contraction_operands(c) or ():
             rows = prod(a.extent for a in c.axes if a.name not in ex.axes_of(weights))
@@ -180,7 +178,7 @@ def _weight_loads(operator: ROperator, constants: Collection[str]) -> Iterator[t
 
 
 def _read_permuted(operator: ROperator, chosen: Chosen) -> ROperator:
-    """``operator`` on the chosen constants."""
+    """Return ``operator`` with its loads redirected to the chosen constants."""
     if chosen.keys().isdisjoint(operator.inputs):
         return operator
     return replace(operator, computes=tuple(_permute_loads(c, chosen) for c in operator.computes))

@@ -1,8 +1,8 @@
-"""Independent packing: which launches that wait for the same become one (FusionStitching's kernel packing).
+"""Horizontal fusion of launches with the same predecessors (FusionStitching's kernel packing).
 
-A launch of a small operator leaves most of a device idle and takes its time all the same. Launches with the same predecessors
-depend on none of each other, and as one kernel start no later than each would alone. Nobody waits longer for it either: what
-reads one of them waits for all, so their times may differ by what a launch takes, no more, or all must have the same readers.
+The launch of a small operator leaves most of a device idle. Launches with the same predecessors are independent and start no
+later as one kernel than alone. Consumers of one launch then wait for all. Their times may therefore differ by at most the launch
+overhead, unless all have the same consumers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LaunchPiece:
-    """A launch: the positions of those that it is ``after``, seconds of its tasks, and what share of the device they fill at
-    once (0: its kernel cannot stand beside others)."""
+    """A launch: the positions of its predecessors (``after``), seconds of its tasks, and the fraction of the device that they
+    fill. A fraction of 0 means that the kernel cannot share a launch."""
 
     after: tuple[int, ...]
     seconds: float
@@ -22,8 +22,8 @@ class LaunchPiece:
 
 
 def pack_launches(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]:
-    """The positions of the launches by kernel, kernels in a legal order; all of a kernel's tasks are on the device at once.
-    ``launch`` is what a launch takes, in seconds."""
+    """Return the positions of the launches by kernel, kernels in a legal order. All tasks of a kernel are resident at once.
+    ``launch`` is the launch overhead in seconds."""
     readers: list[list[int]] = [[] for _ in pieces]
     for i, piece in enumerate(pieces):
         for before in piece.after:
@@ -43,7 +43,7 @@ def pack_launches(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[in
 
 
 def _can_pack(pieces: Sequence[LaunchPiece], readers: Sequence[list[int]], members: Sequence[int], launch: float) -> bool:
-    """Whether these launches are on the device at once, and nobody waits for one of them much longer than for itself."""
+    """Return True if these launches fit on the device together and do not delay consumers by more than a launch."""
     times = [pieces[i].seconds for i in members]
     alike = all(readers[i] == readers[members[0]] for i in members)
     return sum(pieces[i].share for i in members) <= 1.0 and (alike or max(times) - min(times) <= launch)

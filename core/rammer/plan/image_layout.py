@@ -1,9 +1,9 @@
-"""The layout pass: which tensors of images lie with their channels last inside a program.
+"""Channels-last layout of image tensors inside a program.
 
-Storage (``plan.storage``) keeps the model's order of axes, NCHW in ONNX. This pass moves whole buffers to NHWC: what a
-convolution reads or writes, with everything else that lives in the same buffer, such as the parts of a concatenation. No
-transposition is added: an operator reads one layout and writes another through its tensors' strides. Inputs,
-outputs and constants keep their order; kernels pack constants as they like.
+Storage (``plan.storage``) keeps the model's axis order, NCHW in ONNX. This pass moves whole buffers to NHWC. These hold the
+tensors that a convolution reads or writes, and others in the same memory, such as parts of a concatenation. It adds no
+transposition: operators read and write both layouts through strides. Inputs, outputs and constants keep their order; kernels pack
+constants as needed.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from rammer.ir.parts import Storage
 from rammer.ir.types import row_major
 from rammer.plan.storage import StoragePlan
 
-#: Seconds of an untiled operator on the device with its tensors in these storages; infinite where no kernel fits.
+#: Seconds of an untiled operator on the device with its tensors in these storages; infinite if no kernel supports it.
 Price: TypeAlias = Callable[[ROperator, Mapping[str, Storage]], float]
 
-#: The least share of the time that moving must save, of its operators' for one more buffer and in the end of the whole program's:
-#: measurements repeat no better. Without it, two tunings of MobileNetV2 on a CPU moved three buffers each, not the same
+#: Minimum relative saving: of the affected operators' time per moved buffer, and finally of the whole program's time.
+#: Measurements are not more repeatable. Without it, two tunings of MobileNetV2 on a CPU moved three buffers each, not the same
 #: ones, and the model took 0.4 and 3% longer.
 LEAST_GAIN = 0.05
-#: Types of 8-bit codes. Instructions that multiply them take four neighbours of the sum or more, which channels are.
+#: Types of 8-bit codes. Multiply instructions for them need four or more adjacent elements of the sum, i.e. channels.
 CODES: Final = ("uint8", "int8")
 
 
 def assign_layouts(
     plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None, codes: bool = False
 ) -> StoragePlan:
-    """``plan`` with buffers of images in NHWC: those with which the operators are fastest by ``price``, or without a price
-    all that can; with ``codes`` of those that hold 8-bit codes."""
+    """Return ``plan`` with image buffers in NHWC, chosen to minimise ``price``. Without ``price``, all possible buffers move;
+    with ``codes``, only those that hold 8-bit codes."""
     moves = _Moves(plan, operators, codes)
     return replace(plan, storages=moves.storages(moves.buffers if price is None else moves.cheapest(price)))
 
 
 def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Element strides of a dense tensor (N, C, ...) that lies as (N, ..., C)."""
+    """Return the element strides of a dense tensor (N, C, ...) that is stored as (N, ..., C)."""
     n, *space, c = row_major((shape[0], *shape[2:], shape[1]))
     return (n, c, *space)
 
 
 @dataclass
 class _Moves:
-    """The buffers that may move, and what moving some of them costs."""
+    """The buffers that can move, and the cost of moving a subset."""
 
     plan: StoragePlan
     operators: Sequence[ROperator]
@@ -58,7 +58,7 @@ class _Moves:
 
     @cached_property
     def last(self) -> dict[str, dict[str, Storage]]:
-        """By buffer, the storages of its tensors with channels last; buffers where one has no such storage are missing."""
+        """Map from each movable buffer to its tensors' channels-last storages."""
         tenants: dict[str, list[Storage]] = {}
         for storage in self.plan.storages.values():
             tenants.setdefault(storage.buffer, []).append(storage)
@@ -74,20 +74,20 @@ class _Moves:
         return found
 
     def _has_uncoded_tensor(self, storages: Sequence[Storage]) -> bool:
-        """Whether a tensor there has no 8-bit codes."""
+        """Return True if a tensor there has no 8-bit codes."""
         return any(self.plan.graph.types[s.tensor].dtype not in CODES for s in storages)
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The buffers that may move."""
+        """The names of the movable buffers."""
         return frozenset(self.last)
 
     def storages(self, moved: Collection[str]) -> dict[str, Storage]:
-        """All storages with these buffers moved."""
+        """Return all storages with the buffers ``moved`` in channels-last order."""
         return {t: self.last[s.buffer][t] if s.buffer in moved else s for t, s in self.plan.storages.items()}
 
     def cost(self, operators: Sequence[ROperator], moved: frozenset[str], price: Price) -> float:
-        """Seconds of ``operators``."""
+        """Return the seconds of ``operators`` with the buffers ``moved``."""
         total = 0.0
         for operator in operators:
             key = operator.name, moved & self.touched[operator.name]
@@ -98,13 +98,15 @@ class _Moves:
 
     @cached_property
     def touched(self) -> dict[str, frozenset[str]]:
-        """By operator, the movable buffers that it reads or writes."""
+        """Map from each operator to the movable buffers that it reads or writes."""
         storages = self.plan.storages
         return {o.name: self.buffers & {storages[t].buffer for t in (*o.inputs, *o.outputs)} for o in self.operators}
 
     def cheapest(self, price: Price) -> frozenset[str]:
-        """The buffers to move: from none or all of them, whichever costs less, one buffer after the other changes as long
-        as that saves enough. Every change makes the sum smaller, so this ends; it may miss changes that pay only together."""
+        """Return the buffers to move, by local search.
+
+        The search starts from the cheaper of none or all buffers. It changes one buffer at a time while that saves enough. Every
+        change reduces the cost, so the search ends; it may miss changes that pay only together."""
         best = min((frozenset[str](), self.buffers), key=lambda moved: self.cost(self.operators, moved, price))
         around = {b: [o for o in self.operators if b in self.touched[o.name]] for b in self.last}
         improved = True
@@ -118,12 +120,12 @@ class _Moves:
 
 
 def _image_tensors(operator: ROperator) -> tuple[str, ...]:
-    """What an operator with a convolution reads and writes; () for another."""
+    """Return the tensors that an operator with a convolution reads and writes; () for other operators."""
     return (*operator.inputs, *operator.outputs) if any(map(_is_convolution, operator.computes)) else ()
 
 
 def _is_convolution(compute: Compute) -> bool:
-    """Whether ``compute`` sums over the channels, axis 1, of a tensor (N, C, ..., W) and keeps its last axis."""
+    """Return True if ``compute`` sums over axis 1, the channels, of a tensor (N, C, ..., W) and keeps its last axis."""
     if compute.kind != "contraction":
         return False
     summed, kept = {a.name for a in compute.reduce}, {a.name for a in compute.axes}
@@ -133,8 +135,10 @@ def _is_convolution(compute: Compute) -> bool:
 
 
 def _to_channels_last(storage: Storage, shape: tuple[int, ...]) -> Storage | None:
-    """``storage``, a part of a dense row-major tensor of ``shape``, after that one moved to channels last; None where nothing
-    would move, or where steps along one of its axes are not steps along one axis of that tensor, as in a flattening."""
+    """Return ``storage``, a part of a dense row-major tensor of ``shape``, after that tensor is moved to channels last.
+
+    Returns None if the storage would not change. The result is also None if an axis steps along several axes of the tensor, as in
+    a flattening."""
     if len(shape) < 4 or 0 in shape or shape[1] == 1 or prod(shape[2:]) == 1:
         return None
     old, new = row_major(shape), channels_last(shape)

@@ -1,4 +1,4 @@
-"""Addresses of loads: where a load's element lies in its tensor's buffer, if that is affine in the axes."""
+"""Affine addresses of loads in the buffers of their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer.ir.program import Storage
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import row_major
 
-#: Points at which an address that is not affine by its form is evaluated; more are not tried.
+#: Maximum number of points at which an index that is not syntactically affine is evaluated.
 MAX_POINTS = 1 << 22
 
 #: ``offset + sum(stride * axis)``, in elements.
@@ -24,11 +24,10 @@ Address = tuple[int, tuple[int, ...]]
 
 
 def load_address(indices: Sequence[Expr], axes: Sequence[Axis], storage: Storage) -> Address | None:
-    """The address of ``storage`` at ``indices`` as an affine function of ``axes``, or None.
+    """Return the address of ``storage`` at ``indices`` as an affine function of ``axes``, or None.
 
-    Decided by form where every index is affine. Otherwise the sum of the others is evaluated at every
-    value of the axes they use (at most ``MAX_POINTS``), which is exact. Axes of extent 1 get stride 0.
-    """
+    Affine indices are decided by form. The sum of the others is evaluated at every value of their axes (at most ``MAX_POINTS``
+    points), which is exact. Axes of extent 1 get stride 0."""
     offset, strides = storage.offset, dict.fromkeys((a.name for a in axes), 0)
     rest: list[tuple[int, Expr]] = []
     for index, stride in zip(indices, storage.strides, strict=True):
@@ -50,7 +49,7 @@ def load_address(indices: Sequence[Expr], axes: Sequence[Axis], storage: Storage
 
 
 def _affine_address(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[int, dict[str, int]] | None:
-    """``sum(stride * index)`` as (offset, step by axis) if it is affine at every point of its axes."""
+    """Return ``sum(stride * index)`` as (offset, step by axis) if it is affine at every point of its axes."""
     used = set[str]().union(*(ex.axes_of(i) for _, i in terms))
     span = [a for a in axes if a.name in used]
     if math.prod(a.extent for a in span) > MAX_POINTS or any(a.extent == 0 for a in span):
@@ -72,7 +71,7 @@ def _affine_address(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> 
 
 
 def index_values(index: Expr, grid: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
-    """An index over the grid of its axes; None if it depends on data or is no integer expression."""
+    """Return an index over the grid of its axes, or None if it depends on data or is not integer."""
     if isinstance(index, Const):
         return np.asarray(int(index.value), np.int64)
     if isinstance(index, Ref):
@@ -88,12 +87,12 @@ def index_values(index: Expr, grid: dict[str, np.ndarray[Any, Any]]) -> np.ndarr
 
 
 def dense_storage(tensor: str, buffer: str, shape: tuple[int, ...]) -> Storage:
-    """Row-major storage at the start of ``buffer``."""
+    """Return row-major storage at the start of ``buffer``."""
     return Storage(tensor, buffer, 0, shape, row_major(shape))
 
 
 def view_storage(tensor: str, load: Load, axes: Sequence[Axis], source: Storage) -> Storage | None:
-    """Storage of ``tensor[axes] = load`` as a view of ``source``, or None where its address is not affine."""
+    """Return the storage of ``tensor[axes] = load`` as a view of ``source``, or None if its address is not affine."""
     address = load_address(load.indices, axes, source)
     if address is None:
         return None
@@ -101,10 +100,8 @@ def view_storage(tensor: str, load: Load, axes: Sequence[Axis], source: Storage)
 
 
 def invert_view(source: str, shape: tuple[int, ...], load: Load, axes: Sequence[Axis], target: Storage) -> Storage | None:
-    """Storage of ``source`` such that ``tensor[axes] = load`` (a load of it) lies exactly in ``target``.
-
-    None unless the load visits every element of ``source`` once and the result is affine.
-    """
+    """Return the storage of ``source`` for which ``tensor[axes] = load`` (a load of it) is stored exactly in ``target``. Returns
+    None unless the load visits every element of ``source`` once and the result is affine."""
     address = load_address(load.indices, axes, dense_storage(source, source, shape))
     if address is None or math.prod(shape) != math.prod(a.extent for a in axes):
         return None
@@ -112,7 +109,7 @@ def invert_view(source: str, shape: tuple[int, ...], load: Load, axes: Sequence[
     digits = [axes[d] for d in order]
     if tuple(address[1][d] for d in order) != row_major(tuple(a.extent for a in digits)):
         return None
-    # The load's axes are the digits of the source's row-major position, so a Reshape inverts it.
+    # The load's axes are the digits of the source's row-major index, so a Reshape inverts it.
     mine = tuple(Axis(f"s{d}", n) for d, n in enumerate(shape))
     indices: list[Expr] = [ex.integer(0) for _ in axes]
     for d, index in zip(order, reshape_indices(tuple(a.extent for a in digits), mine), strict=True):

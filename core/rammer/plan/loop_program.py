@@ -1,4 +1,5 @@
-"""From the program of one turn to a repeated one: buffers of the whole sequences, and what moves between them and a turn's."""
+"""Conversion of the program of one iteration into a loop program: buffers of whole sequences, and moves to and from an
+iteration's."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from rammer.ir.types import TensorType
 
 @dataclass(frozen=True)
 class TurnPorts:
-    """What the inputs and outputs of a turn's program are, by its tensors: ``states`` are (input, first value, output, last
-    value), ``slices`` and ``gathered`` (tensor, value of all turns, whether from behind), ``fixed`` (input, value). "" is what
-    the turn does not have, or nobody reads."""
+    """The roles of the inputs and outputs of an iteration's program, by tensor name.
+
+    ``states`` are (input, first value, output, last value). ``slices`` and ``gathered`` are (tensor, value of all iterations,
+    True if backwards). ``fixed`` are (input, value). "" marks an absent or unread tensor."""
 
     count: int
     states: tuple[tuple[str, str, str, str], ...]
@@ -26,7 +28,7 @@ class TurnPorts:
 
 
 def turn_ports(turn: RolledTurn, program: RProgram) -> TurnPorts:
-    """Those of a Scan's turn in the program that it became, which need not have all inputs."""
+    """Return the roles of a Scan's iteration in the program compiled from it, which may lack unused inputs."""
     tensor = {p.external: p.tensor for p in (*program.inputs, *program.outputs)}
     return TurnPorts(
         turn.count,
@@ -45,8 +47,8 @@ def repeat_program(
     until: AffineExtent | None = None,
     step: int = 1,
 ) -> RProgram:
-    """``ports.count`` turns as one program, whose ports are named as the values, of these ``types``, are; those that are
-    ``constants`` are the program's. With ``until`` they are the most: as ``Repeat`` has it."""
+    """Return ``ports.count`` iterations of ``turn`` as one program whose ports have the names and ``types`` of the values. Values
+    in ``constants`` are constants of the program. With ``until``, ``ports.count`` is the maximum, as in ``Repeat``."""
     made = _Seam(turn, types, constants, Repeat(ports.count, (), until, step))
     for name, _ in until.terms if until is not None else ():
         made.read(name)
@@ -67,7 +69,7 @@ def repeat_program(
 
 
 class _Seam:
-    """A repeated program on its way."""
+    """A loop program under construction."""
 
     def __init__(self, turn: RProgram, types: Mapping[str, TensorType], constants: Collection[str], repeat: Repeat) -> None:
         self.turn, self.types, self.constants, self.repeat = turn, types, constants, repeat
@@ -76,11 +78,11 @@ class _Seam:
         self.moves: list[Move] = []
 
     def read(self, value: str) -> str:
-        """The buffer of a value from outside."""
+        """Return the buffer of an external value, and add it if needed."""
         return self._add_buffer(value, "constant" if value in self.constants else "input")
 
     def written(self, value: str) -> str:
-        """The buffer of a value of all turns."""
+        """Return the buffer of a value of all iterations, and add it if needed."""
         return self._add_buffer(value, "output")
 
     def _add_buffer(self, name: str, kind: BufferKind) -> str:
@@ -89,17 +91,17 @@ class _Seam:
         return name
 
     def move(self, when: MoveTime, target: str, source: str, back: bool = False) -> None:
-        """Elements of one turn: all of the turn's buffer, and its slice of what holds those of all turns."""
+        """Add a move of one iteration's elements between its buffer and its slice of a whole sequence."""
         whole, sizes = {target, source} & self.buffers.keys(), (self._buffer_size(target), self._buffer_size(source))
         size = min(sizes)
-        if whole and when in ("before", "after"):  # of a turn: what holds those of all may end within its last slice
+        if whole and when in ("before", "after"):  # a whole sequence may end within its last slice
             size = next(s for n, s in zip((target, source), sizes, strict=True) if n not in whole)
         to, into = self._slice_offsets(when, target, size, back)
         begin, by = self._slice_offsets(when, source, size, back)
         self.moves.append(Move(when, self._buffer_name(target), to, into, self._buffer_name(source), begin, by, size))
 
     def _slice_offsets(self, when: MoveTime, name: str, size: int, back: bool) -> tuple[int, int]:
-        """Where the slice of turn 0 begins, and how much further on in each following turn."""
+        """Return the offset of the slice of iteration 0, and the step per iteration."""
         if name not in self.buffers or when in ("once", "first", "last"):
             return 0, 0
         return ((self.count - 1) * size, -size) if back else (0, size)
@@ -111,7 +113,7 @@ class _Seam:
         return name if name in self.buffers else self.turn.storage[name].buffer
 
     def program(self) -> RProgram:
-        """All of it."""
+        """Return the complete loop program."""
         whole = self.buffers.values()
         storages: list[Storage] = [dense(b.name, b.name, self.types[b.name].shape) for b in whole]
         return replace(

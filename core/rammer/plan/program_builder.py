@@ -1,4 +1,4 @@
-"""From a schedule and storages to a verified RProgram."""
+"""Construction of a verified RProgram from a schedule and storages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer.verify.verifier import verify
 
 
 class Storages(Protocol):
-    """Where every tensor lives: storages by tensor, and (dtype, elements) of every buffer."""
+    """Storages by tensor, and (dtype, elements) of every buffer."""
 
     @property
     def storages(self) -> Mapping[str, Storage]:
@@ -29,7 +29,7 @@ class Storages(Protocol):
 
     @property
     def buffers(self) -> Mapping[str, tuple[str, int]]:
-        """Element type and number of elements by buffer."""
+        """Element type and number of elements of each buffer."""
         ...
 
 
@@ -53,11 +53,11 @@ def build_program(
     vdevice: VDevice | None = None,
     precision: str = "float32",
 ) -> RProgram:
-    """Waits, arena offsets and buffers for ``schedule``; the result has passed ``verify.verifier``.
+    """Return a program for ``schedule`` with waits, arena offsets and buffers, checked by ``verify.verifier``.
 
-    Constants that no chosen operator reads, directly or as a view, are left out. ``precision`` is what the kernels were chosen
-    for. Raises ValueError for an output that no operator computes (upstream adds
-    a copy), VerifyError for an illegal program.
+    Constants that no chosen operator reads, directly or as a view, are left out. ``precision`` is the precision that the kernels
+    were chosen for. Raises ValueError for an output that no operator computes (upstream adds a copy), VerifyError for an illegal
+    program.
     """
     inputs, outputs, constants = interface.inputs, interface.outputs, interface.constants
     operators = stage_order(schedule)
@@ -89,7 +89,7 @@ def build_program(
 
 
 def _program_tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> list[str]:
-    """Tensors that the program touches, each once: ports, then operands in operator order."""
+    """Return the tensors that the program uses, without duplicates: ports, then operands in operator order."""
     used = [p.tensor for p in (*inputs, *outputs)]
     for op in operators:
         used += [*op.inputs, *op.outputs]
@@ -99,7 +99,7 @@ def _program_tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], o
 def _buffer_kinds(
     storages: Mapping[str, Storage], inputs: tuple[Port, ...], outputs: tuple[Port, ...], constants: Collection[str]
 ) -> dict[str, BufferKind]:
-    """Kind of every buffer in use."""
+    """Return the kind of every buffer in use."""
     kinds: dict[str, BufferKind] = {s.buffer: "arena" for s in storages.values()}
     kinds |= {storages[p.tensor].buffer: "output" for p in outputs}
     kinds |= {storages[t].buffer: "constant" for t in constants if t in storages}
@@ -147,8 +147,10 @@ def _tensor_bytes(dtype: str, size: int) -> int:
 
 
 def check_capacity(name: str, plan: Storages, kept: Iterable[str], device: VDevice) -> None:
-    """DeviceFailure when the tensors in ``kept`` (inputs, outputs, constants: there all the time) and the largest
-    other buffer exceed the device's lowest memory layer. Capacity 0 means that it is not modelled: it is this machine's."""
+    """Raise DeviceFailure if persistent tensors and the largest other buffer exceed the device's lowest memory layer.
+
+    The tensors in ``kept`` (inputs, outputs, constants) are persistent. Capacity 0 means that the layer is not modelled; the
+    limit is then this machine's memory."""
     layer = device.layers[0]
     capacity = layer.capacity or available_bytes()
     sizes = {buffer: size * itemsize(dtype) for buffer, (dtype, size) in plan.buffers.items()}

@@ -1,9 +1,7 @@
-"""What no operator needs to compute: tensors without elements, sums over nothing, what nobody reads, and constants seen in
-another order.
+"""Removal of Computes that need no kernel: empty tensors, empty sums, unread results, and rearranged constants.
 
-All four are settled before storages are assigned, so that no later step, and no device, meets them: every Compute that is
-left has elements, terms, no empty operand and a reader, and what only rearranges a constant is a constant of its own.
-"""
+This runs before storages are assigned, so that no later step or device handles them. Every remaining Compute has elements, terms,
+a reader and only nonempty operands. A rearranged constant is a separate constant."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from rammer.ir.expr import Const, Expr, Load
 
 
 def simplify_graph(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` without empty Computes, without views of constants and without what nobody reads; itself where it has none."""
+    """Return ``graph`` without empty Computes, views of constants and unread Computes."""
     return without_unread(constant_views(without_empty(graph)))
 
 
 def without_unread(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` without Computes that reach no output: a node's expressions need not read all that the node does (EyeLike
-    reads a shape, IsInf that detects nothing not even that), and an operator whose stage nobody reads has no box to compute."""
+    """Return ``graph`` without Computes that reach no output. A node's expressions need not read all of its inputs (EyeLike reads
+    a shape, IsInf without detection not even that). An unread operator would have an empty box."""
     live, kept = set(graph.outputs), list[Compute]()
     for c in reversed(graph.computes):
         if c.name in live:
@@ -38,8 +36,8 @@ def without_unread(graph: ComputeGraph) -> ComputeGraph:
 
 
 def without_empty(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` without Computes that have no elements; a reduction over nothing is its combiner's identity, and a guarded
-    read of a tensor without elements is what lies outside."""
+    """Return ``graph`` without Computes that have no elements. A reduction over no terms becomes its combiner's identity, and a
+    guarded read of an empty tensor becomes its fill value."""
     if not any(t.size == 0 for t in graph.types.values()) and all(c.points for c in graph.computes):
         return graph
     computes = tuple(_fill_empty(c, graph) for c in graph.computes if 0 not in c.shape)
@@ -56,15 +54,15 @@ def _fill_empty(c: Compute, graph: ComputeGraph) -> Compute:
     def rule(e: Expr) -> Expr | None:
         if not isinstance(e, Load) or graph.types[e.tensor].size:
             return None
-        # Without a guard it is a branch that is never taken.
+        # An unguarded read is in a branch that is never executed.
         return Const(0 if e.fill is None else e.fill, graph.types[e.tensor].dtype)
 
     return replace(c, body=ex.transform(c.body, rule))
 
 
 def constant_views(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` where Computes that only rearrange a constant are constants: kernels may then pack them, and a
-    program never reads a constant under another name than its own."""
+    """Return ``graph`` with rearranged constants as constants. Kernels can then pack them, and a program reads each constant
+    under one name."""
     constants, outputs = dict(graph.constants), set(graph.outputs)
     kept = list[Compute]()
     for c in graph.computes:

@@ -1,4 +1,4 @@
-"""How long a stage of operators takes, by running it on the device (IOS, MLSys'21, section 4: "directly measure the latency")."""
+"""Measured latency of a stage of operators on the device (IOS, MLSys'21, section 4: "directly measure the latency")."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from rammer.tuning.tuner import MEASURED, Tuner
 
 __all__ = ["StageTimer", "make_evaluator", "stage_program"]
 
-#: Runs of a stage of which the median counts, the seconds that they should take together, and the most there are of short ones.
+#: Minimum runs of a stage (the median counts), their minimum total seconds, and the maximum number of short runs.
 RUNS, SPAN, MOST_RUNS = 10, 5e-3, 100
 
 
 @dataclass
 class StageTimer:
-    """Seconds of stages on one backend, each run as a program of its own; kept in the store by what its kernels are made from.
-
-    ``measured`` counts those that no store had.
-    """
+    """Timer of stages on one backend, each run as a separate program; the store caches times by the kernels' inputs. ``measured``
+    counts the stages that were not in the store."""
 
     backend: Backend
     store: KernelStore
@@ -40,8 +38,8 @@ class StageTimer:
     _start: float | None = None
 
     def __call__(self, kernels: Sequence[RKernel]) -> float | None:
-        """Seconds of operators (in topological order) that share the vEUs, with one launch but without what starting a run
-        takes. None for a stage that cannot be run on its own."""
+        """Return the seconds of operators (in topological order) that share the vEUs, with one launch and without start-up.
+        Returns None for a stage that cannot run separately."""
         whole = self._whole(kernels)
         if whole is None:
             return None
@@ -50,7 +48,7 @@ class StageTimer:
         return max(whole - self._start, 0.0) + self.backend.vdevice.launch
 
     def _launch_overhead(self, kernel: RKernel) -> float:
-        """What a run takes besides its tasks: that of one operator less its own time."""
+        """Return the seconds of a run besides its tasks: the time of one operator minus its task time."""
         whole = self._whole([kernel])
         return max((whole or 0.0) - kernel.operator_time(self.backend.vdevice.veus), 0.0)
 
@@ -75,15 +73,15 @@ class StageTimer:
 
 
 def make_evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
-    """What stitching asks of a device: kernels as predicted, side by side as the schedule has them, and, where kernels are
-    measured, runs of operators each by its best one, as ``StageTimer`` says."""
+    """Return the evaluator that stitching uses: predicted kernels, scheduled concurrently. If kernels are measured, it also runs
+    groups of operators, each with its best kernel, by ``StageTimer``."""
     device, timed = tuner.backend.vdevice, StageTimer(tuner.backend, tuner.store, binding)
     guesses = tuner.guessing if MEASURED[tuner.level] else tuner
 
     def kernels(operator: ROperator) -> tuple[RKernel, ...]:
         try:
             return guesses.kernels(operator, binding)
-        except DeviceFailure:  # where nothing fits what is left either, the step "kernels" says so
+        except DeviceFailure:  # if the remaining operators do not fit either, the step "kernels" reports it
             return ()
 
     def seconds(operators: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]]) -> float:
@@ -97,11 +95,10 @@ def make_evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
 
 
 def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice) -> tuple[RProgram, dict[str, Array]] | None:
-    """A program of operators that share the vEUs as a stage of a schedule has them, and its constants.
+    """Return a program of operators that share the vEUs like a stage of a schedule, and its constants.
 
-    It runs on ``OwnTensors``: what nobody in the stage makes is an input. None where one operator
-    reads under another name what another one writes: that takes the model's own buffers.
-    """
+    It runs on ``OwnTensors``: tensors from outside the stage are inputs. Returns None if an operator reads another operator's
+    result under a different name, which requires the model's buffers."""
     operators = [k.operator for k in kernels]
     inside = find_dependences(operators, binding.storages)
     by_name = {o.name: {p.name for p in operators if set(p.outputs) & set(o.inputs)} for o in operators}

@@ -1,8 +1,8 @@
-"""The storage pass: which tensors own memory and which are views of, or slices of, other tensors' memory.
+"""The storage pass, which assigns memory to tensors as buffers, views or slices of other tensors' memory.
 
-A shape operator whose address is affine becomes a view of its source. The producers of a
-concatenation's pieces write straight into its buffer. An output keeps a dense buffer of its own, into
-which the producer behind a reshaping writes. Whatever needs two incompatible storages is copied.
+A shape operator whose address is affine becomes a view of its source. Producers of a concatenation's pieces write directly into
+its buffer. An output keeps a dense buffer; the producer before a reshape writes into it. A tensor that needs two incompatible
+storages is copied.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from rammer.plan.load_addresses import dense_storage, invert_view, view_storage
 from rammer.plan.overlap import Shared, has_overlap
 
 Pieces = list[tuple[Box, Load]]
-#: No output that lies over an input.
+#: Empty map: no output aliases an input.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """``graph`` without the Computes that storage made unnecessary, and where every tensor lives.
+    """The ``graph`` without Computes that storage made unnecessary, and the storage of every tensor.
 
-    ``storages`` has an entry for every tensor, eliminated ones included; ``buffers`` maps a buffer to
-    its element type and number of elements. ``graph.types`` keeps the types of all tensors.
-    """
+    ``storages`` has an entry for every tensor, including eliminated ones; ``buffers`` maps a buffer to its element type and
+    number of elements. ``graph.types`` keeps the types of all tensors."""
 
     graph: ComputeGraph
     storages: Mapping[str, Storage]
@@ -47,8 +46,8 @@ class StoragePlan:
 
 
 def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> StoragePlan:
-    """Storage of every tensor of ``graph`` (module docstring); results do not change, bit for bit. ``kept`` outputs lie over
-    their inputs."""
+    """Return the storage of every tensor of ``graph`` (module docstring). Results are unchanged, bit for bit. Outputs in ``kept``
+    alias their inputs."""
     state = _Assigner(graph, kept)
     state.ports()
     for name in graph.outputs:
@@ -70,7 +69,7 @@ class _Assigner:
     kept: Mapping[str, str]
     storages: dict[str, Storage] = field(default_factory=dict)
     buffers: dict[str, tuple[str, int]] = field(default_factory=dict)
-    #: Computes that need not run, and the copies that run in place of a concatenation.
+    #: Computes that need not run, and the copies that replace a concatenation.
     eliminated: set[str] = field(default_factory=set)
     copies: dict[str, list[Compute]] = field(default_factory=dict)
 
@@ -82,13 +81,13 @@ class _Assigner:
         self.expected: dict[str, Storage] = {}
 
     def own(self, name: str) -> None:
-        """Give ``name`` a dense buffer of its own."""
+        """Assign a new dense buffer to ``name``."""
         kind = self.graph.types[name]
         self.storages[name] = dense_storage(name, name, kind.shape)
         self.buffers[name] = (kind.dtype, kind.size)
 
     def ports(self) -> None:
-        """Inputs, constants and outputs live in buffers of their own."""
+        """Assign separate buffers to inputs, constants and outputs."""
         for name in dict.fromkeys((*self.graph.inputs, *self.graph.constants, *self.graph.outputs)):
             self.own(name)
         for output, past in self.kept.items():
@@ -96,11 +95,11 @@ class _Assigner:
             self.storages[past] = dense_storage(past, output, self.graph.types[past].shape)
 
     def free(self, name: str) -> bool:
-        """Whether ``name`` is computed here and has no storage yet."""
+        """Return True if ``name`` is computed here and does not have a storage yet."""
         return name in self.producers and name not in self.storages
 
     def view_load(self, compute: Compute) -> Load | None:
-        """The load that ``compute`` only rearranges, or None."""
+        """Return the load that ``compute`` only rearranges, or None."""
         body = compute.body
         if compute.combiner is not None or not isinstance(body, Load) or body.fill is not None:
             return None
@@ -108,12 +107,12 @@ class _Assigner:
         return body if same and compute.points > 0 else None
 
     def place(self, name: str, storage: Storage) -> None:
-        """Let ``name`` live in ``storage`` and, where it only rearranges a free tensor, that one too."""
+        """Assign ``storage`` to ``name`` and, through rearrangements, to the free tensors before it."""
         self.storages[name] = storage
         self.write_behind(name)
 
     def write_behind(self, name: str) -> None:
-        """Where ``name`` only rearranges a free tensor, let that one's producer write into its storage, and so on."""
+        """Let the producers of free tensors that ``name`` only rearranges write into its storage, transitively."""
         while True:
             compute = self.producers.get(name)
             load = self.view_load(compute) if compute is not None else None
@@ -128,8 +127,8 @@ class _Assigner:
             name = load.tensor
 
     def write_ahead(self, compute: Compute) -> None:
-        """Where ``compute`` rearranges beyond a view, such as attention's heads put side by side, let the producer write
-        in that order if nobody else reads what it made."""
+        """Assign a buffer to a rearrangement that is not a view, and let its producer write there in that order. An example are
+        joined attention heads. This applies only if the rearranged tensors have no other readers."""
         load = self.view_load(compute)
         if load is None or not self.free(compute.name) or not self._only_reader(compute):
             return
@@ -138,7 +137,7 @@ class _Assigner:
             self.write_behind(compute.name)
 
     def _only_reader(self, compute: Compute) -> bool:
-        """Whether nobody else reads any of the free tensors that ``compute`` rearranges, directly or through others."""
+        """Return True if the free tensors that ``compute`` rearranges, directly or indirectly, have no other readers."""
         chain, alone = list[str](), True
         while alone and (load := self.view_load(compute)) is not None:
             chain.append(compute.name)
@@ -147,12 +146,12 @@ class _Assigner:
                 alone = alone and self.alone[load.tensor]
                 break
             compute = self.producers[load.tensor]
-        # What has one reader gets its storage after that one, so that the answer for a tensor that is free stays.
+        # A tensor with one reader gets its storage after that reader, so the answer for a free tensor is final.
         self.alone |= dict.fromkeys(chain, alone)
         return alone
 
     def _expected_storage(self, name: str) -> Storage:
-        """The storage that ``settle`` would give ``name`` now, which is read by one Compute, as all that it rearranges."""
+        """Return the storage that ``settle`` would assign to ``name``, assuming that each rearranged tensor has one reader."""
         chain = list[tuple[Compute, Load]]()
         while name not in self.storages and name not in self.expected:
             compute = self.producers.get(name)
@@ -169,7 +168,7 @@ class _Assigner:
         return found
 
     def concatenations(self) -> Iterator[tuple[Compute, Pieces]]:
-        """Piecewise Computes, the largest first: what a large one has placed, a smaller one may just view."""
+        """Yield piecewise Computes, largest first, so that smaller ones can be views of larger ones."""
         found = []
         for position, compute in enumerate(self.graph.computes):
             parts = piecewise_regions(compute)
@@ -182,7 +181,7 @@ class _Assigner:
         return all(self.graph.types[load.tensor].dtype == compute.dtype for _, load in parts)
 
     def concatenate(self, compute: Compute, parts: Pieces) -> None:
-        """Place the parts of a concatenation, or see that they already lie as it wants them."""
+        """Place the parts of a concatenation, or make it a view if they are already in position."""
         if self.free(compute.name):
             ready = self._concat_storage(compute, parts)
             if ready is not None:
@@ -200,7 +199,7 @@ class _Assigner:
         ]
 
     def _join_parts(self, compute: Compute, parts: Pieces) -> Pieces:
-        """Neighbouring parts that are all the slices of one free tensor become one part: that tensor."""
+        """Return the parts with adjacent slices that cover one free tensor merged into a read of that tensor."""
         groups: list[tuple[Box, Load, Pieces]] = []
         for box, load in parts:
             source = self._resolve_load(load)
@@ -217,7 +216,7 @@ class _Assigner:
         return joined
 
     def _resolve_load(self, load: Load) -> Load:
-        """``load`` of a free rearranging tensor as a load of what that one reads."""
+        """Return ``load`` of a free rearranging tensor as a load of that tensor's source."""
         compute = self.producers.get(load.tensor)
         inner = self.view_load(compute) if compute is not None and self.free(load.tensor) else None
         if compute is None or inner is None:
@@ -226,7 +225,7 @@ class _Assigner:
         return Load(inner.tensor, tuple(collect_terms(ex.substitute(i, axes)) for i in inner.indices), load.fill)
 
     def _concat_storage(self, compute: Compute, parts: Pieces) -> Storage | None:
-        """The storage of a concatenation whose parts already lie side by side (a prefix of a larger one)."""
+        """Return the storage of a concatenation whose parts are already adjacent (a prefix of a larger one), or None."""
         origin = tuple(0 for _ in compute.axes)
         whole: Storage | None = None
         strides = [0] * len(compute.axes)
@@ -244,14 +243,14 @@ class _Assigner:
         return whole if all(fits) else None
 
     def _part_view(self, compute: Compute, box: Box, load: Load) -> Storage | None:
-        """Where the region ``box`` of a concatenation lies if its part has a storage; extent-1 axes get stride 0."""
+        """Return the storage of the region ``box`` if its part has a storage; extent-1 axes get stride 0."""
         source, local = self.storages.get(load.tensor), self._localise_load(compute, box, load)
         if source is None or local.fill is not None:
             return None
         return view_storage(compute.name, local, _box_axes(compute, box), source)
 
     def _localise_load(self, compute: Compute, box: Box, load: Load) -> Load:
-        """``load`` in the axes of one region, without its guard where the region never leaves the tensor."""
+        """Return ``load`` in the axes of one region, without its guard if the region stays inside the tensor."""
         shifts: dict[str, Expr] = {a.name: ex.make_add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
         indices = tuple(collect_terms(ex.substitute(i, shifts)) for i in load.indices)
         bounds = {a.name: (0, a.extent - 1) for a in _box_axes(compute, box)}
@@ -261,14 +260,14 @@ class _Assigner:
         return Load(load.tensor, indices, None if inside else load.fill)
 
     def _place_part(self, compute: Compute, box: Box, load: Load) -> bool:
-        """Let the part's producer write into its slice, if it can."""
+        """Let the part's producer write into its slice if possible. Return True on success."""
         storage = self._slot_storage(compute, box, load)
         if storage is not None:
             self.place(load.tensor, storage)
         return storage is not None
 
     def _slot_storage(self, compute: Compute, box: Box, load: Load) -> Storage | None:
-        """Storage of a part inside its concatenation; None if it is taken or rearranged beyond strides."""
+        """Return the storage of a part inside its concatenation, or None if it is taken or rearranged beyond strides."""
         local = self._localise_load(compute, box, load)
         if not self.free(load.tensor) or local.fill is not None:
             return None
@@ -278,7 +277,7 @@ class _Assigner:
         return None if storage is None or _is_contiguous(storage) < _is_contiguous(target) else storage
 
     def _copy(self, compute: Compute, box: Box, load: Load) -> Compute:
-        """A Compute that copies one part into its slice."""
+        """Return a Compute that copies one part into its slice."""
         name = make_identifier(f"{load.tensor}_copy", self.taken)
         self.storages[name] = _slice_storage(self.storages[compute.name], box, name)
         return Compute(
@@ -286,7 +285,7 @@ class _Assigner:
         )
 
     def settle(self, compute: Compute) -> None:
-        """Storage of what nothing constrained: a view where possible, else a buffer."""
+        """Assign an unconstrained tensor a view if possible, else a buffer."""
         if compute.name in self.storages:
             return
         load = self.view_load(compute)
@@ -298,7 +297,7 @@ class _Assigner:
         self.eliminated.add(compute.name)
 
     def remaining(self) -> Iterator[Compute]:
-        """The Computes that run, in topological order."""
+        """Yield the Computes that run, in topological order."""
         for compute in self.graph.computes:
             yield from self.copies.get(compute.name, ())
             if compute.name not in self.eliminated:
@@ -306,13 +305,13 @@ class _Assigner:
 
 
 def _is_contiguous(storage: Storage) -> bool:
-    """Whether neighbours along the last axis longer than 1 are neighbours in memory."""
+    """Return True if neighbours along the last axis longer than 1 are adjacent in memory."""
     steps = [s for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1]
     return not steps or steps[-1] == 1
 
 
 def _union_box(a: Box, b: Box) -> Box | None:
-    """The box that two boxes make up which differ along one axis and meet there."""
+    """Return the union of two boxes that differ along one axis and meet there, or None."""
     differing = [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
     if len(differing) != 1:
         return None
@@ -325,12 +324,12 @@ def _box_start(box: Box) -> tuple[int, ...]:
 
 
 def _box_axes(compute: Compute, box: Box) -> tuple[Axis, ...]:
-    """The axes of one region, counted from its start."""
+    """Return the axes of one region, counted from its start."""
     return tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
 
 
 def _slice_storage(storage: Storage, box: Box, tensor: str) -> Storage:
-    """The region ``box`` of ``storage`` (axes of extent 1 get stride 0)."""
+    """Return the storage of the region ``box`` of ``storage`` (axes of extent 1 get stride 0)."""
     offset = storage.offset + sum(low * s for (low, _), s in zip(box, storage.strides, strict=True))
     shape = tuple(high - low for low, high in box)
     strides = tuple(s if n > 1 else 0 for s, n in zip(storage.strides, shape, strict=True))
@@ -338,7 +337,7 @@ def _slice_storage(storage: Storage, box: Box, tensor: str) -> Storage:
 
 
 def _common_stride(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
-    """The stride along axis ``d`` that the views of the parts agree on, or that the distance of two gives."""
+    """Return the stride along axis ``d`` on which the parts' views agree, or that follows from the distance of two."""
     for view, (box, _) in zip(views, parts, strict=True):
         if view.shape[d] > 1:
             return view.strides[d]
@@ -349,8 +348,8 @@ def _common_stride(d: int, views: list[Storage], parts: Pieces, first: Storage) 
 
 
 def view_sources(graph: ComputeGraph, storages: Mapping[str, Storage]) -> dict[str, tuple[str, ...]]:
-    """For every tensor that no Compute writes and that is neither input nor constant: the Computes'
-    tensors that share elements with it (one for a view, several for a concatenation)."""
+    """Return the computed tensors that share elements with each tensor that is not written, an input or a constant. A view has
+    one source, a concatenation may have several."""
     written: dict[str, Shared] = {}
     for c in graph.computes:
         storage = storages[c.name]

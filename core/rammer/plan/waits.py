@@ -1,8 +1,8 @@
-"""Who waits for whom: data dependences from addresses, reduced to the waits that each row needs.
+"""Wait planning: data dependences from addresses, reduced to the waits that each row needs.
 
-A task waits on counters, and a counter counts the finished tasks of one operator. A wait is left out where the task's
-row already knows: from what it ran and waited for, and from what those whom it waited for had run and waited for.
-Rows that stand before the same operator are handled together, so that the time grows with operators, not with tasks.
+A task waits on counters, and a counter counts the finished tasks of one operator. A wait is omitted if the row's earlier tasks
+and waits already imply it, transitively. Rows before the same operator are processed together, so that the time grows with
+operators, not with tasks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from rammer.verify.happens_before import Ints
 class Order:
     """Operators that run tasks, in topological order, with happens-before as sets.
 
-    Where ``i`` is in ``before[j]``, every task of ``names[i]`` ends before any task of ``names[j]``
-    starts; ``needs[j]`` are the direct predecessors that no other one implies.
-    """
+    If ``i`` is in ``before[j]``, every task of ``names[i]`` ends before any task of ``names[j]`` starts. ``needs[j]`` are the
+    direct predecessors that are not implied by another one."""
 
     names: tuple[str, ...]
     needs: tuple[tuple[int, ...], ...]
@@ -41,7 +40,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Waits:
-    """Rows with their waits, the counters those use, and the order that they enforce."""
+    """Rows with their waits, the counters that these use, and the order that they enforce."""
 
     counters: tuple[Counter, ...]
     rows: tuple[tuple[Task, ...], ...]
@@ -49,11 +48,8 @@ class Waits:
 
 
 def find_dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage]) -> dict[str, tuple[str, ...]]:
-    """For each operator those that write an element which it reads, in topological order.
-
-    ``operators`` come in topological order. Raises ValueError when an operator reads a tensor without a
-    storage, or one that only a later operator writes.
-    """
+    """Return for each operator those that write an element that it reads, in topological order. ``operators`` are in topological
+    order. Raises ValueError if an operator reads a tensor without a storage, or one that only a later operator writes."""
     written: dict[str, Shared] = {}
     listed = list(operators)
     for op in listed:
@@ -91,7 +87,7 @@ def _require_storage(storages: Mapping[str, Storage], tensor: str, operator: str
 
 @collector_paused()
 def plan_waits(schedule: Schedule, storages: Mapping[str, Storage]) -> Waits:
-    """Counters and waits for a schedule: one counter for each operator that somebody waits for."""
+    """Return counters and waits for a schedule: one counter for each operator that is waited for."""
     operators = stage_order(schedule)
     order = operator_order(schedule, find_dependences(operators, storages))
     tasks = {op.name: op.task_count for op in operators}
@@ -102,7 +98,7 @@ def plan_waits(schedule: Schedule, storages: Mapping[str, Storage]) -> Waits:
 
 
 def stage_order(schedule: Schedule) -> tuple[ROperator, ...]:
-    """The chosen operators, stage by stage. Raises ValueError if the stages do not list each one once."""
+    """Return the chosen operators, stage by stage. Raises ValueError if the stages do not list each one once."""
     chosen = {k.operator.name: k.operator for k in schedule.kernels}
     names = [name for stage in schedule.stages for name in stage]
     if sorted(names) != sorted(chosen) or len(chosen) != len(schedule.kernels):
@@ -111,7 +107,7 @@ def stage_order(schedule: Schedule) -> tuple[ROperator, ...]:
 
 
 def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> Order:
-    """Happens-before among the operators that have tasks: data dependences, and barriers where asked."""
+    """Return happens-before among operators that have tasks: data dependences, and barriers if requested."""
     tasks = {k.operator.name: k.operator.task_count for k in schedule.kernels}
     stages = [[n for n in stage if tasks[n]] for stage in schedule.stages]
     names = [name for stage in stages for name in stage]
@@ -132,7 +128,7 @@ def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _stage_fences(stages: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
-    """The whole previous stage, for every operator of a later one. A stage without tasks fences nothing."""
+    """Return the previous stage with tasks as predecessors of every operator of a later stage."""
     filled = [stage for stage in stages if stage]
     return {name: earlier for earlier, later in pairwise(filled) for name in later}
 
@@ -143,8 +139,8 @@ Rows: TypeAlias = "Sequence[Sequence[tuple[str, int]]]"
 
 @dataclass(frozen=True)
 class _Ends:
-    """Where operators end. ``done[o, v]`` is the position after operator o's last task on row v; ``rows[o]`` are the first and
-    the last row that have any, and ``places[o]`` their positions: mostly these tell, without a look at all rows."""
+    """End positions of operators. ``done[o, v]`` is the position after operator o's last task on row v. ``rows[o]`` are the first
+    and last row that run o, and ``places[o]`` their positions. These usually decide without a scan of all rows."""
 
     done: Ints
     rows: Longs
@@ -157,8 +153,10 @@ class _Ends:
         return _Ends(done, rows, np.take_along_axis(done, rows, axis=1))
 
     def implied(self, ps: Longs, known: Ints, told: Ints, beyond: Ints) -> Flags:
-        """For rows that know ``known`` whether each operator of ``ps`` has surely ended, asked one after the other: what the
-        ones before it tell that have not (``told``, by operator) is known as well, and ``beyond[i]``."""
+        """Return an array (row, operator of ``ps``) that is True if the operator has surely ended for the clocks ``known``.
+
+        The operators are checked in order. Each check also uses ``beyond[i]`` and the clocks ``told`` of earlier operators that
+        are not implied."""
         most = beyond.copy()
         np.maximum(most[1:], np.maximum.accumulate(told[:-1], axis=0), out=most[1:])
         found = np.ones((len(known), len(ps)), bool)
@@ -180,12 +178,13 @@ class _Ends:
 
 
 class Placing:
-    """Rows advance as far as the operators that their next run of tasks needs have been placed whole; of those that may, the
-    ones before the first operator go on together. What a row waits for does not depend on the order in which this is found.
+    """Placement of rows: a row advances when the operators that its next run of tasks needs are placed completely.
 
-    ``now[v]`` is row v's vector clock (see ``verify.happens_before``): of each row, the tasks that have certainly finished.
-    ``finished[o]`` is what whoever waits for all of operator o knows then: what each of its rows knew when it ran its last
-    task of o. ``knows[o, v]`` says of operators that row v had to ask for that it knows them to be finished.
+    Rows that are ready before the first operator advance together. The waits of a row do not depend on this order.
+
+    ``now[v]`` is row v's vector clock (see ``verify.happens_before``): the number of tasks of each row that have certainly
+    finished. ``finished[o]`` is the clock after waiting for all of operator o: the maximum over its rows at their last task of o.
+    ``knows[o, v]`` is True if row v waited for operator o or derived that it has finished.
     """
 
     def __init__(self, rows: Rows, order: Order, tasks: Mapping[str, int]) -> None:
@@ -212,12 +211,12 @@ class Placing:
                 self.feeds[p].append(me)
         self.placed = [list[Task]() for _ in rows]
         self.cursor = [0] * len(rows)
-        self.at: list[list[int]] = [[] for _ in order.names]  # the rows that stand before each operator
-        self.ready: list[int] = []  # a heap: in order, rows meet before operators
+        self.at: list[list[int]] = [[] for _ in order.names]  # rows before each operator
+        self.ready: list[int] = []  # a heap of operators with ready rows, in order
         self.used: set[int] = set()
 
     def place(self) -> tuple[tuple[Task, ...], ...]:
-        """All rows with their waits. Where rows can never meet, whatever they need is waited for: ``verify`` tells."""
+        """Return all rows with their waits. Rows in a deadlock wait for all their needs; ``verify`` reports it."""
         for veu in range(len(self.runs)):
             self._arrive_at_run(veu)
         while self.ready:
@@ -238,7 +237,7 @@ class Placing:
         return tuple(map(tuple, self.placed))
 
     def _arrive_at_run(self, veu: int) -> None:
-        """Row ``veu`` stands before its next run."""
+        """Queue row ``veu`` before its next run."""
         if self.cursor[veu] < len(self.runs[veu]):
             me = self.runs[veu][self.cursor[veu]][0]
             if not self.lacking[me] and not self.at[me]:
@@ -246,7 +245,7 @@ class Placing:
             self.at[me].append(veu)
 
     def together(self, me: int, veus: Sequence[int]) -> None:
-        """These rows run their tasks of ``me``, the first of each after its waits."""
+        """Append the runs of ``me`` of these rows; the first task of each has the waits."""
         rows = np.array(veus)
         now = self.now[rows]
         waits = self._plan_waits(me, rows, now)
@@ -258,7 +257,7 @@ class Placing:
         self.left[me] -= sum([len(self.runs[veu][self.cursor[veu]][1]) for veu in veus])
 
     def _plan_waits(self, me: int, rows: Longs, now: Ints) -> Sequence[tuple[Wait, ...]]:
-        """What each of ``rows`` waits for before it runs ``me``; ``now`` becomes what they know afterwards."""
+        """Return the waits of each of ``rows`` before ``me``, and advance ``now`` to the clocks after them."""
         result: list[tuple[Wait, ...]] = [()] * len(rows)
         needs = self.needs[me]
         for asked, group in _alike(~self.knows[needs][:, rows].T):
@@ -276,19 +275,19 @@ class Placing:
         return result
 
     def _not_spared(self, ps: Longs, before: Ints, told: Ints) -> Flags:
-        """By row and operator of ``ps``: those that are waited for, though later ones of the list might imply them after all."""
+        """Return an array (row, operator of ``ps``) that is True if the wait stays necessary after the later ones."""
         later = np.zeros_like(told)
         later[:-1] = np.maximum.accumulate(told[:0:-1], axis=0)[::-1]
         return ~self.ends.implied(ps, before, told, later)
 
     def _make_waits(self, ps: Longs) -> tuple[Wait, ...]:
-        """The waits for operators."""
+        """Return the waits for operators, and mark them as used."""
         numbers = sorted(ps.tolist())
         self.used.update(numbers)
         return tuple([self.wait[p] for p in numbers])
 
     def _append_run(self, veu: int, me: int, indices: Sequence[int], waits: tuple[Wait, ...]) -> None:
-        """Place a run, of which the first task waits."""
+        """Append a run whose first task waits."""
         name, row = self.order.names[me], self.placed[veu]
         row.append(Task(name, indices[0], waits))
         if len(indices) > 1:
@@ -296,7 +295,7 @@ class Placing:
 
 
 def _alike(flags: Flags) -> Iterator[tuple[Longs, Longs]]:
-    """Rows that are equal, by the columns that are set in them; none where no column is."""
+    """Yield the set columns of each group of equal rows, and the rows; groups without set columns are skipped."""
     if not flags.any():
         return
     if (flags == flags[0]).all():

@@ -1,4 +1,4 @@
-"""References to compare with: ONNX Runtime, ONNX's reference evaluator, or a file."""
+"""Reference outputs for comparisons: ONNX Runtime, ONNX's reference evaluator, or a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def expected_outputs(model: Model, against: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ``model`` by ``onnxruntime``, ``reference`` or an .npz file. BadInput for anything else."""
+    """Return the outputs of ``model`` from ``onnxruntime``, ``reference`` or an .npz file. Raises BadInput for other values."""
     if against == "onnxruntime":
         return run_onnxruntime(model, inputs)
     if against == "reference":
@@ -31,8 +31,8 @@ def expected_outputs(model: Model, against: str, inputs: Mapping[str, Array]) ->
 
 
 def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ONNX's reference evaluator, which computes plugins' operators by the plugins' references. BadInput where one has
-    none, or where the evaluator refuses the model or the inputs."""
+    """Return the outputs of ONNX's reference evaluator, with plugins' references for plugins' operators. Raises BadInput if an
+    operator lacks a reference, or if the evaluator rejects the model or the inputs."""
     from onnx.reference import ReferenceEvaluator
 
     for operator in model.custom.values():
@@ -46,12 +46,12 @@ def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
-    """Classes by which ``onnx.reference`` runs plugins' operators: by the plugins' references."""
+    """Return classes by which ``onnx.reference`` runs plugins' operators with the plugins' references."""
     from onnx.reference.op_run import OpRun
 
     class Declared(OpRun):  # type: ignore[misc]  # onnx has no types
         def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
-            """The outputs; attributes are those of the node, with defaults."""
+            """Return the outputs of the plugin's reference, with the node's attributes and defaults."""
             node: NodeProto = self.onnx_node
             operator = plugins[node.domain, node.op_type]
             attributes = check_use(node, operator, self.run_params["opsets"].get(node.domain, 0))
@@ -66,8 +66,8 @@ def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
 
 
 def onnxruntime_session(model: Model, threads: int = 0, optimised: bool = True) -> Any:
-    """A CPU inference session; ``threads`` 0 leaves ONNX Runtime's default (all cores). Not ``optimised``, it computes the
-    operators as they stand."""
+    """Return a CPU inference session. ``threads`` 0 keeps ONNX Runtime's default (all cores). Unless ``optimised``, it computes
+    the operators unchanged."""
     try:
         import onnxruntime
     except ImportError as problem:
@@ -83,8 +83,8 @@ def onnxruntime_session(model: Model, threads: int = 0, optimised: bool = True) 
 
 
 def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ONNX Runtime's CPU provider by name, without its optimisations, which could hide a difference or be one;
-    BadInput where it refuses the model or the inputs."""
+    """Return the outputs of ONNX Runtime's CPU provider by name. Its optimisations are disabled, since they could hide or cause a
+    difference. Raises BadInput if it rejects the model or the inputs."""
     session = onnxruntime_session(model, optimised=False)
     names = [o.name for o in session.get_outputs()]
     with _convert_refusals("ONNX Runtime"):
@@ -93,8 +93,8 @@ def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Arra
 
 @contextmanager
 def _convert_refusals(who: str, model: Model | None = None) -> Iterator[None]:
-    """What a reference refuses is bad input, quoted; its exceptions have no class in common but Exception. A ``model`` with
-    operators that ONNX does not define may be refused for them."""
+    """Convert errors of a reference into BadInput with a quotation. Its exceptions share no class but Exception. A ``model`` with
+    operators that ONNX does not define may be rejected for them."""
     try:
         yield
     except RammerError:

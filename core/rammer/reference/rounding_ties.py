@@ -1,10 +1,12 @@
-"""Whether a quantised model's outputs differ because of ties alone: a sum in another order leaves another last bit, where that is
-a tie of a rounding the code is its neighbour, and what follows has other codes to begin with.
+"""Attribution of differences in a quantised model's outputs to rounding ties.
 
-So every tensor of codes is judged by itself. The device runs the model with all of them as outputs; ONNX Runtime makes each one
-anew from the codes that the device made before it. The two may differ by one code, and only where the number before rounding lies
-within ``NEAR`` codes of a tie. What each layer makes of the same codes is then the same but for ties, whatever becomes of these
-at the end. A tensor whose number cannot be told must be the same in every code.
+A sum in another order changes the last bit. At a rounding tie, the code then becomes its neighbour, and later layers start from
+other codes.
+
+Every tensor of codes is therefore judged separately. The device runs the model with all of them as outputs; ONNX Runtime
+recomputes each one from the device's codes before it. The two may differ by one code, and only if the value before rounding is
+within ``NEAR`` codes of a tie. Each layer is then equal for equal codes, except for ties, whatever their later effect. A tensor
+whose values before rounding are unknown must be equal in every code.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from rammer.report.output_errors import compare_outputs
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Codes from a tie within which one may be its neighbour: float32 sums that make numbers of up to 255 codes end some 1e-5 apart.
+#: Maximum distance from a tie, in codes, at which a neighbour is accepted: float32 sums of up to 255 codes differ by some 1e-5.
 NEAR: Final = 1e-3
 _QUANTISES: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
-#: Operators on codes -> the one on numbers, and where each operand's codes are, its scale and its zero point behind them.
+#: Operators on codes -> the operator on floats, and the position of each operand's codes, followed by its scale and zero point.
 _ON_CODES: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "QLinearConv": ("Conv", (0, 3)),
     "QLinearMatMul": ("MatMul", (0, 3)),
@@ -40,8 +42,8 @@ _GIVEN, _NUMBER, _STEP = ":given", ":number", ":step"
 
 @dataclass(frozen=True)
 class Ties:
-    """What was found of ``tensors`` tensors of ``codes`` codes: how many are ``apart`` by one at a tie, how far from it at most,
-    and ``faults``, what no tie explains."""
+    """Result for ``tensors`` tensors with ``codes`` codes. It holds the number of codes that differ by one at a tie and their
+    ``farthest`` distance from a tie. ``faults`` are the differences without a tie."""
 
     tensors: int
     codes: int
@@ -51,7 +53,7 @@ class Ties:
 
     @property
     def good(self) -> bool:
-        """Whether ties explain all."""
+        """True if ties explain all differences."""
         return not self.faults
 
     def __str__(self) -> str:
@@ -63,9 +65,9 @@ class Ties:
 
 
 def find_coded_tensors(proto: ModelProto) -> dict[str, NodeProto]:
-    """Tensors of codes that a model computes from its inputs, and what makes them."""
+    """Return the tensors of codes that a model computes from its inputs, with their producers."""
     live, found = {i.name for i in proto.graph.input} - {t.name for t in proto.graph.initializer}, dict[str, NodeProto]()
-    for node in proto.graph.node:  # in topological order, as ONNX has it
+    for node in proto.graph.node:  # in topological order, as ONNX requires
         if live.isdisjoint(node.input) and not any(a.HasField("g") for a in node.attribute):
             continue
         live.update(node.output)
@@ -75,7 +77,7 @@ def find_coded_tensors(proto: ModelProto) -> dict[str, NodeProto]:
 
 
 def expose_codes(proto: ModelProto) -> ModelProto:
-    """The model with its tensors of codes as outputs, too."""
+    """Return the model with its tensors of codes as additional outputs."""
     result = ModelProto.FromString(proto.SerializeToString())
     known = {o.name for o in proto.graph.output}
     result.graph.output.extend(onnx.ValueInfoProto(name=n) for n in find_coded_tensors(proto) if n not in known)
@@ -83,8 +85,8 @@ def expose_codes(proto: ModelProto) -> ModelProto:
 
 
 def cut_at_codes(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
-    """The model where whatever reads a tensor of codes reads an input instead, with the numbers before rounding and the scales as
-    further outputs."""
+    """Return the model with an input in place of every read tensor of codes. The values before rounding and the scales are
+    additional outputs."""
     result = ModelProto.FromString(proto.SerializeToString())
     graph, found = result.graph, find_coded_tensors(proto)
     steps = list[NodeProto]()
@@ -106,7 +108,7 @@ def cut_at_codes(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
 
 
 def _rounded_operands(node: NodeProto) -> tuple[str, str]:
-    """Names of the numbers that a node rounds and of what it divides them by; "" where they cannot be told."""
+    """Return the names of the values that a node rounds and of their divisor; "" if unknown."""
     name = node.output[0]
     if node.op_type == "QuantizeLinear":
         return node.input[0], node.input[1]
@@ -119,7 +121,7 @@ def _rounded_operands(node: NodeProto) -> tuple[str, str]:
 
 
 def _to_float_nodes(node: NodeProto) -> list[NodeProto]:
-    """Nodes that compute on numbers what an operator computes on codes."""
+    """Return nodes that compute an operator on codes in floats."""
     if node.op_type not in _ON_CODES:
         return []
     op, places = _ON_CODES[node.op_type]
@@ -147,8 +149,8 @@ def judge_ties(
     run: Callable[[ModelProto], Mapping[str, Array]],
     tolerance: tuple[float, float],
 ) -> Ties | None:
-    """What ties explain of ``outputs``, the device's of ``inputs``; ``run`` runs a model on the device with the same. None for a
-    model without codes, and where ONNX Runtime does not run it in parts."""
+    """Return the ties in ``outputs``, the device's results for ``inputs``; ``run`` runs a model on the device. Returns None for a
+    model without codes, or if ONNX Runtime cannot run it in parts."""
     found = find_coded_tensors(proto)
     if not found or any(n.attribute and "channels_last" in {a.name for a in n.attribute if a.i} for n in found.values()):
         return None
@@ -178,7 +180,7 @@ def judge_ties(
 
 
 def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Array | None:
-    """How far the numbers at ``where`` are from a tie of rounding, in codes; None where they cannot be told."""
+    """Return the distance of the values at ``where`` from a rounding tie, in codes, or None if unknown."""
     number, scale = (values.get(n) if n else None for n in _rounded_operands(node))
     if number is None or scale is None or number.shape != where.shape:
         return None
@@ -196,7 +198,7 @@ def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Ar
 
 
 def _run_reference(proto: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """Outputs of ONNX Runtime; None where it refuses."""
+    """Return the outputs of ONNX Runtime, or None if it rejects the model."""
     from rammer.frontend.read.reader import read_model
     from rammer.reference.outputs import run_onnxruntime
 

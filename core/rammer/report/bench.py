@@ -19,9 +19,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the bench table. ``timed`` says by which clock, and whether copies are in it.
-
-    Times in seconds; ``simulated`` rows are never ranked with measured ones."""
+    """A row of the bench table. ``timed`` names the clock and states if copies are included. Times are in seconds. ``simulated``
+    rows are never ranked with measured ones."""
 
     model: str
     runner: str
@@ -40,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Which model runs, on a device or by a peer, and its hardware."""
+    """The model of a run, its device or peer, and the hardware."""
 
     model: str
     name: str
@@ -49,7 +48,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``warmup`` untimed runs, then at least ``iterations`` runs and ``duration`` seconds."""
+    """The number of runs: ``warmup`` untimed runs, then at least ``iterations`` runs and ``duration`` seconds."""
 
     warmup: int = 3
     iterations: int = 20
@@ -57,7 +56,7 @@ class Effort:
 
 
 def sample_times(call: Callable[[], float], effort: Effort) -> tuple[float, list[float]]:
-    """(seconds of the first call, seconds of the timed calls); ``call`` returns its own seconds."""
+    """Return (seconds of the first call, seconds of the timed calls); ``call`` returns its duration in seconds."""
     first = call()
     for _ in range(effort.warmup):
         call()
@@ -69,16 +68,14 @@ def sample_times(call: Callable[[], float], effort: Effort) -> tuple[float, list
 
 
 def latency_percentiles(times: list[float]) -> tuple[float, float, float]:
-    """Median, 90th and 99th percentile."""
+    """Return the median, 90th and 99th percentile."""
     median, p90, p99 = np.percentile(times, [50, 90, 99])
     return float(median), float(p90), float(p99)
 
 
 def bound_call(bound: Bound, delays: Sequence[StreamDelay] = ()) -> Callable[[], float]:
-    """Return a function that runs ``bound`` on its arrays and returns the seconds by the device's clock.
-
-    Each run is queued after ``delays``. Peers queue the same delays, so that no time includes queueing.
-    """
+    """Return a function that runs ``bound`` on its arrays and returns the seconds by the device's clock. Each run is queued after
+    ``delays``. Peers queue the same delays, so that no time includes queueing."""
 
     def call() -> float:
         for delay in delays:
@@ -97,8 +94,8 @@ def bench_device(
     simulated: bool = False,
     on_device: bool = False,
 ) -> Row:
-    """Time whole runs, NumPy in and NumPy out, or with ``on_device`` a bound call by the device's own clock; of a
-    simulated device its simulated seconds, run once."""
+    """Measure whole runs, NumPy in and NumPy out. With ``on_device``, measure a bound call by the device's clock. For a simulated
+    device, run once and use its simulated seconds."""
     _, timing = special.run(inputs)
     if simulated:
         times, first, timed = [timing.device], timing.device, "simulated cycles"
@@ -127,7 +124,7 @@ def bench_device(
 
 
 def bench_peer(runner: Runner, prepared: Prepared, effort: Effort) -> Row:
-    """Time a model that a peer has prepared."""
+    """Measure a model that a peer has prepared."""
     first, times = sample_times(prepared.seconds, effort)
     prepared.close()
     place, spent = prepared.hardware or runner.hardware, prepared.prepare_seconds

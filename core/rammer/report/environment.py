@@ -1,4 +1,4 @@
-"""The environment that a result was measured in, for result files."""
+"""The environment of a measurement, for result files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 
 from rammer.device.loader import GROUP
 
-#: What matters of the core, and the other runtimes that it is compared with.
+#: The core's relevant packages, and the other runtimes that it is compared with.
 PACKAGES: Final = ("rammer-core", "numpy", "onnx", "onnxruntime", "torch", "jax")
 
 
 def describe_environment() -> dict[str, str]:
-    """Processor, cores, operating system, Python and package versions: the core's, the plugins' and what those require."""
+    """Return processor, cores, operating system, Python and package versions of the core, the plugins and their requirements."""
     found = {
         "cpu": _cpu_name(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
@@ -32,7 +32,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def _plugin_distributions() -> list[str]:
-    """The distributions of the installed plugins, and what they require to run (extras among it, but for tests)."""
+    """Return the distributions of the installed plugins and their requirements, with extras but without tests."""
     names = list[str]()
     for plugin in sorted({e.dist for e in entry_points(group=GROUP) if e.dist is not None}, key=lambda d: d.name):
         needed = [r for r in plugin.requires or () if not re.search(r"extra\s*==\s*['\"]test", r)]

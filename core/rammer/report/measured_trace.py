@@ -1,4 +1,4 @@
-"""What a measured trace says: how busy the units were, when nothing ran, and where the time went."""
+"""Statistics of a measured trace: utilisation of the units, idle time, and time per operator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
 from rammer.report.text_table import format_duration, plain_table
 
-#: Operators listed in a summary, those that take the longest first.
+#: Operators listed in a summary, longest first.
 MOST_OPERATORS = 20
-#: Threads of a Chrome trace that a unit has: more than the tasks that run on it at once (an SM holds at most 32 blocks).
+#: Threads per unit in a Chrome trace: more than its concurrent tasks (an SM holds at most 32 blocks).
 LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """One operator in a trace: from its first task's start to its last one's end, and ``work`` summed over tasks.
-
-    ``gap`` is from the last end among the operators whose results it reads to its first start (0 without such).
-    """
+    """Times of an operator in a trace: from its first task's start to its last task's end, and ``work`` summed over tasks.
+    ``gap`` is from the last end among its producers to its first start (0 without producers)."""
 
     name: str
     tasks: int
@@ -34,11 +32,10 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of one run. Times in seconds; shares between 0 and 1.
+    """Statistics of one run. Times in seconds; fractions between 0 and 1.
 
-    ``utilisation``: time that a unit ran at least one task, over all units and the whole span. ``idle``: share of the
-    span in which no unit ran any task. ``gap``: median time from the last end of what an operator reads to its start.
-    """
+    ``utilisation``: time that a unit ran at least one task, over all units and the whole span. ``idle``: fraction of the span in
+    which all units were idle. ``gap``: median time from the last end of an operator's producers to its start."""
 
     units: int
     span: float
@@ -69,7 +66,7 @@ class Summary:
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     total, reach = 0.0, -np.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reach))
@@ -78,7 +75,7 @@ def union_length(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def summarise_run(run: Recorded, units: int) -> Summary:
-    """The figures of one run on a device with so many units; all 0 where no task took any time."""
+    """Return the statistics of one run on a device with ``units`` units; all 0 if all tasks have zero duration."""
     spans = run.spans
     if not any(s.end > s.start for s in spans):
         return Summary(units, 0.0, 0.0, 0.0, 0.0, ())
@@ -94,7 +91,7 @@ def summarise_run(run: Recorded, units: int) -> Summary:
 
 
 def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
-    """Every operator's times, in the program's order."""
+    """Return the times of every operator, in the program's order."""
     found: dict[str, list[Span]] = {}
     for s in run.spans:
         found.setdefault(s.operator, []).append(s)
@@ -115,14 +112,14 @@ def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
 
 
 def _operator_producers(program: RProgram) -> Mapping[str, list[str]]:
-    """Operator -> the operators whose results it reads."""
+    """Return a map from each operator to its producers."""
     maker = {t: o.name for o in program.operators for t in o.outputs}
     return {o.name: list(dict.fromkeys(maker[t] for t in o.inputs if t in maker)) for o in program.operators}
 
 
 def measured_trace(programs: Sequence[tuple[str, Sequence[Span]]]) -> str:
-    """JSON in the Chrome trace format: a process a program, times in microseconds. A unit that runs several tasks at
-    once has a thread for each."""
+    """Return JSON in the Chrome trace format: one process per program, times in microseconds. A unit that runs several tasks at
+    once has one thread for each."""
     events: list[dict[str, object]] = []
     for number, (name, spans) in enumerate(programs):
         events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}})

@@ -1,5 +1,5 @@
-"""Where a model's time goes, operator by operator: by the device's own trace where it records one, else by its profiler, which
-runs each operator alone; what the host computes by type of operator."""
+"""Time per operator of a model: from the device's trace if it records one, else from its profiler, which runs each operator
+alone. Host operators are listed by operator type."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from rammer.runtime.loaded_model import LoadedModel
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: How seconds were found: by the device's record of a run; each operator alone, by the device's clock; simulated cycles; by the
-#: cost model; by the host's clock.
+#: Sources of seconds: the device's record of a run; each operator alone, by the device's clock; simulated cycles; the cost model;
+#: the host's clock.
 TRACED, MEASURED, SIMULATED, PREDICTED, HOST = "traced", "measured alone", "simulated", "predicted", "host"
 HEADERS: Final = ["operator", "ONNX nodes", "family", "tasks", "time", "share", "how"]
-#: Operators listed in a table, and nodes named of one.
+#: Operators listed in a table, and ONNX nodes listed per operator.
 MOST_OPERATORS, MOST_NODES = 20, 3
 
 
 @dataclass(frozen=True)
 class OperatorShare:
-    """One operator of the programs, or all host operators of a type: the ONNX nodes that are in it with their types, ``tasks``
-    (calls on the host), ``seconds`` in a run, and ``how`` these were found."""
+    """Time of an operator of the programs, or of all host operators of a type. It lists the contained ONNX nodes with their types
+    and ``tasks`` (calls on the host). ``seconds`` are for one run, and ``how`` is their source."""
 
     operator: str
     nodes: tuple[str, ...]
@@ -46,9 +46,9 @@ class OperatorShare:
 
 
 def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
-    """What each operator takes of a run on ``inputs``, the longest first. What waits for values is that of this run."""
+    """Return the time of each operator in a run on ``inputs``, longest first. Deferred parts are those of this run."""
     feeds: dict[int, Mapping[str, Array]] = {}
-    special.run(inputs)  # whatever is done once
+    special.run(inputs)  # one-time work
     with collect_host_times() as spent:
         special.run(inputs, lambda segment, given: feeds.update({id(segment): given}))
     found = [OperatorShare("", (), (op,), "", spent.calls[op], s, HOST) for op, s in spent.seconds.items()]
@@ -73,7 +73,7 @@ def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str,
 
 
 def _iterate_programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Mapping[str, str]]]:
-    """The programs of a run, those of what waited for values among them, with types of ONNX nodes by name."""
+    """Yield the programs of a run, including deferred ones, with types of ONNX nodes by name."""
     kinds = special.compiled.node_types
     for segment in special.compiled.segments:
         if isinstance(segment, ProgramSegment):
@@ -84,8 +84,8 @@ def _iterate_programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Ma
 
 
 def _traced_seconds(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
-    """Seconds in which any unit ran a task of an operator, where the device records that. Not of a simulated one: what tasks
-    wait for there, exchanges and syncs, is an operator's own by its profiler alone."""
+    """Return the seconds in which any unit ran a task of an operator, if the device records them. Simulated devices are excluded:
+    only their profiler attributes exchanges and syncs to an operator."""
     if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
         return {}
     spans: dict[str, list[tuple[float, float]]] = {}
@@ -95,20 +95,20 @@ def _traced_seconds(backend: Backend, segment: ProgramSegment, feeds: Mapping[st
 
 
 def isolated_seconds(backend: Backend, operator: ROperator, binding: Binding) -> tuple[float, str]:
-    """Seconds of all tasks by the profiler's time of one, and how they were found."""
+    """Return the seconds of all tasks from the profiler's time of one, and the source of that time."""
     kernel, veus = backend.kernel(operator, binding), backend.vdevice.veus
     if not operator.task_count:
         return 0.0, PREDICTED
     try:
         one, crowded = backend.profiler.task_time(kernel, binding)
-    except DeviceUnavailable:  # compiled for a target that is not here
+    except DeviceUnavailable:  # compiled for an absent target
         return kernel.operator_time(veus), PREDICTED
     timed = replace(kernel, alone=one, crowded=crowded)
     return timed.operator_time(veus), SIMULATED if backend.vdevice.simulated else MEASURED
 
 
 def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
-    """Rows of a table; what it leaves out is its last one."""
+    """Return the rows of a table; the last row sums the omitted operators."""
     whole = sum(s.seconds for s in found) or 1.0
     rows = [
         [s.operator, _share_label(s), s.family, str(s.tasks), format_duration(s.seconds), f"{s.seconds / whole:.1%}", s.how]
@@ -132,12 +132,12 @@ def _share_label(share: OperatorShare) -> str:
 
 
 def grouped(segments: Sequence[HostSegment]) -> list[str]:
-    """A line for each type of operator and each reason, the most frequent first: ``GridSample x 6: why``."""
+    """Return a line for each type of operator and reason, most frequent first: ``GridSample x 6: why``."""
     found = Counter((s.node.node.op, s.why) for s in segments)
     return [f"{op} x {count}: {why}" for (op, why), count in found.most_common()]
 
 
 def summarise_float32(lines: Sequence[str]) -> list[str]:
-    """Return how many operators of each type float16 left in float32, in one line; nothing where there are none."""
+    """Return one line with the number of operators of each type that float16 left in float32; empty if all were converted."""
     found = Counter(line.partition(" ")[0] for line in lines)
     return [f"{len(lines)} operators stay float32: {', '.join(f'{n} {op}' for op, n in found.most_common())}"] if lines else []

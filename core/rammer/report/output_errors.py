@@ -1,4 +1,4 @@
-"""Comparing outputs with a reference: the three errors and a verdict. NaN never passes."""
+"""Comparison of outputs with a reference: the three errors and a verdict. NaN never passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``worst``: max |a-b|; ``relative``: max |a-b|/|b| where b is not 0; ``l2``: ||a-b||/||b||."""
+    """Errors of an output. ``worst``: max |a-b|; ``relative``: max |a-b|/|b| where b is not 0; ``l2``: ||a-b||/||b||."""
 
     name: str
     worst: float
@@ -26,11 +26,10 @@ class Difference:
 
 
 def compare_output(name: str, have: Array, want: Array, rtol: float, atol: float) -> Difference:
-    """Good when ``|a-b| <= atol + rtol*|b|`` everywhere, or the relative L2 error is at most ``rtol``.
+    """Return the difference, good if ``|a-b| <= atol + rtol*|b|`` everywhere or the relative L2 error is at most ``rtol``.
 
-    Single elements near zero carry rounding of much larger terms, so the L2 error is the verdict's main figure; shape,
-    type kind and NaN (unless the reference has NaN in the same place) always count.
-    """
+    Single elements near zero carry rounding errors of much larger terms, so the L2 error is the main criterion. Shape, type kind
+    and NaN (unless the reference has NaN at the same index) always count."""
     have, want = to_readable(have), to_readable(from_file(want, str(have.dtype)))
     if have.shape != want.shape:
         return Difference(name, np.inf, np.inf, np.inf, False, f"shape {have.shape} instead of {want.shape}")
@@ -52,7 +51,7 @@ def compare_output(name: str, have: Array, want: Array, rtol: float, atol: float
 
 
 def compare_outputs(have: Mapping[str, Array], want: Mapping[str, Array], rtol: float, atol: float) -> list[Difference]:
-    """One Difference for each expected output; a missing output is a mismatch."""
+    """Return one Difference for each expected output; a missing output is a mismatch."""
     result = []
     for name, array in want.items():
         if name in have:
@@ -62,13 +61,13 @@ def compare_outputs(have: Mapping[str, Array], want: Mapping[str, Array], rtol: 
     return result
 
 
-#: Relative error of float16.
+#: Relative rounding error of float16.
 _UNIT: Final = 2.0**-11
-#: How many times a reference's own movement under errors of half precision is allowed.
+#: Allowed multiple of a reference's change under errors of half precision.
 _FACTOR: Final = 8.0
 #: Largest finite float16.
 _LARGEST: Final = 65504.0
-#: Allowed relative L2 errors of such a size, or larger, say nothing.
+#: Allowed relative L2 errors from which a comparison is meaningless.
 _LOOSE: Final = 0.5
 
 
@@ -88,8 +87,7 @@ def outlier_differences(
     """Return a Difference for each expected float output in half precision, where activations have outliers.
 
     Results that are not finite count where the reference is finite and within float16's range. Errors count as far as the
-    reference itself is stable: ``moved`` are its outputs for ``perturb_inputs`` inputs.
-    """
+    reference itself is stable: ``moved`` are its outputs for ``perturb_inputs`` inputs."""
     result = list[Difference]()
     for name, array in want.items():
         label = f"{name}, outliers"
@@ -110,7 +108,7 @@ def outlier_differences(
 
 
 def difference_rows(found: list[Difference]) -> list[list[str]]:
-    """Table rows: output, max abs, max rel, relative L2, verdict."""
+    """Return table rows: output, max abs, max rel, relative L2, verdict."""
     return [
         [
             d.name,
@@ -124,7 +122,7 @@ def difference_rows(found: list[Difference]) -> list[list[str]]:
 
 
 def verdict_word(found: Difference) -> str:
-    """The verdict in a word."""
+    """Return the verdict as one word."""
     return "ok" if found.good else "MISMATCH"
 
 

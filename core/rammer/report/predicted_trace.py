@@ -1,8 +1,7 @@
-"""A program's schedule in time, as the kernels' task times predict it: a text chart and a Perfetto trace.
+"""A program's schedule in time, predicted from the kernels' task times: a text chart and a Perfetto trace.
 
-A task starts when its row has reached it and every counter it waits for is full; it takes its kernel's
-time with every vEU busy. Launches, transfers and memory traffic between tasks are not drawn.
-"""
+A task starts when its row has reached it and every counter that it waits for is full. It has its kernel's duration with every vEU
+busy. Launches, transfers and memory traffic between tasks are not drawn."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram, waves
 from rammer.report.text_table import format_duration
 
-#: Columns of the text chart, and rows beyond which it is cut (a chip has a thousand).
+#: Columns of the text chart, and its maximum number of rows (a chip has a thousand).
 WIDTH = 72
 MOST_ROWS = 64
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def task_seconds(program: RProgram, kernels: Mapping[str, Sequence[RKernel]]) -> dict[str, float]:
-    """Seconds of one task of every operator, from the kernel that the program uses; 0 where it is not known."""
+    """Return the seconds of one task of every operator, from the kernel that the program uses; 0 if unknown."""
     result = {}
     for operator in program.operators:
         chosen = [k for k in kernels.get(operator.name, ()) if _same_tile(k, program)]
@@ -35,7 +34,7 @@ def _same_tile(kernel: RKernel, program: RProgram) -> bool:
 
 
 def task_spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
-    """Every task with its predicted start and end, in an order that the waits allow."""
+    """Return every task with its predicted start and end, in an order that the waits allow."""
     free = [0.0] * program.veus
     full = {c.name: 0.0 for c in program.counters}
     result = []
@@ -53,7 +52,8 @@ def task_spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
 
 
 def gantt_chart(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -> str:
-    """One line a vEU, one letter an operator, ``.`` where the vEU waits; ``width`` columns span the whole time."""
+    """Return a chart with one line per vEU and one letter per operator. ``.`` marks a waiting vEU; ``width`` columns span the
+    whole time."""
     found = task_spans(program, seconds)
     total = max((s.end for s in found), default=0.0)
     if not total:
@@ -84,8 +84,8 @@ def _chart_lines(rows: Sequence[Sequence[Span]], marks: Mapping[str, str], total
 
 
 def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]]) -> str:
-    """JSON in the Chrome trace format (Perfetto and chrome://tracing read it): a process a program, a thread a
-    vEU, times in microseconds."""
+    """Return JSON in the Chrome trace format, for Perfetto and chrome://tracing. It has one process per program and one thread
+    per vEU, with times in microseconds."""
     events: list[dict[str, object]] = []
     for number, (program, seconds) in enumerate(programs):
         events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": program.name}})

@@ -1,4 +1,4 @@
-"""The printed form of each step, for ``inspect`` and ``--dump``."""
+"""Printed forms of all compilation steps, for ``inspect`` and ``--dump``."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def _join_segments(compiled: Compiled, text: Callable[[ProgramSegment], str]) ->
 
 
 def graph_text(compiled: Compiled, device: VDevice) -> str:
-    """The Graph after all passes, and what each pass changed."""
+    """Return the Graph after all passes, and the changes of each pass."""
     reports = "\n".join(f"# pass {r}" for r in compiled.passes)
     later = f"\n# later: {compiled.rest}" if compiled.rest is not None else ""
     return f"{compiled.graph}\n{reports}{later}"
 
 
 def compute_text(compiled: Compiled, device: VDevice) -> str:
-    """The tensor expressions."""
+    """Return the tensor expressions."""
     return _join_segments(compiled, lambda s: str(s.compute))
 
 
 def tile_text(compiled: Compiled, device: VDevice) -> str:
-    """The tile-graph with the device's memory layers and the log of connections tried."""
+    """Return the tile graph with the device's memory layers and the log of connections tried."""
     return _join_segments(compiled, lambda s: s.tile.describe(device) if s.tile else "")
 
 
 def kernel_text(compiled: Compiled, device: VDevice) -> str:
-    """Every operator's candidate kernels with resources and task times."""
+    """Return every operator's candidate kernels with resources and task times."""
     return _join_segments(compiled, lambda s: "\n".join(_operator_kernels(name, ks, device) for name, ks in s.kernels.items()))
 
 
@@ -62,17 +62,17 @@ def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) ->
 
 
 def source_text(compiled: Compiled, device: VDevice) -> str:
-    """The source of every chosen kernel."""
+    """Return the source of every chosen kernel."""
     return _join_segments(compiled, lambda s: "\n".join(f"// {n}\n{ks[0].source}" for n, ks in s.kernels.items()))
 
 
 def program_text(compiled: Compiled, device: VDevice) -> str:
-    """The RProgram."""
+    """Return the text of the RProgram."""
     return _join_segments(compiled, lambda s: str(s.program))
 
 
 def schedule_text(compiled: Compiled, device: VDevice) -> str:
-    """What every vEU does when, as the task times predict it."""
+    """Return a chart of every vEU's tasks over time, predicted from task times."""
     return _join_segments(compiled, _segment_schedule)
 
 
@@ -82,7 +82,7 @@ def _segment_schedule(segment: ProgramSegment) -> str:
 
 
 def trace_text(compiled: Compiled, device: VDevice) -> str:
-    """The same as a Chrome trace (JSON), for Perfetto."""
+    """Return the predicted schedule as a Chrome trace (JSON), for Perfetto."""
     programs = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
     return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs])
 
@@ -100,7 +100,7 @@ STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
 
 
 def dump_texts(compiled: Compiled, device: VDevice) -> dict[str, str]:
-    """Return the text of every step by file name: ``00-graph.txt`` ..."""
+    """Return the text of every step by file name, such as ``00-graph.txt``."""
     return {
         f"{number:02d}-{name}.{'json' if name == 'trace' else 'txt'}": text(compiled, device) + "\n"
         for number, (name, text) in enumerate(STAGES.items())

@@ -1,1 +1,1 @@
-"""Running: executables, sessions, inputs, bound calls, and programs in the host's memory."""
+"""Execution of models: executables, sessions, inputs, bound calls, and programs in host memory."""

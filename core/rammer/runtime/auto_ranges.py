@@ -1,4 +1,4 @@
-"""Ranges that nobody gave: an open dimension that was seen at two lengths gets programs for ranges that double from the first."""
+"""Automatic ranges: a dimension that runs use at two lengths gets programs for ranges that double from the first length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rammer.ir.extent import LEAST, AffineExtent, Point
 from rammer.ir.port import InputPort
 from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 
-#: The least range: below it lengths are too few for programs of their own.
+#: Minimum upper bound of a range: shorter lengths are too few for separate programs.
 FEWEST = 8
 
 
 def doubling_range(first: int, value: int) -> Span:
-    """The least and greatest length of the program for ``value``: ``first``, or FEWEST, times a power of two at most. Nothing at
-    all is no length, unless it was the first."""
+    """Return the least and greatest length of the program for ``value``. The greatest length is ``first`` or FEWEST, times a
+    power of two. Length 0 is excluded unless it was the first."""
     high = max(first, FEWEST)
     while high < value:
         high *= 2
@@ -28,7 +28,7 @@ def doubling_range(first: int, value: int) -> Span:
 
 @dataclass
 class Seen:
-    """The lengths that an executable was run at; any thread may tell and ask."""
+    """The lengths of an executable's runs. Any thread may read and update it."""
 
     on: bool = False
     first: Mapping[str, int] | None = None
@@ -37,8 +37,7 @@ class Seen:
     _lock: Any = field(default_factory=Lock, repr=False)
 
     def learned(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
-        """The range that serves these shapes, of which one dimension at least had another length in the first run; FIXED
-        where none had."""
+        """Record these shapes, and return the range that serves them, or FIXED if all dimensions have their first lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         if not self.on or not point:
             return FIXED
@@ -46,8 +45,8 @@ class Seen:
             return self._infer_lengths(point)
 
     def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
-        """The range up to these lengths, of dimensions that runs have shown to change; FIXED where none has. Nothing is learned:
-        arrays that are bound are of one shape, and of the greatest lengths."""
+        """Return the range up to these lengths, for dimensions whose lengths changed between runs; FIXED if all are constant.
+        Bound shapes are not recorded, since bound arrays have one shape, with the greatest lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         with self._lock:
             first = self.first

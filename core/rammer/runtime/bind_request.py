@@ -1,4 +1,4 @@
-"""What users give to ``Executable.bind``: arrays, and outputs that stay in their inputs' memory."""
+"""User requests to ``Executable.bind``: arrays, and outputs that alias inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 
 
 class Asked(NamedTuple):
-    """Arrays by name, the memory of which input an output gets, the shapes of all inputs, and the lengths that may change: then
-    shapes are those of the greatest ones. ``found``: nobody gave these, runs have shown them."""
+    """A parsed bind request: arrays by name, the input that each output aliases, all input shapes, and the ranges. With ranges,
+    shapes are those of the greatest lengths. ``found``: the ranges were inferred from runs, not specified."""
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
@@ -28,12 +28,12 @@ class Asked(NamedTuple):
 
     @property
     def spans(self) -> Mapping[str, Span]:
-        """Dimension -> range."""
+        """Map from dimensions to their ranges."""
         return self.lengths.spans
 
 
 def parse_bind_request(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
-    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, and for what cannot be known."""
+    """Return a parsed ``bind`` request. Raises BadInput for a wrong name, type or shape, and for an unknown shape."""
     arrays, outputs = by_name("input", inputs), check_mapping("output", outputs)
     kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
     _check_kept(head, kept)
@@ -64,13 +64,13 @@ def _check_kept(head: Head, kept: Mapping[str, str]) -> None:
 
 
 def _are_whole(head: Head, wholes: Mapping[str, int], shapes: Shapes) -> bool:
-    """Whether arrays have the greatest lengths of the range along all of its dimensions."""
+    """Return True if arrays have the greatest lengths of the range along all of its dimensions."""
     found = {(d, n) for p in head.inputs for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
     return all(wholes.get(d, n) == n for d, n in found)
 
 
 def _state_shape(port: InputPort, head: Head, shapes: Shapes, wholes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an input that an output stays in, from those of other inputs and the greatest lengths."""
+    """Return the shape of an input that an output aliases, from other inputs' shapes and the greatest lengths."""
     others = {p.name: p for p in head.inputs if p.name in shapes}
     known = {d: n for p in others.values() for d, n in zip(p.shape, shapes[p.name], strict=False) if isinstance(d, str)}
     known |= wholes

@@ -1,4 +1,4 @@
-"""A model with fixed arrays for its inputs and outputs: the bound calls of its programs, one after another."""
+"""A model with fixed arrays for its inputs and outputs: the bound calls of its programs, run in sequence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from rammer.runtime.host_bound import check_values
 
 
 class ModelBound:
-    """What ``Executable.bind`` gives. It is itself a ``rammer.device.manifest.Bound``, by the model's ONNX names.
+    """The result of ``Executable.bind``: a ``rammer.device.manifest.Bound`` with the model's ONNX names.
 
-    Values go from one program to the next in device memory. Operators that run on the host fetch what they read and
-    write back what they compute in every run; ``notes`` says so. Any thread may call it: calls take turns, each as a whole.
-    """
+    Values stay in device memory between programs. Host operators fetch their inputs and write back their results in every run;
+    ``notes`` states this. Any thread may call it; calls are serialised."""
 
     def __init__(
         self,
@@ -38,9 +37,9 @@ class ModelBound:
         self.bounds: list[Bound] = []
         self._steps: list[Callable[[], float]] = []
         self._runs: list[Callable[[], None]] = []
-        self._hosted: dict[str, Array] = {}  # tensors that host operators read or write, in fixed arrays
+        self._hosted: dict[str, Array] = {}  # host operators' tensors, in fixed arrays
         self._fed: list[tuple[Bound, str, str]] = []  # (bound call, its input, tensor)
-        self._made: dict[str, tuple[Bound, str]] = {}  # tensor -> who computes it
+        self._made: dict[str, tuple[Bound, str]] = {}  # tensor -> its producer
         self._values: dict[str, Any] = {
             v.name: _to_program_array("input", v, inputs[v.external or v.name]) for v in self.graph.inputs
         }
@@ -59,7 +58,7 @@ class ModelBound:
         self._host_nodes = len(compiled.host_nodes)
 
     def _outputs_given(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """User arrays by tensor; every output is computed by a segment. BadInput for a wrong name, type or shape."""
+        """Return the user's arrays by tensor. Raises BadInput for a wrong name, type or shape."""
         ports = {v.external or v.name: v for v in self.graph.outputs}
         check_names("output", outputs, ports)
         given = {name: _to_program_array("output", ports[name], array) for name, array in outputs.items()}
@@ -69,7 +68,7 @@ class ModelBound:
         return {ports[name].name: array for name, array in given.items()}
 
     def _bind_program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
-        """Bind one program; what host operators computed is written into its inputs before every run."""
+        """Bind one program; host operators' results are written into its inputs before every run."""
         program = segment.program
         inputs = {p.external: self._values[p.tensor] for p in program.inputs}
         outputs = {p.external: given[p.tensor] for p in program.outputs if p.tensor in given}
@@ -87,7 +86,6 @@ class ModelBound:
         self._steps.append(bound.seconds)
 
     def _bind_host_operator(self, segment: HostSegment, given: Mapping[str, Any]) -> None:
-        """One operator on the host, between fixed arrays."""
         node = segment.node
         reads = [n for n in node.inputs if n]
         for name in reads:
@@ -106,21 +104,21 @@ class ModelBound:
         self._steps.append(lambda: _time_call(run))
 
     def _host_input(self, tensor: str) -> Array:
-        """A model input that a host operator reads: a host array, so that it can be read in every run."""
+        """Return a model input that a host operator reads. It must be a host array, which is read in every run."""
         what = next(f"input {v.external or v.name!r}" for v in self.graph.inputs if v.name == tensor)
         if not on_host(self._values[tensor]):
             raise BadInput(f"{what} is on the device, but an operator on the host reads it", hint="bind a host array")
         return host_view(what, self._values[tensor])
 
     def fetched(self, tensor: str) -> Array:
-        """The present value of a tensor, for a host operator."""
+        """Return the current value of a tensor for a host operator."""
         if tensor in self._made:
             bound, name = self._made[tensor]
             return bound.to_host(name)[name]
         return self._hosted[tensor] if tensor in self._hosted else self.graph.constants[tensor]
 
     def _input_array(self, tensor: str) -> Any:
-        """The array that runs read: a program's, which a host array may have been copied into, or the host's."""
+        """Return the array that runs read: a program's, which may be a copy of a host array, or the host's."""
         if tensor in self._hosted:
             return self._hosted[tensor]
         found = [bound.inputs[name] for bound, name, t in self._fed if t == tensor]
@@ -128,7 +126,7 @@ class ModelBound:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What runs do besides running."""
+        """Notes on additional work in each run."""
         found = dict.fromkeys(n for b in self.bounds for n in b.notes)
         if self._host_nodes:
             found[f"{self._host_nodes} operators run on the host: what they read and write is copied in every run"] = None
@@ -136,34 +134,34 @@ class ModelBound:
 
     @property
     def clock(self) -> str:
-        """The programs' clock; with host operators, whose share is wall time, both."""
+        """The programs' clock; with host operators, which are measured in wall time, both clocks."""
         clocks = list(dict.fromkeys(b.clock for b in self.bounds))
         return " + ".join([*clocks, "wall on the host"] if self._host_nodes else clocks) or "wall on the host"
 
     @property
     def stream(self) -> Any:
-        """The queue of the programs; None where runs are not queued."""
+        """The queue of the programs, or None if runs are not queued."""
         return self.bounds[0].stream if self.bounds else None
 
     def run(self) -> None:
-        """One run, queued where the device has a queue and no operator runs on the host."""
+        """Run once, queued if the device has a queue and all operators run on the device."""
         with self.turn():
             for run in self._runs:
                 run()
 
     def synchronize(self) -> None:
-        """Wait for every queued run; DeviceFailure where one failed."""
+        """Wait for every queued run. Raises DeviceFailure if one failed."""
         with self._lock:
             for bound in self.bounds:
                 bound.synchronize()
 
     def seconds(self) -> float:
-        """One run, waited for; the seconds of its parts by ``clock``."""
+        """Run once, wait, and return the seconds of its parts by ``clock``."""
         with self.turn():
             return sum(step() for step in self._steps)
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into the bound inputs. BadInput for a wrong name, type or shape."""
+        """Copy values into the bound inputs. Raises BadInput for a wrong name, type or shape."""
         inputs = by_name("input", inputs)
         check_names("input", inputs, self.inputs)
         ports = {v.external or v.name: v for v in self.graph.inputs}
@@ -184,7 +182,7 @@ class ModelBound:
                 bound.write({port: value})
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of the outputs (all, or those named) after the runs queued so far."""
+        """Return copies of the outputs (all, or the named ones) after the queued runs."""
         check_names("output", dict.fromkeys(names), self.outputs)
         ports = {v.external or v.name: v for v in self.graph.outputs}
         with self.turn():
@@ -192,14 +190,14 @@ class ModelBound:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """No other call meanwhile. DeviceFailure once closed."""
+        """Exclude other calls in this context. Raises DeviceFailure if closed."""
         with self._lock:
             if self.closed:
                 raise DeviceFailure("the bound call was closed", hint="bind the arrays again")
             yield
 
     def close(self) -> None:
-        """Let go of the arrays when the call that is running has returned."""
+        """Release the arrays when the running call has returned."""
         with self._lock:
             self.closed = True
             for bound in self.bounds:
@@ -207,7 +205,7 @@ class ModelBound:
 
 
 def _to_program_array(what: str, port: Value, array: Any) -> Any:
-    """An array as programs take it: of NumPy's, the codes in the same memory where its type is one of ``FORMATS``."""
+    """Return an array in the form that programs accept: NumPy arrays of a type in ``FORMATS`` as codes in the same memory."""
     if isinstance(array, np.ndarray):
         return to_carrier(array)
     if port.outside and dtype_of(array) == port.outside:
@@ -219,7 +217,7 @@ def _to_program_array(what: str, port: Value, array: Any) -> Any:
 
 
 def _to_user_array(port: Value, array: Any) -> Any:
-    """What users see of it: NumPy's arrays in the type that the model declares."""
+    """Return an array for users: NumPy arrays in the type that the model declares."""
     return from_carrier(array, port.port.dtype) if isinstance(array, np.ndarray) else array
 
 

@@ -1,5 +1,5 @@
-"""The rest of a model, compiled when the values that it waits for are there: for their types and shapes, and for the values of
-those that decide shapes. What was compiled is held, as programs of a model's input shapes are."""
+"""The deferred part of a model, compiled at run time for types, shapes and the values that decide shapes. Compiled programs are
+cached, like programs of a model's input shapes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: The inputs of the rest, and name, element type, shape and bytes of the values that it is compiled for.
+#: The inputs of the deferred part, and name, element type, shape and bytes of the values that it is compiled for.
 Key: TypeAlias = "tuple[tuple[InputPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
 
 
 @dataclass
 class Continuation:
-    """``rest`` on a device: ``make`` compiles and loads a model whose shapes are all known, one thread at a time; ``residents``
-    hold what was made, and ``bodies`` runs those of control flow."""
+    """The deferred part ``rest`` on a device. ``make`` compiles and loads a model with static shapes, one thread at a time.
+    ``residents`` caches the results, and ``bodies`` runs control flow."""
 
     rest: DeferredModel
     make: Callable[[Model], LoadedModel]
@@ -37,7 +37,7 @@ class Continuation:
 
     @property
     def host_nodes(self) -> list[HostSegment]:
-        """Operators that run on the host, those of the programs made so far among them."""
+        """Operators that run on the host, including those of programs compiled up to now."""
         from rammer.compiled.host_node import HostNode
 
         first = [HostSegment(HostNode(n, {}), "the shape of its result depends on run-time data") for n in self.rest.first]
@@ -45,11 +45,11 @@ class Continuation:
 
     @property
     def kernels(self) -> int:
-        """Kernel launches of one run of what was used last."""
+        """Kernel launches of one run of the most recently used program."""
         return next((s.kernels for s in reversed(list(self.residents.held.values()))), 0)
 
     def run(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
-        """The model's outputs, of the values that the rest waits for, by ONNX names. The arrays are the caller's own."""
+        """Return the model's outputs for the values that the deferred part needs, by ONNX name. The caller owns the arrays."""
         start, rest = time.perf_counter(), self.rest
         known: dict[str, Array] = {**rest.known, **values}
         known.update(self._run_host_operators(known))
@@ -61,7 +61,7 @@ class Continuation:
         return outputs, Timing(timing.device, host + timing.host, time.perf_counter() - start, timing.notes)
 
     def _run_host_operators(self, known: dict[str, Array]) -> dict[str, Array]:
-        """What the operators compute whose results show their shapes only then."""
+        """Return the results of operators whose output shapes depend on run-time data."""
         from rammer.compiled.host_node import HostNode
 
         made: dict[str, Array] = {}
@@ -80,16 +80,16 @@ class Continuation:
         return found
 
     def close(self) -> None:
-        """Free the device."""
+        """Free the programs on the device."""
         self.residents.close()
 
 
 def to_owned_value(value: Any, copied: bool = True) -> Any:
-    """A value for a caller: an array of its own (or at least a contiguous one), or a list of such."""
+    """Return a value for a caller: an owned array (or at least a contiguous one), or a list of arrays."""
     if isinstance(value, list | tuple):
         return [to_owned_value(v, copied) for v in value]
     if value is None:
         return None
-    if isinstance(value, dict):  # a map stays one
+    if isinstance(value, dict):  # a map stays a map
         return dict(value)
     return np.array(value) if copied else np.asarray(value, order="C")

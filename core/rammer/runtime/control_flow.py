@@ -1,8 +1,8 @@
-"""Bodies of control flow on the device: compiled for the types and shapes that they meet, and driven from the host.
+"""Bodies of control flow on the device: compiled for each set of types and shapes, and driven from the host.
 
-A body whose shapes hang on what it reads, that reads what no device holds, or that meets too many shapes is interpreted on the
-host instead (``frontend.bind.evaluator.interpreted``). Many turns of a loop are one program (``frontend.loops.loop_chunk``):
-between programs the host asks whether to go on.
+A body is interpreted on the host (``frontend.bind.evaluator.interpret_body``) in three cases. Its shapes depend on data, it reads
+values that devices do not support, or it meets too many shapes. Many iterations of a loop are one program
+(``frontend.loops.loop_chunk``); the host checks the condition between programs.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
     from rammer.ir.port import InputPort
 
-#: Type and shape of an array; of other values their class.
+#: Type and shape of an array; for other values their class.
 Kind: TypeAlias = "tuple[Any, tuple[int, ...]] | type"
 
-#: Sets of shapes of one body that are compiled: what grows with every step would be compiled at every step.
+#: Maximum sets of shapes that are compiled per body: a growing shape would be compiled at every iteration.
 MOST_FORMS: Final = 4
-#: Turns of a body that run one by one before several are compiled as one program, which takes seconds.
+#: Iterations of a body that run one by one before a chunk is compiled. Compilation needs seconds.
 WARM: Final = 512
-#: Most turns of a program, and predicted seconds: where the host asks seldom enough, longer ones only do more than is wanted.
+#: Maximum iterations of a program, and maximum predicted seconds. Longer programs save little and only waste iterations.
 MOST_TURNS: Final = 128
 LONGEST: Final = 1e-3
-#: A first turn's index and condition.
+#: The first iteration's index and condition.
 _INDEX: Final = np.array(0)
 _YES: Final = np.array(True)
-#: Models that are kept although their programs may be gone.
+#: Models that stay cached although their programs may have been freed.
 MOST_MODELS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SameArray:
-    """An array that equals itself alone."""
+    """An array that is compared by identity."""
 
     array: Any
 
@@ -59,7 +59,8 @@ class SameArray:
 
 @dataclass(frozen=True, eq=False)
 class BodyKey:
-    """A body, or turns of one, with its ports and the constants of outside. Its hash is worked out once: every turn asks."""
+    """A body or a chunk of its iterations, with its ports and outer constants. The hash is cached, since
+    every iteration uses it."""
 
     what: SubGraph | Turns
     ports: tuple[InputPort, ...]
@@ -82,8 +83,8 @@ class BodyKey:
 
 @dataclass(frozen=True)
 class BodyPart:
-    """A body, or several turns of one, as a model. ``feeds`` are values of outside by their names; ``kept`` says whether
-    an earlier process compiled it."""
+    """A body, or a chunk of its iterations, as a model. ``feeds`` are outer values by name; ``kept`` is True if an earlier
+    process compiled it."""
 
     key: BodyKey
     model: Model
@@ -93,8 +94,8 @@ class BodyPart:
 
 @dataclass
 class BodyPrograms:
-    """``make`` compiles and loads a model whose shapes are all known, or loads what is ``kept`` of it on disk; ``residents`` hold
-    what was made."""
+    """Compiled programs of control-flow bodies. ``make`` compiles and loads a model with static shapes, or loads it from disk if
+    ``kept``. ``residents`` caches the results."""
 
     make: Callable[[Model], LoadedModel]
     residents: LoadedPrograms[BodyKey]
@@ -102,21 +103,21 @@ class BodyPrograms:
     warm: int = WARM
     forms: dict[SubGraph, set[tuple[InputPort, ...]]] = field(default_factory=dict)
     refused: dict[SubGraph, str] = field(default_factory=dict)
-    models: dict[BodyKey, Model] = field(default_factory=dict)  #: Bodies as models, which every step would copy the weights into.
-    on_host: bool = False  #: Whether a body was interpreted.
-    turned: dict[SubGraph, int] = field(default_factory=dict)  #: Turns that ran one by one.
-    most: dict[SubGraph, int] = field(default_factory=dict)  #: Most turns of a program; 1 where each is one.
-    reached: dict[SubGraph, int] = field(default_factory=dict)  #: Turns of the last loop that had more than one.
-    parts: dict[Any, BodyPart] = field(default_factory=dict)  #: Turns as models, by what decides them.
+    models: dict[BodyKey, Model] = field(default_factory=dict)  #: Models of bodies, cached to avoid copying weights.
+    on_host: bool = False  #: True if a body was interpreted.
+    turned: dict[SubGraph, int] = field(default_factory=dict)  #: Iterations that ran one by one.
+    most: dict[SubGraph, int] = field(default_factory=dict)  #: Maximum iterations of a program.
+    reached: dict[SubGraph, int] = field(default_factory=dict)  #: Iterations of the last loop with several.
+    parts: dict[Any, BodyPart] = field(default_factory=dict)  #: Chunks as models, by their parameters.
     turning: dict[BodyKey, TurningProgram] = field(default_factory=dict)
     _binding: Any = field(default_factory=RLock, repr=False)
 
     def __call__(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> Sequence[Any]:
-        """The outputs of a body, in order (``frontend.loops.control_operators.BodyRunner``)."""
+        """Return the outputs of a body, in order (``frontend.loops.control_operators.BodyRunner``)."""
         if body not in self.refused:
             try:
                 return self._run_compiled(body, given, outer)
-            except TooLong:  # a loop in it: the host would take as long again, and is out of time
+            except TooLong:  # a nested loop: the host would need as long again
                 raise
             except BadInput as problem:
                 self.refused[body] = problem.what
@@ -126,23 +127,24 @@ class BodyPrograms:
         return interpret_body(body, given, outer)
 
     def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
-        """The next turns by one program, or None where they run one by one (``frontend.loops.control_operators.BodyRunner``)."""
+        """Run the next iterations as one program (``frontend.loops.control_operators.BodyRunner``). Returns None if they must run
+        one by one."""
         if body in self.refused or self.most.get(body) == 1:
             return None
         if ahead.first:
             self.reached[body] = ahead.first
         self.turned[body] = turned = self.turned.get(body, 0) + 1
-        # Once the first turn went on, a steady condition holds: it is the same in every run.
+        # If the loop continued after its first iteration, a steady condition holds in every run.
         if body not in self.reached or not _is_chunk_worthwhile(ahead):
             return None
         if body not in self.most and self._find_body_program(body) is None:
             return None
         try:
             part = self._turns(body, ahead, outer)
-            if turned <= self.warm and not part.kept:  # what is kept need not be waited for
+            if turned <= self.warm and not part.kept:  # cached programs need no warm-up
                 return None
             self._specialise_part(part)
-        except BadInput:  # of one turn each it may still be compiled
+        except BadInput:  # single iterations may still compile
             self.most[body] = 1
             return None
         with self.residents.used(lambda: self._specialise_part(part)) as special:
@@ -151,7 +153,7 @@ class BodyPrograms:
         return done
 
     def _bind_chunk_program(self, special: LoadedModel, part: BodyPart) -> TurningProgram:
-        """A program of several turns, bound: once for all loops."""
+        """Return the program of a chunk, bound once for all loops."""
         from rammer.frontend.loops.control_operators import exclude_time
         from rammer.frontend.loops.loop_chunk import Turns
 
@@ -166,11 +168,11 @@ class BodyPrograms:
             return found
 
     def _find_body_program(self, body: SubGraph) -> LoadedModel | None:
-        """A program of one turn."""
+        """Return a program of one iteration, or None."""
         return next((s for k, s in self.residents.held.copy().items() if k.what == body), None)
 
     def _run_compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
-        """The outputs by a program of one turn. BadInput for a body that is to be interpreted."""
+        """Return the outputs of a program of one iteration. Raises BadInput if the body must be interpreted."""
         from rammer.frontend.loops.control_operators import exclude_time
 
         own, read, _ = _body_reads(body)
@@ -188,7 +190,7 @@ class BodyPrograms:
             return special.run(feeds)[0]
 
     def _part(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> BodyPart:
-        """A body as a model with these inputs; BadInput for one that is to be interpreted."""
+        """Return a body as a model with these inputs. Raises BadInput if it must be interpreted."""
         own, read, free = _body_reads(body)
         named = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
         ports, fixed, feeds = self._make_ports(named, free, outer)
@@ -204,7 +206,7 @@ class BodyPrograms:
         return BodyPart(key, self.models[key], feeds)
 
     def _record_model(self, key: BodyKey, model: Model) -> None:
-        """Note a model; those of programs that were freed meanwhile need not be kept for ever."""
+        """Cache a model; if the cache is full, models whose programs were freed are dropped."""
         if len(self.models) > MOST_MODELS:
             self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
         self.models[key] = model
@@ -212,14 +214,14 @@ class BodyPrograms:
     def _make_ports(
         self, named: Mapping[str, Any], free: Collection[str], outer: OuterValues
     ) -> tuple[tuple[InputPort, ...], dict[str, Any], dict[str, Any]]:
-        """Inputs, constants of outside, and its other values."""
+        """Return the input ports, the outer constants, and the other outer values."""
         fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
         feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
         return tuple(map(_make_port, {**named, **feeds}.items())), fixed, feeds
 
     def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart:
-        """Several turns as a model: as many as are left, where that is known, else as the loop had before. BadInput where that
-        cannot be."""
+        """Return a chunk as a model, sized by the remaining iterations or, if unknown, by the loop's earlier iterations. Raises
+        BadInput if a chunk is not possible."""
         from rammer.frontend.loops.control_operators import exclude_time
         from rammer.frontend.loops.loop_chunk import Turns, has_steady_condition
 
@@ -246,7 +248,7 @@ class BodyPrograms:
         return replace(part, feeds=feeds)
 
     def _turns_part(self, turns: Turns, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
-        """Turns of a body that reads what is ``given``; ``fixed`` are constants of outside."""
+        """Return a chunk of a body that reads the values ``given``; ``fixed`` are outer constants."""
         ports = tuple(map(_make_port, given.items()))
         if not all(p.numeric for p in ports):
             raise BadInput("it reads what no device holds")
@@ -256,7 +258,7 @@ class BodyPrograms:
         return BodyPart(key, self.models[key], {}, self.kept(self.models[key]))
 
     def _most(self, turns: Turns) -> int:
-        """Turns of a program, by how long one is predicted to take and how many operators it is."""
+        """Return the iterations of a program, from the predicted time and the operators of one iteration."""
         from rammer.frontend.bind.bind_state import MOST_UNROLLED
 
         special = self._find_body_program(turns.body)
@@ -283,22 +285,22 @@ class BodyPrograms:
         return found
 
     def close(self) -> None:
-        """Free the device."""
+        """Free the programs on the device."""
         self.residents.close()
 
 
 def _is_chunk_worthwhile(ahead: TurnsAhead) -> bool:
-    """Whether there are turns enough for a program of several."""
+    """Return True if enough iterations remain for a chunk."""
     return ahead.left is None or ahead.left >= 4
 
 
 def _next_power_of_two(turns: int) -> int:
-    """The least power of two that is as many."""
+    """Return the least power of two that is at least 2 and at least ``turns``."""
     return 1 << max(turns - 1, 1).bit_length()
 
 
 def _turns_of(reached: int) -> int:
-    """Turns of a program for a loop that reached so many and may go on: few sizes, as each is compiled."""
+    """Return the chunk size for a loop that reached ``reached`` iterations; few sizes, as each is compiled."""
     return next((n for n in (8, 32) if reached <= n), MOST_TURNS)
 
 
@@ -311,7 +313,7 @@ def _to_dense(value: Any) -> Any:
 
 
 def _is_device_constant(value: Any) -> bool:
-    """Whether a constant of outside is one that devices hold."""
+    """Return True if devices support the type of an outer constant."""
     return isinstance(value, np.ndarray) and _make_port(("", value)).numeric
 
 
@@ -323,7 +325,7 @@ def _make_port(item: tuple[str, Any]) -> InputPort:
 
 @lru_cache(64)
 def _body_reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]]:
-    """Names of a body's own inputs, of all values that it reads, and of those of outside."""
+    """Return the names of a body's inputs, of all values that it reads, and of outer values."""
     from rammer.frontend.loops.control_operators import graph_of
     from rammer.frontend.read import model_checks
 
@@ -334,7 +336,7 @@ def _body_reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[
 
 
 def _as_model(body: SubGraph, ports: tuple[InputPort, ...], known: Mapping[str, Any]) -> Model:
-    """A body as a model of its own, with what it reads of outside as inputs and as ``known`` constants."""
+    """Return a body as a separate model, with outer values as inputs and as ``known`` constants."""
     from onnx import ModelProto, OperatorSetIdProto
 
     from rammer.frontend.loops.control_operators import graph_of

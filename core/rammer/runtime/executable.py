@@ -1,4 +1,4 @@
-"""Executable: a model on a device. Specialises at the first run of each set of input shapes and caches."""
+"""Executable: a model on a device, specialised at the first run of each set of input shapes and cached."""
 
 from __future__ import annotations
 
@@ -45,21 +45,23 @@ if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Shapes of runs whose program is known without another look at the ranges.
+#: Maximum cached shapes of runs whose program is selected without a search of the ranges.
 MOST_NOTED = 4096
 
 
 @dataclass
 class Executable:
-    """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes, ``resident`` at most: the
-    least recently used is freed for a new one, but none that is running or has an open bound call.
+    """A model on a device: ``exe.run({name: array}) -> {name: array}``.
 
-    Any thread may call it at any time. Runs of one set of shapes take turns on the device; a set is compiled once, and
-    compiling does not stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
+    It caches one LoadedModel per set of input shapes, at most ``resident``. The least recently used is freed for a new one,
+    unless it is running or has an open bound call.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
-    folder, compiled programs are kept there and found again by the next process. ``lengths`` are ranges of open dimensions: a
-    program serves all lengths of a part of them. Of a model for which none were given, ``seen`` tells them."""
+    Any thread may call it at any time. Runs of one set of shapes are serialised; a set is compiled once, and compiling does not
+    stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
+
+    ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. With ``programs``, a folder,
+    compiled programs are cached there for later processes. ``lengths`` are ranges of open dimensions: a program serves all
+    lengths of a sub-range. If none are specified, ``seen`` infers them from runs."""
 
     source: ModelSource
     backend: Backend
@@ -70,14 +72,14 @@ class Executable:
     store: KernelStore | None = None
     programs: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
-    timing: Timing = NO_RUN  #: Of the run that ended last.
+    timing: Timing = NO_RUN  #: Times of the last completed run.
     resident: int = RESIDENT
     lengths: Lengths = field(default=FIXED)
     seen: Seen = field(default_factory=Seen)
-    contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
+    contents: Contents = field(default_factory=Contents, repr=False)  #: Deduplicated constants of all programs.
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranges: dict[tuple[tuple[str, tuple[int, ...]], ...], ShapeKey] = field(default_factory=dict, repr=False)
-    owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
+    owner: bool = False  #: True if ``close`` also closes ``backend``.
 
     def __post_init__(self) -> None:
         self.backend = guard_backend(self.backend, self.device)
@@ -100,7 +102,7 @@ class Executable:
 
     @property
     def hosted(self) -> list[str]:
-        """Operators that the host has computed so far, a name for each; of control flow those whose bodies it ran, too."""
+        """Names of operators that the host has computed, including control flow whose bodies it ran."""
         from rammer.frontend.loops.control_operators import CONTROL
 
         specials = (*self.residents.held.values(), *self.bodies.residents.held.values())
@@ -109,17 +111,17 @@ class Executable:
 
     @property
     def cache(self) -> Mapping[ShapeKey, LoadedModel]:
-        """The programs on the device by input shapes, the one used last at the end."""
+        """The programs on the device by input shapes, most recently used last."""
         return self.residents.held
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """True if ``close`` was called."""
         return self.residents.closed
 
     @cached_property
     def compiler(self) -> Compiler:
-        """The compiler; importing it (and ONNX with it) waits until something is compiled."""
+        """The compiler. It is imported (and ONNX with it) when something must be compiled."""
         from rammer.compiler.compiler import Compiler
 
         store, name = self.store or KernelStore.default(), self.device.partition(":")[0]
@@ -129,7 +131,7 @@ class Executable:
 
     @cached_property
     def beside(self) -> ProgramsBeside:
-        """What is on the device, for a compiler that may come later: to load a kept program imports none."""
+        """The programs on the device, for a later compiler: loading a cached program does not import the compiler."""
         return ProgramsBeside(self.backend)
 
     @property
@@ -138,7 +140,7 @@ class Executable:
         return self.source.head
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Run once. BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
+        """Run once. Raises BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
         if is_asked():
             self.check_run(arrays)
@@ -147,9 +149,10 @@ class Executable:
         return outputs
 
     def check_run(self, inputs: Mapping[str, Array]) -> None:
-        """Run once with the results of all operators as outputs (``rammer.runtime.operator_check``). BadInput names the first
-        operator that reads an index out of range, or makes NaN or an infinity. ``run`` does so, too, where ``RAMMER_CHECK=1`` is
-        set."""
+        """Run once with the results of all operators as outputs (``rammer.runtime.operator_check``).
+
+        Raises BadInput with the first operator that reads an index out of range or computes NaN or an infinity. ``run`` also does
+        this if ``RAMMER_CHECK=1`` is set."""
         if self.source.known is not None:
             raise BadInput("a compiled file does not have the operators to check", "--check", "give the model")
         model = with_results(self.source.model)
@@ -165,25 +168,27 @@ class Executable:
         check_values(model, {**inputs, **outputs})
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
-        """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.
+        """Return a call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs in place.
 
-        Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``; where runs
-        have shown which change, for all up to the arrays'. Others have a program alone. An output may stay in the memory of an
-        input for the next run, ``{"present": "past"}``: such an input need not be given, and begins with zeros; where the
-        output continues it, one row is written a run (``rammer.runtime.ranged_call``); of a compiled file it is copied there.
+        With ranges, arrays of the greatest lengths are bound for all lengths: ``bound.run(past=5)``. If runs have shown which
+        dimensions change, the ranges extend to the arrays' lengths. Other arrays get a separate program. An output may alias an
+        input for the next run, ``{"present": "past"}``. That input may be omitted and starts with zeros. If the output extends
+        it, one row is written per run (``rammer.runtime.ranged_call``); with a compiled file, the output is copied.
 
-        Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
-        bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
-        that are not given are allocated: ``bound.outputs``. ``stream`` is a queue of the device's kind to run on (for
-        cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
-        and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
+        Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's. A host array bound to a
+        device with separate memory is copied there once, and ``bound.write`` copies new values. Omitted outputs are allocated:
+        ``bound.outputs``. ``stream`` is a queue of the device's kind to run on (for cuda: torch's, CuPy's, or a handle). Other
+        libraries' arrays of bfloat16 and similar types are passed as their bits.
+
+        Raises BadInput for inputs that ``run`` rejects and for an output of the wrong type or shape. It is also raised for an
+        array that the device cannot access.
         """
         what = parse_bind_request(self.head, self.lengths, self.seen, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
-        of_file = self.source.known is not None  # its program is for bound calls, too, and has no states: they are copied
-        own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are no other call's
+        of_file = self.source.known is not None  # also for bound calls; it copies states
+        own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are private to this call
         key = key_for(what.shapes, what.spans, what.lengths.derived)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
@@ -194,7 +199,7 @@ class Executable:
             return special.bind(what.inputs, what.outputs, stream, terms)
 
     def _find_bindable(self, key: ShapeKey, what: Asked) -> LoadedModel:
-        """The program of a bound call for a range, or with outputs that stay in their inputs' memory."""
+        """Return the program of a bound call for a range, or with outputs that alias inputs."""
         with compile_lock(self.backend):
             found = self.residents.find(key)
             if found is None:
@@ -203,21 +208,21 @@ class Executable:
         return found
 
     def _compiled_bound(self, what: Asked) -> Compiled:
-        """NoRange where a range has no program."""
+        """Compile a bound call's program. Raises NoRange if no single program covers the range."""
         if what.spans:
             return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)
         return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """``inputs`` as contiguous arrays of the declared types; BadInput says which one is wrong and how."""
+        """Return ``inputs`` as contiguous arrays of the declared types. Raises BadInput with the wrong input and the reason."""
         return check_inputs(self.head.inputs, inputs)
 
     def prepare(self, inputs: Mapping[str, Array]) -> LoadedModel:
-        """Compile and load for the shapes of ``inputs``, or return what is cached."""
+        """Return the loaded program for the shapes of ``inputs``, compiling it if it is not cached."""
         return self.specialise(shapes_of(self.head, inputs))
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> LoadedModel:
-        """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
+        """Return the loaded program for these input shapes, compiling it if it is not cached. It may be freed for others."""
         lengths, at = self.lengths, tuple(shapes.items())
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
@@ -227,24 +232,25 @@ class Executable:
             if alone is not None:
                 return alone
             path = self.kept.path(tuple(sorted(shapes.items())))
-            lengths = FIXED if path is not None and path.is_file() else lengths  # one that an earlier process made for them alone
+            lengths = FIXED if path is not None and path.is_file() else lengths  # compiled for these shapes earlier
         spans = lengths.spans_of(self.head.inputs, shapes)
         found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
         return found or self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
-        """Runs of these shapes need not ask again which program of the given ranges serves them."""
+        """Cache the program key for these shapes, so that later runs skip the search of the ranges."""
         if len(self._ranges) >= MOST_NOTED:
             self._ranges.clear()
         self._ranges[shapes] = key
 
     def _try_range(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
-        """The program for a range that ``make`` gives; None where there is none, and each shape is compiled on its own now."""
+        """Return the program for a range from ``make``; on failure, disable ranges so that each shape is compiled, and return
+        None."""
         try:
             return make()
         except NoRange as problem:
             print_warning(f"{problem}")
-        except (BadInput, DeviceFailure) as problem:  # nobody asked for the range, and it may ask for more memory
+        except (BadInput, DeviceFailure) as problem:  # an inferred range may need more memory
             if self.lengths.spans or self.closed:
                 raise
             print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
@@ -252,7 +258,7 @@ class Executable:
         return None
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
-        """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
+        """Return the program for these shapes, with ``spans`` as dynamic lengths. Raises NoRange if it does not exist."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
         key = key_for(longest, spans, lengths.derived)
         found = self.residents.find(key)
@@ -266,11 +272,11 @@ class Executable:
                 self.progress("range", format_spans(spans))
             return self._compile_shapes(shapes, spans, lengths)
 
-        with compile_lock(self.backend):  # whoever waits here for the same shapes finds them made
+        with compile_lock(self.backend):  # waiting threads reuse the program
             return self.residents.find(key) or self._made(key, key, compiled)
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> LoadedModel:
-        """What is kept on disk as ``kept``, or compiled."""
+        """Return the loaded program, from disk by the key ``kept`` or compiled."""
         found = self._load_or_compile(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
         self.residents.keep(key, found)
         return found
@@ -278,9 +284,9 @@ class Executable:
     def _load_or_compile(
         self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
     ) -> LoadedModel:
-        """What is kept at ``path`` and ``fits``, or is compiled and kept, on the device."""
+        """Return the loaded program, from ``path`` if it ``fits``, else compiled and cached."""
         start = time.perf_counter()
-        with collector_paused():  # once: what was read would be looked through before it is loaded
+        with collector_paused():  # avoids a scan of all objects that were read
             compiled = self.kept.found(path, fits)
             if compiled is not None:
                 try:
@@ -288,12 +294,13 @@ class Executable:
                         return self._load_compiled(compiled, start)
                 except BadInput as problem:
                     print_warning(f"{problem.what}; compiling again")
-        compiled = with_contents(compile_it(), self.contents)  # from here on nobody has the values that passes have made
+        compiled = with_contents(compile_it(), self.contents)  # releases values that passes created
         self.kept.keep(path, compiled)
         return self._load_compiled(compiled, start)
 
     def _compile_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
-        """One program for the lengths in ``spans`` (NoRange where there is none), or for these shapes."""
+        """Return a program for the lengths in ``spans`` or, without these, for these shapes. Raises
+        NoRange if it does not exist."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
         return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
@@ -309,7 +316,7 @@ class Executable:
             return special
 
     def _load_compiled(self, compiled: Compiled, start: float) -> LoadedModel:
-        """``compiled`` on the device. What waits for values is compiled when they are there."""
+        """Return ``compiled`` loaded on the device. Deferred parts are compiled at run time."""
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False)), None
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
@@ -322,7 +329,7 @@ class Executable:
         return LoadedModel(compiled, loaded, time.perf_counter() - start, following, self.bodies)
 
     def _specialise_continuation(self, model: Model) -> LoadedModel:
-        """A part of the model whose shapes are known, kept by what it holds."""
+        """Return the loaded program of a model part with static shapes, cached by its content."""
         with compile_lock(self.backend):
             path = self._part_path(model)
             return self._load_or_compile(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
@@ -331,13 +338,13 @@ class Executable:
         return self.kept.path(part_key(model)) if self.kept.folder is not None and self.source.digest else None
 
     def _has_part(self, model: Model) -> bool:
-        """Whether a part need not be compiled, as an earlier process did."""
+        """Return True if an earlier process compiled this part."""
         path = self._part_path(model)
         return path is not None and path.is_file()
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
-        """Every step short of loading; ``shapes`` are needed for dynamic inputs only, and of a range for another length than the
-        greatest."""
+        """Return the compiled model without loading it. ``shapes`` are needed for dynamic inputs only; for a range, they select a
+        length other than the greatest."""
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compile_lock(self.backend):
             spans = self.lengths.spans_of(self.head.inputs, shapes)
@@ -348,7 +355,8 @@ class Executable:
             return self._compile_shapes(shapes, {}, FIXED)
 
     def compile_whole(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
-        """For a file: as ``compile_only``, of a range one program for all of it. NoRange where there is none."""
+        """Return the compiled model for a file: like ``compile_only``, but one program per range. Raises NoRange if it does not
+        exist."""
         if not self.lengths.spans:
             return self.compile_only(shapes)
         shapes = self.lengths.greatest(self.head.inputs, shapes)
@@ -356,24 +364,24 @@ class Executable:
             return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
-        """The chosen kernel of every operator with the resources that the device's compiler reports."""
+        """Return the chosen kernel of every operator with the resources that the device's compiler reports."""
         with compile_lock(self.backend):
             return self.compiler.resources(compiled)
 
     def with_needs(self, compiled: Compiled) -> Compiled:
-        """``compiled``, every candidate kernel with the resources that the device's compiler reports."""
+        """Return ``compiled`` with the resources of every candidate kernel that the device's compiler reports."""
         with compile_lock(self.backend):
             return with_needs(compiled, self.backend)
 
     def artifact(self, compiled: Compiled) -> Artifact:
-        """``compiled`` with what a later process needs to run it. BadInput where a part of it waits for values of a run."""
+        """Return ``compiled`` as an artifact that a later process can run. Raises BadInput if a part is deferred."""
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
         return self.kept.artifact(compiled)
 
     def close(self) -> None:
-        """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
+        """Free the device when the runs in progress have ended; later calls raise DeviceFailure."""
         self.residents.close()
         self.bodies.close()
         if self.owner:

@@ -1,4 +1,4 @@
-"""The reference result of a Graph: every node on its own, as on the host."""
+"""Reference evaluation of a Graph: every node is computed separately on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rammer.ir.graph import Graph
 
 
 def evaluate_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs of ``graph``; inputs and outputs have the names that the ONNX model gives them."""
+    """Return the outputs of ``graph``; inputs and outputs have their ONNX names."""
     values = dict(graph.constants)
     values |= {v.name: to_carrier(inputs[v.external or v.name]) for v in graph.inputs}
     for node in graph.nodes:

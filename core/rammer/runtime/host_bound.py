@@ -1,4 +1,4 @@
-"""A bound call for devices that read and write the host's memory: simulators, and programs that run on the host."""
+"""Bound calls for devices that access host memory: simulators, and programs that run on the host."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from rammer.verify.in_place_state import state_ports
 
 __all__ = ["HostBound"]
 
-#: What a measured time holds where runs read the bound arrays and write into them.
+#: Clock of bound calls that include reading the bound arrays and writing into them.
 WHOLE: Final = "wall, NumPy in and out"
 
 
 class HostBound:
-    """``run`` (a program's own, NumPy in and out) on fixed host arrays. Runs are finished when they return.
-
-    BadInput for arrays elsewhere, outputs that overlap another bound array or cannot be written, or a stream.
-    """
+    """A bound call of a program's ``run`` (NumPy in and out) on fixed host arrays. Runs are complete on return. Raises BadInput
+    for arrays elsewhere, outputs that overlap another bound array or are read-only, or a stream."""
 
     stream = None
-    #: A program's run takes arrays and gives new ones, so all are copied.
+    #: All arrays are copied, since a program's run returns new arrays.
     copied: tuple[tuple[str, ...], tuple[str, ...]]
 
     def __init__(
@@ -48,14 +46,14 @@ class HostBound:
         self._run: Callable[[Mapping[str, Array]], RunResult] | None = run
 
     def run(self) -> None:
-        """One run on what is in the inputs now."""
+        """Run once with the current inputs."""
         self.seconds()
 
     def synchronize(self) -> None:
-        """Nothing is ever queued."""
+        """Return at once, since runs are never queued."""
 
     def seconds(self) -> float:
-        """One run; its seconds by the device's own clock."""
+        """Run once, and return its seconds by the device's clock."""
         result = self._require_run()(self.inputs)
         for name, values in result.outputs.items():
             np.copyto(self.outputs[name], values)
@@ -68,25 +66,25 @@ class HostBound:
         write_host(self.inputs, inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of outputs."""
+        """Return copies of the outputs."""
         self._require_run()
         return {n: self.outputs[n].copy() for n in names or self.outputs}
 
     def _require_run(self) -> Callable[[Mapping[str, Array]], RunResult]:
-        """The program's run; DeviceFailure once closed."""
+        """Return the program's run. Raises DeviceFailure once closed."""
         if self._run is None:
             raise DeviceFailure("the bound call was closed")
         return self._run
 
     def close(self) -> None:
-        """Let go of the program."""
+        """Release the program, and reject further runs."""
         self._run = None
 
 
 def host_ports(
     program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The arrays of all ports as NumPy's; outputs that are not given are new. BadInput as ``HostBound``."""
+    """Return the arrays of all ports as NumPy arrays; omitted outputs are allocated. Raises BadInput like ``HostBound``."""
     read = {p.external: host_view(f"input {p.external!r}", inputs[p.external]) for p in program.inputs}
     written, kept = dict[str, Array](), state_ports(program)
     for port in program.outputs:
@@ -104,7 +102,7 @@ def host_ports(
 
 
 def check_apart(inputs: Mapping[str, Any], outputs: Mapping[str, Any], share: Callable[[Any, Any], bool]) -> None:
-    """BadInput where an output shares memory with an input or another output."""
+    """Raise BadInput if an output shares memory with an input or another output."""
     pairs = [
         *(((f"input {i!r}", a), (o, b)) for i, a in inputs.items() for o, b in outputs.items()),
         *(((f"output {p!r}", a), (o, b)) for (p, a), (o, b) in combinations(outputs.items(), 2)),
@@ -115,7 +113,7 @@ def check_apart(inputs: Mapping[str, Any], outputs: Mapping[str, Any], share: Ca
 
 
 def write_host(arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
-    """Copy host values into host arrays of the same names. BadInput for a wrong name, type, shape or place."""
+    """Copy host values into host arrays of the same names. Raises BadInput for a wrong name, type, shape or memory."""
     check_names("input", values, arrays)
     for name, value in values.items():
         given, array = host_view(f"input {name!r}", value), arrays[name]
@@ -126,5 +124,5 @@ def write_host(arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
 
 
 def check_values(name: str, given: Any, array: Any) -> None:
-    """BadInput unless ``given`` has the type and shape of the bound ``array``."""
+    """Raise BadInput unless ``given`` has the type and shape of the bound ``array``."""
     check_type(f"input {name!r}", given, TensorType(dtype_of(array), shape_of(array)))

@@ -1,7 +1,5 @@
-"""A program's buffers in host memory, and its tasks evaluated by NumPy: what a device that computes on the host needs.
-
-The C-family devices have their own; this is for simulators, for plugin authors' first steps and for tests.
-"""
+"""A program's buffers in host memory, and its tasks evaluated by NumPy, for devices that compute on the host. The C-family
+devices have separate implementations; this module is for simulators, plugin authors' first steps and tests."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType
 from rammer.plan.process_memory import available_bytes
-from rammer.tuning.kernel_probe import random_inputs as random_inputs  # where plugins look for them
+from rammer.tuning.kernel_probe import random_inputs as random_inputs  # imported for plugins
 from rammer.tuning.kernel_probe import random_values as random_values
 
 __all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "storage_view"]
@@ -30,19 +28,17 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def program_bytes(program: RProgram) -> int:
-    """Bytes of a program's buffers: the arena once, all others on their own."""
+    """Return the bytes of a program's buffers: the arena once, and all other buffers."""
     return program.arena_bytes + sum(b.nbytes for b in program.buffers if b.kind != "arena")
 
 
 class HostMemory:
-    """Flat buffers with the tensors of ``program`` as views; arena buffers share one allocation at their offsets.
-
-    What nobody has written yet is NaN (integers: all bits set), so that a missing wait shows.
-    """
+    """Flat buffers with the tensors of ``program`` as views; arena buffers share one allocation at their offsets. Unwritten
+    elements are NaN (integers: all bits set), so that a missing wait is visible."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int = 0) -> None:
-        """``limit`` in bytes (0 = what this process can have): DeviceFailure, before anything is allocated, for a program that
-        needs more."""
+        """Allocate the buffers and write the constants. ``limit`` is in bytes (0 = the memory available to this process). Raises
+        DeviceFailure before allocation if the program needs more."""
         need, limit = program_bytes(program), min(limit or available_bytes(), available_bytes())
         if need > limit:
             raise DeviceFailure(
@@ -62,22 +58,22 @@ class HostMemory:
             self.tensors[name][...] = value
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Copy in the program's inputs, by ONNX name."""
+        """Copy the program's inputs into their buffers, by ONNX name."""
         for port in self.program.inputs:
             self.tensors[port.tensor][...] = inputs[port.external]
 
     def read_outputs(self) -> dict[str, Array]:
-        """Copies of the program's outputs, by ONNX name."""
+        """Return copies of the program's outputs, by ONNX name."""
         return {p.external: self.tensors[p.tensor].copy() for p in self.program.outputs}
 
     def run_task(self, operator: ROperator, index: int) -> None:
-        """One task: read its boxes, write its tile."""
+        """Run one task: read its boxes, write its tile."""
         for name, (box, values) in evaluate_task(operator, index, self.tensors).items():
             self.tensors[name][tuple(slice(low, high) for low, high in box)] = values
 
 
 def storage_view(flat: Array, storage: Storage) -> Array:
-    """The elements of ``storage`` inside the flat array of its buffer, writable."""
+    """Return the elements of ``storage`` inside the flat array of its buffer, as a writable view."""
     if 0 in storage.shape:
         return np.empty(storage.shape, flat.dtype)
     strides = tuple(s * flat.itemsize for s in storage.strides)
@@ -85,12 +81,12 @@ def storage_view(flat: Array, storage: Storage) -> Array:
 
 
 def is_whole_buffer(storage: Storage, buffer: Buffer) -> bool:
-    """Whether the elements of a tensor are all of its buffer, in order."""
+    """Return True if a tensor's elements are exactly those of its buffer, in order."""
     return storage.offset == 0 and storage.row_major and math.prod(storage.shape) == buffer.size
 
 
 def buffer_image(storage: Storage, buffer: Buffer, values: Array) -> Array:
-    """The flat contents of a tensor's buffer: ``values`` themselves where they fill it, else 0 between its elements."""
+    """Return the flat contents of a tensor's buffer: ``values`` if they fill it, else with 0 between elements."""
     if is_whole_buffer(storage, buffer):
         return np.ascontiguousarray(values, buffer.dtype).reshape(-1)
     flat = np.zeros(buffer.size, buffer.dtype)
@@ -99,7 +95,7 @@ def buffer_image(storage: Storage, buffer: Buffer, values: Array) -> Array:
 
 
 def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array]) -> dict[str, tuple[Box, Array]]:
-    """Box and values of every output of one task, from whole ``tensors``; interior values stay in the task."""
+    """Return box and values of every output of one task, from whole ``tensors``; interior values stay in the task."""
     outside = {n: TensorType(str(tensors[n].dtype), tensors[n].shape) for n in operator.inputs}
     task = operator.task_box(index)
     boxes = operator.boxes(task, outside | {c.name: c.type for c in operator.computes})
@@ -111,7 +107,7 @@ def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array])
             known[compute.name] = evaluate_compute(restrict_compute(compute, box, origins), known)
             origins[compute.name] = tuple(low for low, _ in box)
     result = dict[str, tuple[Box, Array]]()
-    for name in operator.outputs:  # of what later Computes read as well the task may have more than it writes
+    for name in operator.outputs:  # if later Computes also read it, the task may compute more than it writes
         own = operator.part(name, task)
         inside = tuple(slice(low - first, high - first) for (low, high), first in zip(own, origins[name], strict=True))
         result[name] = own, known[name][inside]
@@ -119,10 +115,8 @@ def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array])
 
 
 def restrict_compute(compute: Compute, box: Box, origins: Mapping[str, tuple[int, ...]]) -> Compute:
-    """``compute`` restricted to ``box`` of its output, with axes from 0.
-
-    ``origins`` are the first elements of tensors that are there as tiles only: loads of them move accordingly.
-    """
+    """Return ``compute`` restricted to ``box`` of its output, with axes from 0. ``origins`` are the first elements of tensors
+    that are present only as tiles; loads of these are shifted accordingly."""
     moved = {a.name: ex.make_add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
     axes = tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
     body = _from_tiles(ex.substitute(compute.body, moved), origins)

@@ -1,4 +1,4 @@
-"""What users give to runs and bound calls, against the inputs that a model declares."""
+"""Checks of user inputs to runs and bound calls against the inputs that a model declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
+    """Return the inputs as arrays of exactly the declared types. Raises BadInput with the wrong input and the reason."""
     given = check_mapping("input", given)
     hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
     others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
@@ -28,7 +28,7 @@ def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict
 
 
 def _on_host(port: InputPort, value: Any) -> Any:
-    """A value of an input that no device holds. BadInput where it is of another kind."""
+    """Return the value of an input that devices do not support. Raises BadInput if its kind is wrong."""
     if port.dtype == SEQUENCE and isinstance(value, list | tuple):
         return [as_numpy(f"input {port.name!r}", v) for v in value]
     if port.dtype == OPTIONAL:
@@ -45,18 +45,18 @@ def _on_host(port: InputPort, value: Any) -> Any:
 
 
 def _of_one_kind(values: Iterable[Any]) -> bool:
-    """Whether all are numbers, or all words."""
+    """Return True if all values are numbers or all are strings."""
     kinds = {str if isinstance(v, str) else isinstance(v, int | float | np.number) for v in values}
     return kinds <= {str} or kinds <= {True}
 
 
 def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs that a device can hold."""
+    """Return the shapes of the inputs that a device supports."""
     return {p.name: values[p.name].shape for p in head.inputs if p.numeric}
 
 
 def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """BadInput unless ``given`` has an element type and shape for every port, and they are as declared."""
+    """Raise BadInput unless ``given`` has the declared element type and shape for every port."""
     names = [p.name for p in ports]
     check_names("input", given, dict.fromkeys(names))
     for port in ports:
@@ -83,7 +83,7 @@ def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def _check_symbols(ports: Sequence[InputPort], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A named dimension must have one extent everywhere."""
+    """Raise BadInput if a named dimension has different extents."""
     known: dict[str, tuple[int, str]] = {}
     for port in ports:
         shape = shapes[port.name]

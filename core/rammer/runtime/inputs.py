@@ -1,4 +1,4 @@
-"""Inputs for a model: random by default, or from files."""
+"""Inputs of a model: random by default, or from files."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Integer inputs without --range are uniform in [0, 2): a valid index into any axis of two or more.
 DEFAULT_INTEGER_RANGE = (0.0, 2.0)
-#: Largest magnitude in channels with outliers, as language models have them.
+#: Largest magnitude in channels with outliers, which occur in language models.
 OUTLIER: Final = 1e4
-#: Bytes of a name in an .npz file, whose members are called by it and ``.npy``.
+#: Bytes of a name in an .npz file, whose members are named by it and ``.npy``.
 _LONGEST_NAME: Final = 65535 - len(".npy")
 
 
 def load_npz(path: Path) -> dict[str, Array]:
-    """All arrays of an .npz file; BadInput if it is none."""
+    """Return all arrays of an .npz file. Raises BadInput if it is malformed."""
     try:
         with np.load(path, allow_pickle=False) as data:
-            # By what the members are called: of x and x.npy, NumPy would find x for both.
+            # Uses the members' names, since NumPy would find x for both x and x.npy.
             return {member.removesuffix(".npy"): data[member] for member in data.zip.namelist()}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as problem:
         raise BadInput(f"{path} is not an .npz file of arrays: {problem}") from problem
 
 
 def save_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
-    """Write an .npz file of arrays by names of any kind: ``np.savez`` takes them as keywords beside its own, such as ``file``.
-
-    BadInput for a name that no such file can hold.
-    """
+    """Write an .npz file of arrays with any names. ``np.savez`` passes names as keywords, which collide with ``file``. Raises
+    BadInput for a name that the format does not support."""
     long = next((n for n in arrays if len(n.encode()) > _LONGEST_NAME), None)
     if long is not None:
         raise BadInput(f"{shorten_name(long)!r} is too long a name for an .npz file", hint=f"at most {_LONGEST_NAME} bytes")
@@ -50,13 +48,13 @@ def save_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             with packed.open(f"{name}.npy", "w", force_zip64=True) as member:
                 kept = np.asanyarray(array)
-                # NumPy's files know no type of ml_dtypes: bytes are read again as the type of the input that they are for.
+                # NumPy's files do not support types of ml_dtypes: bytes are read back as the type of their input.
                 kept = kept.view(f"V{kept.itemsize}") if str(kept.dtype) in FORMATS else kept
                 np.lib.format.write_array(member, kept, allow_pickle=False)
 
 
 def load_npy(path: Path) -> Array:
-    """The array of a .npy file; BadInput if it is none."""
+    """Return the array of a .npy file. Raises BadInput if it is malformed."""
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as problem:
@@ -67,7 +65,8 @@ def load_npy(path: Path) -> Array:
 
 
 def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The input's shape with --shape applied; BadInput with the option to type where it stays dynamic, or for no tensor."""
+    """Return the input's shape with --shape applied. Raises BadInput with the missing option if it stays dynamic, or for a
+    non-tensor."""
     if not port.numeric:
         what = f"input {port.name!r} is of type {port.dtype}, which is not made up"
         raise BadInput(what, str(port), "run the model from Python: rammer.compile(model).run({...})")
@@ -85,10 +84,8 @@ def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tupl
 
 
 def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, span: tuple[float, float] | None = None) -> Array:
-    """Floats N(0,1) or uniform in ``span``; integers uniform in ``span``, whose high end is excluded; booleans fair.
-
-    BadInput for a span without an integer, or one that the type cannot hold.
-    """
+    """Return random values: floats N(0,1) or uniform in ``span``, integers uniform in ``span`` without its end, fair booleans.
+    Raises BadInput for a span without an integer, or one that the type cannot hold."""
     kind, form = numpy_type(dtype), FORMATS.get(dtype)
     if kind == np.bool_:
         return rng.random(shape) < 0.5
@@ -104,7 +101,7 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
 
 
 def scale_outlier_channels(x: Array, axis: int, rng: np.random.Generator) -> Array:
-    """Return ``x`` where one in 64 channels along ``axis``, and one at least, has magnitudes of up to 10 to ``OUTLIER``."""
+    """Return ``x`` where one in 64 channels along ``axis``, and at least one, has magnitudes of up to 10 to ``OUTLIER``."""
     if not x.size:
         return x
     channels = rng.choice(x.shape[axis], max(1, x.shape[axis] // 64), replace=False)
@@ -115,8 +112,7 @@ def scale_outlier_channels(x: Array, axis: int, rng: np.random.Generator) -> Arr
 
 
 def with_outliers(model: Head, inputs: Mapping[str, Array], names: Collection[str], seed: int) -> dict[str, Array]:
-    """Return ``inputs`` where floats among ``names`` are ``scale_outlier_channels`` along axis 1 of images, or along their last
-    axis."""
+    """Return ``inputs`` with outliers in floats among ``names``, along axis 1 of images or the last axis of other inputs."""
     rng, made = np.random.default_rng([seed, 1]), dict(inputs)
     for port in model.inputs:
         x = np.asarray(inputs[port.name])
@@ -133,7 +129,7 @@ def make_inputs(
     seed: int,
     given: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """An array for every input: ``given`` where present, random otherwise."""
+    """Return an array for every input: from ``given`` if present, random otherwise."""
     names = {p.name for p in model.inputs}
     for what, keys in (("--shape", shapes), ("--range", ranges), ("--input", given)):
         unknown = sorted(set(keys) - names)

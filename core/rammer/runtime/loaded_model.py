@@ -34,7 +34,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one run: on the device (simulated where the device is), on the host, and in all."""
+    """Seconds of one run: on the device (simulated if the device is), on the host, and in total."""
 
     device: float
     host: float
@@ -42,12 +42,12 @@ class Timing:
     notes: tuple[str, ...] = ()
 
 
-#: Before the first run.
+#: Timing before the first run.
 NO_RUN: Final = Timing(0.0, 0.0, 0.0)
 
 
 class Following(Protocol):
-    """What comes after the programs of a model (``rammer.runtime.continuation``)."""
+    """The deferred part after the programs of a model (``rammer.runtime.continuation``)."""
 
     @property
     def host_nodes(self) -> list[HostSegment]:
@@ -61,22 +61,22 @@ class Following(Protocol):
 
     @property
     def rest(self) -> DeferredModel:
-        """What waits."""
+        """The deferred model part."""
         ...
 
     def run(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
-        """The model's outputs, of what was computed before."""
+        """Return the model's outputs from the values computed before."""
         ...
 
     def close(self) -> None:
-        """Free the device."""
+        """Free the programs on the device."""
         ...
 
 
 @dataclass
 class LoadedModel:
-    """A compiled model whose programs are loaded on the device. Any thread may call it; its programs take turns. With a
-    ``following`` part, the programs compute what that waits for; ``bodies`` runs those of control flow."""
+    """A compiled model whose programs are loaded on the device. Any thread may call it; runs of its programs are serialised. With
+    a ``following`` part, the programs compute its inputs; ``bodies`` runs control flow."""
 
     compiled: Compiled
     loaded: dict[int, Loaded]
@@ -84,7 +84,7 @@ class LoadedModel:
     following: Following | None = None
     bodies: BodyRunner | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
-    loose: WeakSet[ModelBound] = field(default_factory=WeakSet)  #: Bound calls that do not keep it.
+    loose: WeakSet[ModelBound] = field(default_factory=WeakSet)  #: Bound calls that do not pin it.
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
     _changed: Condition = field(default_factory=Condition, repr=False)
@@ -97,12 +97,12 @@ class LoadedModel:
 
     @property
     def host_nodes(self) -> list[HostSegment]:
-        """Operators that run on the host, as far as is known: what waits for values shows them when it has run."""
+        """Operators that run on the host. Those of deferred parts are included after their first run."""
         return [*self.compiled.host_nodes, *(self.following.host_nodes if self.following else ())]
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Not closed meanwhile. DeviceFailure where it is closed already."""
+        """Keep the model open in this context. Raises DeviceFailure if it is already closed."""
         self.enter()
         try:
             yield
@@ -110,14 +110,14 @@ class LoadedModel:
             self.leave()
 
     def enter(self) -> None:
-        """Here a call of this thread begins; DeviceFailure where it is closed already."""
+        """Begin a call of this thread. Raises DeviceFailure if the model is already closed."""
         with self._changed:
             if self.closed:
                 raise DeviceFailure(f"{self.compiled.graph.name} was closed", hint="open or compile the model again")
             self.users.append(get_ident())
 
     def leave(self) -> None:
-        """The call that began last has returned."""
+        """End the last call of this thread."""
         with self._changed:
             self.users.remove(get_ident())
             self._changed.notify_all()
@@ -125,8 +125,8 @@ class LoadedModel:
     def run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
     ) -> tuple[dict[str, Array], Timing]:
-        """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs. The outputs
-        are the caller's own."""
+        """Run once through all segments, by ONNX name. The caller owns the outputs. ``watch`` is called with every program and
+        its inputs before it runs."""
         ranged, graph = self.compiled.ranged, self.compiled.graph
         with self.used():
             if ranged is None:
@@ -141,7 +141,7 @@ class LoadedModel:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
         values: dict[str, Array] = {v.name: to_carrier(inputs[v.external or v.name]) for v in graph.inputs}
-        fresh = set[str]()  # what a program wrote into new arrays
+        fresh = set[str]()  # tensors in arrays that a program allocated
         for number, segment in enumerate(self.compiled.segments):
             if isinstance(segment, HostSegment):
                 begin = time.perf_counter()
@@ -157,7 +157,7 @@ class LoadedModel:
         outputs: dict[str, Array] = {}
         for port in graph.outputs:
             value = values[port.name] if port.name in values else graph.constants[port.name]
-            # An operator on the host may give a view of what it reads, a model an input or one tensor twice.
+            # A host operator may return a view of an operand; a model may return an input, or a tensor twice.
             own = value if port.name in fresh else np.array(value)
             outputs[port.external or port.name] = from_carrier(own, port.port.dtype)
             fresh.discard(port.name)
@@ -184,8 +184,8 @@ class LoadedModel:
         terms: BindSpec = PLAIN,
         pinned: bool = True,
     ) -> ModelBound:
-        """A call with these arrays by ONNX name; inputs have been checked. One that is not ``pinned`` does not keep the
-        program on the device. BadInput where a part waits for values."""
+        """Return a bound call with these checked arrays, by ONNX name. A call that is not ``pinned`` does not keep the program on
+        the device. Raises BadInput if a part is deferred."""
         if self.following is not None:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
@@ -199,7 +199,7 @@ class LoadedModel:
             return made
 
     def retire(self) -> bool:
-        """Refuse further calls, unless one is running or a bound call is open; whether it did."""
+        """Reject further calls and return True, unless a call is running or a bound call is open."""
         with self._changed:
             if self.users or any(not b.closed for b in self.bounds):
                 return False
@@ -207,13 +207,13 @@ class LoadedModel:
             return True
 
     def check_outside(self) -> None:
-        """DeviceFailure where this thread is in a call."""
+        """Raise DeviceFailure if this thread is in a call."""
         if get_ident() in self.users:
             raise DeviceFailure(f"{self.compiled.graph.name} cannot be closed from within a call of it")
 
     def close(self) -> None:
-        """Free the device when the calls that are running have returned; bound calls are closed, too. DeviceFailure from
-        within a call, which could only wait for itself: a callback may try, or what Python collects during a run."""
+        """Free the device and close bound calls when the running calls have returned. Raises DeviceFailure from within a call,
+        which would deadlock: a callback, or garbage collection during a run, may try it."""
         with self._changed:
             self.check_outside()
             self.closed = True
@@ -229,8 +229,8 @@ class LoadedModel:
 
 
 def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None) -> dict[int, Loaded]:
-    """Load every device segment. ``verify`` is called before and after constants are read; what was loaded is freed again if that
-    or a later segment fails."""
+    """Load every device segment, and free all if a segment or ``verify`` fails. ``verify`` is called before and after constants
+    are read."""
     loaded: dict[int, Loaded] = {}
     try:
         with collector_paused():

@@ -1,4 +1,4 @@
-"""What stays on the device: programs by what they were specialised for, the least recently used freed for new ones."""
+"""LRU cache of loaded programs on the device, keyed by their specialisation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class LoadedPrograms(Generic[Key]):
-    """``limit`` programs at most, but none is freed that is running or has an open bound call. Any thread may call it. ``name``
-    is the model's, for messages."""
+    """An LRU cache of at most ``limit`` programs. Programs that run or have an open bound call are never freed. Any thread may
+    call it. ``name`` is the model's, for messages."""
 
     name: str
     limit: int
@@ -28,7 +28,7 @@ class LoadedPrograms(Generic[Key]):
     _closing: Any = field(default_factory=RLock, repr=False)
 
     def find(self, key: Key) -> LoadedModel | None:
-        """What is held, which now is the most recently used. DeviceFailure once closed."""
+        """Return the program for ``key`` and mark it as most recently used. Raises DeviceFailure once closed."""
         with self._lock:
             if self.closed:
                 raise DeviceFailure(f"the executable of {self.name} was closed", hint="open the model again")
@@ -39,7 +39,7 @@ class LoadedPrograms(Generic[Key]):
             return found
 
     def keep(self, key: Key, special: LoadedModel) -> None:
-        """Hold a new one, and free what was not used for longest."""
+        """Add a program, and free the least recently used."""
         with self._lock:
             if not self.closed:
                 self.held[key] = special
@@ -48,14 +48,14 @@ class LoadedPrograms(Generic[Key]):
         self.trim(special)
 
     def drop(self, key: Key) -> None:
-        """Free what is held for ``key``, which nobody uses any more."""
+        """Free the unused program for ``key``."""
         with self._lock:
             special = self.held.pop(key, None)
         if special is not None:
             special.close()
 
     def trim(self, newest: LoadedModel) -> None:
-        """Free what was not used for longest, until no more than ``limit`` are left or all others are in use."""
+        """Free the least recently used programs, until at most ``limit`` remain or all others are in use."""
         with self._lock:
             excess = len(self.held) - self.limit
             if excess <= 0:
@@ -67,13 +67,13 @@ class LoadedPrograms(Generic[Key]):
 
     @contextmanager
     def used(self, find: Callable[[], LoadedModel]) -> Iterator[LoadedModel]:
-        """What ``find`` gives, which is not freed meanwhile."""
+        """Return the program from ``find`` and prevent its release in this context."""
         while True:
             special = find()
             try:
                 special.enter()
                 break
-            except DeviceFailure:  # freed for another since it was found
+            except DeviceFailure:  # freed in the meantime
                 continue
         try:
             yield special
@@ -82,8 +82,8 @@ class LoadedPrograms(Generic[Key]):
         self.trim(special)
 
     def close(self) -> None:
-        """Free all when their runs have ended; further calls raise DeviceFailure."""
-        with self._closing:  # a second caller waits, too
+        """Free all programs when their runs have ended; later calls raise DeviceFailure."""
+        with self._closing:  # a second caller also waits
             with self._lock:
                 freed = list(self.held.values())
                 for special in freed:
@@ -95,6 +95,6 @@ class LoadedPrograms(Generic[Key]):
 
 
 def check_resident(count: int) -> None:
-    """BadInput unless ``count`` sets of input shapes can stay on a device."""
+    """Raise BadInput unless ``count`` sets of input shapes can stay on a device."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")

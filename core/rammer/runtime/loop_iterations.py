@@ -1,7 +1,5 @@
-"""Turns of a loop by a program that is bound twice: what one call writes the next one reads, so states stay on the device.
-
-Between calls the host gives slices and counts, and takes what is gathered and whether to go on.
-"""
+"""Iterations of a loop by a program that is bound twice: each call reads the other's states, which stay on the device. Between
+calls the host passes slices and counts, and reads the gathered values and the condition."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class TurningProgram:
-    """``turns`` as a loaded program of one segment, whose ports are those of ``model``. Any thread may call it: loops take turns,
-    each as a whole."""
+    """A loop chunk ``turns`` as a loaded program of one segment, whose ports are those of ``model``. Any thread may call it;
+    loops are serialised."""
 
     def __init__(self, special: LoadedModel, turns: Turns, model: Model) -> None:
         self.special, self.turns, self._lock = special, turns, Lock()
@@ -34,7 +32,7 @@ class TurningProgram:
         states = range(len(turns.states))
         there = special.bind(blank, {}, pinned=False)
         again = {turns.name("state", i): there.outputs[turns.name("after", i)] for i in states}
-        # A state that no turn reads stays the host's array, where a device with memory of its own cannot write it, and need not.
+        # An unread state stays in the host's array, which a device with separate memory cannot and need not write.
         pairs = [(turns.name("after", i), there.inputs[turns.name("state", i)]) for i in states]
         into = {after: array for after, array in pairs if on_host(array) == on_host(there.outputs[after])}
         back = special.bind({**there.inputs, **again}, into, pinned=False)
@@ -44,7 +42,7 @@ class TurningProgram:
         self._gathered = [turns.name("gathered", i) for i in range(len(turns.results) - len(turns.states))]
 
     def run(self, ahead: TurnsAhead, outer: Mapping[str, Any]) -> TurnsDone:
-        """All turns ahead, until none is left or the condition fails; ``outer`` are values of outside by their names."""
+        """Run all iterations ahead, until none remains or the condition fails. ``outer`` are outer values by name."""
         from rammer.frontend.loops.control_operators import TurnsDone
 
         gathered: list[list[Any]] = [[] for _ in self._gathered]
@@ -65,7 +63,7 @@ class TurningProgram:
         return TurnsDone(first - ahead.first, going, state, [p[0] if len(p) == 1 else np.concatenate(p) for p in gathered])
 
     def _run_iterations(self, bound: ModelBound, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
-        """The turns of one call: how many, whether to go on, and what they gather."""
+        """Run the iterations of one call. Return their number, True if the loop continues, and their gathered values."""
         most, name = self.turns.count, self.turns.name
         count = most if ahead.left is None else min(most, ahead.left - (first - ahead.first))
         given = {name("slices", i): _pad_slices(x, first, count, most) for i, x in enumerate(ahead.slices)}
@@ -81,7 +79,7 @@ class TurningProgram:
 
 
 def _write_inputs(bound: ModelBound, values: Mapping[str, Any]) -> None:
-    """Give values to a call, of which none is queued where it reads the host's arrays."""
+    """Write values to the inputs of a call. Runs that read host arrays must not be queued."""
     far = dict[str, Any]()
     for name, value in values.items():
         array = bound.inputs[name]
@@ -94,7 +92,7 @@ def _write_inputs(bound: ModelBound, values: Mapping[str, Any]) -> None:
 
 
 def _copy_outputs(bound: ModelBound, names: list[str]) -> dict[str, Any]:
-    """The caller's own copies of outputs, when the run has ended."""
+    """Return owned copies of outputs after the run has ended."""
     bound.synchronize()
     near = {n: bound.outputs[n] for n in names if isinstance(bound.outputs[n], np.ndarray)}
     far = bound.to_host(*(n for n in names if n not in near)) if len(near) < len(names) else {}
@@ -102,6 +100,6 @@ def _copy_outputs(bound: ModelBound, names: list[str]) -> dict[str, Any]:
 
 
 def _pad_slices(slices: Any, first: int, count: int, wanted: int) -> Any:
-    """The slices of ``count`` turns, the last again for those of ``wanted`` that are not left."""
+    """Return the slices of ``count`` iterations, padded to ``wanted`` by repeating the last one."""
     found = slices[first : first + count]
     return found if count == wanted else np.concatenate([found, np.repeat(found[-1:], wanted - count, axis=0)])

@@ -1,4 +1,4 @@
-"""ModelSource: a model file whose ports may be known from an earlier read, so that warm starts need no ONNX."""
+"""A model file whose ports may be cached from an earlier read, so that warm starts do not import ONNX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What running needs to know of a model before its graph: name and ports."""
+    """Properties of a model that running needs before its graph is read: name and ports."""
 
     name: str
     inputs: tuple[InputPort, ...]
@@ -40,18 +40,20 @@ class Head:
 
 @dataclass
 class ModelSource:
-    """A model to compile. ``digest`` hashes the file's content ("" where it cannot be read), and from when the ``head`` is known
-    that of the files with its weights, too; ``model`` reads and checks it on first use; ``known`` are ports known without
-    reading. ``opened`` are its files by their paths from its folder: each is opened once, and hashed before it is read, so
-    what is compiled is what was hashed, whatever becomes of the names."""
+    """A model to compile.
+
+    ``digest`` hashes the file's content ("" if unreadable) and, once the ``head`` is read, also the files with its weights.
+    ``model`` reads and checks the file on first use. ``known`` are ports from an earlier read. ``opened`` are its files by
+    relative path. Each is opened once and hashed before it is read. The compiled content is thus the hashed content, even if
+    files are renamed."""
 
     read: Callable[[], Model] = field(repr=False)
     digest: str = ""
     path: Path | None = None
     known: Head | None = None
     opened: dict[str, Mapped] = field(default_factory=dict)
-    refused: RammerError | None = field(default=None, init=False)  #: The error of reading the model: its files are read once.
-    external: tuple[str, ...] = ()  #: Files beside the model that its weights are in, from when the head is known.
+    refused: RammerError | None = field(default=None, init=False)  #: The error of reading the model, cached.
+    external: tuple[str, ...] = ()  #: External data files, set once the head is read.
 
     @cached_property
     def model(self) -> Model:
@@ -66,7 +68,7 @@ class ModelSource:
 
     @property
     def files(self) -> tuple[Mapped, ...]:
-        """The model's own files that weights stay in; a compiled file's are in memory."""
+        """The model's files that weights are mapped from; the weights of a compiled file are in memory."""
         return self.model.files if self.known is None else ()
 
     @property
@@ -76,24 +78,24 @@ class ModelSource:
         return () if self.path is None else (self.path, *(self.path.parent / name for name in self.external))
 
     def check(self, thoroughly: bool = True) -> None:
-        """BadInput if a file of the model does not hold what was hashed. Call it when all that was compiled has been read;
-        less ``thoroughly`` before anything is read."""
+        """Raise BadInput if a file of the model changed since it was hashed. Call it after all compiled content has been read,
+        and with ``thoroughly=False`` before anything is read."""
         for file in self.opened.values():
             file.check(thoroughly)
 
     @cached_property
     def head(self) -> Head:
-        """Ports, from the cache of an earlier successful read of the same content or by reading."""
+        """Name and ports, cached from an earlier read of the same content or read from the file."""
         if self.known is not None:
             return self.known
         file = self._head_file()
         text = cached_text(file) if file is not None else None
         if text is not None:
-            with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
+            with suppress(ValueError, TypeError, LookupError):  # malformed cache: read the model
                 data = load_json(text)
                 head, external = _decode_head(data), _check_file_names(data["external"])
                 with_files = self._with_files(external)
-                if with_files:  # else reading says what is wrong with them
+                if with_files:  # else reading reports the error
                     self.digest, self.external = with_files, external
                     return head
         external = self.external = self.model.external
@@ -104,7 +106,7 @@ class ModelSource:
         return head
 
     def _with_files(self, names: tuple[str, ...]) -> str:
-        """``digest`` and the content of these files beside the model; "" if one cannot be read or lies elsewhere."""
+        """Return a hash of ``digest`` and the external files; "" if one is unreadable or outside the model's folder."""
         if not names or not self.digest:
             return self.digest
         assert self.path is not None
@@ -127,7 +129,7 @@ class ModelSource:
 
 
 def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[[], CustomOperators] = dict) -> ModelSource:
-    """A source for a path, bytes or ModelProto; nothing is parsed yet. ``plugins`` gives the operators that plugins declare
+    """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
     (``Registry.operators``) and is called when the model is read."""
 
     path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
@@ -144,14 +146,14 @@ def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[
 
     digest = content_digest(source) if isinstance(source, bytes) else ""
     if path is not None:
-        with suppress(OSError, ValueError):  # reading it says what is wrong
+        with suppress(OSError, ValueError):  # reading reports the error
             opened[path.name] = Mapped.of(path)
             digest = content_digest(opened[path.name])
     return ModelSource(read, digest, path, opened=opened)
 
 
 def check_kept(options: CompileOptions, source: ModelSource) -> None:
-    """Raise BadInput for a pattern of operators that stay float32 that matches none, or where nothing becomes float16."""
+    """Raise BadInput if a pattern of float32 operators is unmatched, or if the precision is not float16."""
     if not options.keep_float32:
         return
     if options.precision != "float16":

@@ -1,7 +1,5 @@
-"""``--check``: one more run of a model in which every operator's result is an output, and is looked at, operator by operator.
-
-The same compiler, device and options compute the results, so that every device is checked in the same way.
-"""
+"""The ``--check`` run: a repeated run with every operator's result as an output, checked operator by operator. The same compiler,
+device and options compute the results, so every device is checked in the same way."""
 
 from __future__ import annotations
 
@@ -23,17 +21,19 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Set to 1, every run of ``Executable.run`` is checked.
+#: If set to 1, every run of ``Executable.run`` is checked.
 VARIABLE: Final = "RAMMER_CHECK"
-#: Results that are no tensors, which a model gives under their own rules.
+#: Operators whose results are not tensors.
 _NO_TENSORS: Final = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "String", "RegexFullMatch", "ZipMap")
 _HINT: Final = "check the input, or the model"
 
 
 @dataclass(frozen=True)
 class IndexRule:
-    """Where an operator's indices are, and in what: the operands' places. Without ``vector`` they index axis ``axis`` (or the
-    attribute ``attribute``); with it, the last axis of indices has one for each axis of the data, after ``batch_dims``."""
+    """The positions of an operator's index operand and of its data operand.
+
+    By default, the indices refer to axis ``axis`` (or to the attribute ``attribute``). With ``vector``, the last axis of the
+    indices has one index for each axis of the data, after ``batch_dims``."""
 
     indices: int
     data: int = 0
@@ -41,10 +41,10 @@ class IndexRule:
     attribute: str = ""
     vector: bool = False
     negative: bool = True
-    ignored: str = ""  #: The attribute with an index that stands for none.
+    ignored: str = ""  #: The attribute with an index value that is ignored.
 
     def extents(self, node: NodeProto, indices: Array, shape: tuple[int, ...]) -> Iterator[tuple[Array, list[int], int, int]]:
-        """Indices, the rest of their place in the operand, the axis that they index, and its extent."""
+        """Yield indices, their trailing index in the operand, the axis that they refer to, and its extent."""
         given = {a.name: a.i for a in node.attribute}
         if not self.vector:
             axis = given.get(self.attribute, self.axis)
@@ -56,7 +56,7 @@ class IndexRule:
             yield indices[..., place], [place], first + place, shape[first + place]
 
 
-#: Operators with indices, by name, and by domain and name where two domains have one of other operands.
+#: Operators with indices, by name. The domain precedes the name if two domains define the operator with different operands.
 RULES: Final[Mapping[str, tuple[IndexRule, ...]]] = {
     "Gather": (IndexRule(1, attribute="axis"),),
     "GatherElements": (IndexRule(1, attribute="axis"),),
@@ -83,7 +83,7 @@ def is_asked() -> bool:
 
 
 def with_results(model: Model) -> Model:
-    """``model`` with the results of all operators outside of bodies as outputs, too."""
+    """Return ``model`` with the results of all operators outside bodies as additional outputs."""
     from onnx import ModelProto, ValueInfoProto
 
     proto, known = ModelProto(), set(model.outputs)
@@ -96,16 +96,16 @@ def with_results(model: Model) -> Model:
 
 
 def _gives_tensors(node: NodeProto) -> bool:
-    """Return True unless a result of an operator, or of a body in it, is known to be another kind of value."""
+    """Return True unless a result of the operator, or of a body in it, is not a tensor."""
     kinds = {o.type.WhichOneof("value") for a in node.attribute for g in (a.g, *a.graphs) for o in g.output}
     return not node.op_type.startswith(_NO_TENSORS) and kinds <= {None, "tensor_type"}
 
 
 def check_values(model: Model, values: Mapping[str, Any]) -> None:
-    """BadInput that names the first operator which reads an index out of range, or makes NaN or an infinity of numbers without.
+    """Raise BadInput for the first operator with an index out of range or a new NaN or infinity.
 
-    ``values`` are inputs and results by name; constants, and what follows from them alone, are the model's own.
-    """
+    The operands of the operator must be free of NaN and infinity. ``values`` are inputs and results by name. Constants, and
+    results that depend on constants only, are exempt."""
     from onnx import numpy_helper
 
     graph = model.proto.graph
@@ -123,7 +123,7 @@ def check_values(model: Model, values: Mapping[str, Any]) -> None:
         reads = _node_inputs(node)
         if fixed.issuperset(reads):
             fixed.update(node.output)
-        if fixed.issuperset(reads) or any(n in known and not known[n].size for n in reads):  # the least of nothing is infinite
+        if fixed.issuperset(reads) or any(n in known and not known[n].size for n in reads):  # an empty minimum is infinite
             continue
         read = frozenset[str]().union(*(spoilt.get(n, frozenset()) for n in reads))
         for name in node.output:
@@ -166,7 +166,7 @@ def _raise_bad_input(node: NodeProto, what: str) -> None:
 
 
 def _nonfinite_kinds(array: Array) -> frozenset[str]:
-    """``NaN`` and ``Inf``, as far as an array has them."""
+    """Return the subset of ``NaN`` and ``Inf`` that occurs in an array."""
     array = to_readable(array)
     if array.dtype.kind not in "fc" or not array.size:
         return frozenset()
@@ -174,7 +174,7 @@ def _nonfinite_kinds(array: Array) -> frozenset[str]:
 
 
 def _describe_nonfinite(array: Array, kinds: frozenset[str]) -> str:
-    """How many elements are spoilt, and the first one."""
+    """Return the number of non-finite elements and the index of the first."""
     array = to_readable(array)
     wrong = np.isnan(array) if "NaN" in kinds else np.isinf(array)
     word = "NaN" if "NaN" in kinds else "an infinity"

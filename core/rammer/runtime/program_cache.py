@@ -1,5 +1,5 @@
-"""Compiled programs on disk: of input shapes and ranges, and of the parts of a model that only its runs know (bodies, turns of
-loops, what waits for values), which are found by what they hold."""
+"""Cache of compiled programs on disk. Programs are stored by input shapes and ranges. Parts of a model that are compiled during a
+run (loop bodies, iterations, operators that wait for values) are stored by content."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rammer.tuning.kernel_store import key_of, unit_key
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
 
-#: The folder beside that of programs, of constants by content.
+#: The folder of constants by content, next to the folder of programs.
 CONSTANTS: Final = "constants"
 
 
 @dataclass(frozen=True)
 class ProgramCache:
-    """What is kept in ``folder`` (None: nothing) of the programs of ``source``, compiled so for ``backend``, which was opened as
-    ``device``."""
+    """The cached programs of ``source`` for ``backend``, opened as ``device``. The cache is in ``folder``; if ``folder`` is None,
+    nothing is cached."""
 
     source: ModelSource
     backend: Backend
@@ -44,15 +44,15 @@ class ProgramCache:
     folder: Path | None = None
 
     def artifact(self, compiled: Compiled, path: Path | None = None) -> Artifact:
-        """``compiled`` with what a later process needs to run it; in the file ``path`` of the cache under the key that its name
-        is: one that lies under another name is not what it says."""
+        """Return ``compiled`` with the data that a later process needs to run it. Its key is the name of ``path``, so that a
+        renamed file is detected."""
         options, key = self.options, path.stem if path is not None else ""
         of = (self.device, options.target, self.backend.fingerprint, options.policy, self.device_options, options.precision)
         return Artifact(compiled, *of, key)
 
     def path(self, what: ShapeKey | str) -> Path | None:
-        """The file of a program by its shapes, or of a part by ``part_key``. None where none is kept: of a model in memory, say,
-        which has no digest."""
+        """Return the file of a program, by its shapes or by ``part_key``. Return None if caching is off or the model has no
+        digest (a model in memory)."""
         if self.folder is None or not self.source.digest:
             return None
         options = self.options
@@ -73,8 +73,8 @@ class ProgramCache:
         return self.folder / f"{key_of(*parts)}.rammer"
 
     def keep(self, path: Path | None, compiled: Compiled) -> None:
-        """Write a program, unless a part of it waits for values of a run. Where that fails, a warning says so. BadInput if the
-        model's files do not hold what the program is kept for, or, if it is not kept, what was opened."""
+        """Write a program to the cache, unless a part of it waits for values of a run. Print a warning if writing fails. Raise
+        BadInput if the model's files have changed since they were opened."""
         if path is not None and compiled.rest is None:
             try:
                 apart = SeparateConstants(self._constant_cache(), self.source.files)
@@ -84,7 +84,7 @@ class ProgramCache:
         self.source.check()
 
     def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
-        """The program in a file, if that is there and what it says; a warning tells of one that is not."""
+        """Return the cached program in a file, or None if the file is missing or invalid (with a warning)."""
         if path is None or not is_trusted(path):
             return None
         self.source.check(thoroughly=False)
@@ -100,7 +100,7 @@ class ProgramCache:
             return None
 
     def _constant_cache(self) -> ConstantCache:
-        """Where large constants of kept programs are."""
+        """Return the cache of large constants of the cached programs."""
         assert self.folder is not None
         source = self.source
         home = source.path.parent if source.path is not None else None
@@ -108,7 +108,7 @@ class ProgramCache:
 
 
 def part_key(model: Model) -> str:
-    """Of a part of a model whose shapes are all known: its operators, ports and constants, by content."""
+    """Return a content hash of the operators, ports and constants of a model part with static shapes."""
     found = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
     constants = sorted((n, digest_array(a)) for n, a in model.known.items())
     found.update(repr((model.name, model.inputs, model.outputs, constants)).encode("utf-8", "surrogatepass"))
@@ -116,10 +116,10 @@ def part_key(model: Model) -> str:
 
 
 def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
-    """Whether a program has the model's ports, at the shapes that it was kept for."""
+    """Return True if a program has the model's ports and the shapes in ``key``."""
     lengths = compiled.ranged.lengths if compiled.ranged is not None else {}
     more = dict(key)
-    kept = {*dict(more.get(BOUND, ())).values()}  # they have what their outputs have
+    kept = {*dict(more.get(BOUND, ())).values()}  # these have the shapes of their outputs
     spans = dict(more.get(SPANS, ()))
     have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
     if (compiled.ranged.spans if compiled.ranged is not None else {}) != spans or {n: t.dtype for n, t in have.items()} != {
@@ -130,7 +130,7 @@ def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
 
 
 def fits_part(compiled: Compiled, model: Model) -> bool:
-    """Whether a program has the ports of a part of a model."""
+    """Return True if a program has the ports of a model part."""
     have = {(v.external or v.name, v.port.dtype, v.port.shape) for v in compiled.graph.inputs}
     wanted = {(p.name, p.dtype, p.shape) for p in model.inputs}
     return compiled.ranged is None and have == wanted and _output_names(compiled) == model.outputs

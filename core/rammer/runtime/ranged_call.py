@@ -23,15 +23,16 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True)
 class BindSpec:
-    """What a bound call keeps and where its lengths may lie: ``kept`` gives an output the memory of an input. ``closing`` is
-    called when it is closed."""
+    """The ranges of a bound call's lengths and its aliased outputs. ``kept`` maps outputs to the inputs whose memory they share.
+    ``closing`` is called when the bound call is closed."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     closing: Callable[[], None] | None = None
 
     def check(self, lengths: Mapping[str, Any]) -> dict[str, int]:
-        """``lengths`` as numbers. BadInput for one that is no open dimension's with a range, or lies outside."""
+        """Return ``lengths`` as integers. Raise BadInput for a name that is not a ranged dimension, or for a length outside its
+        range."""
         found = dict[str, int]()
         for name, value in lengths.items():
             if name not in self.spans:
@@ -44,17 +45,18 @@ class BindSpec:
         return found
 
 
-#: Of a model with fixed shapes.
+#: The specification of a model with fixed shapes.
 PLAIN: Final = BindSpec()
 
 
 class RangedCall(ModelBound):
-    """A bound call of a program for a range, or with outputs that stay. Arrays have the greatest lengths; ``run(past=5)`` says
-    how much of them counts from then on, and ``to_host`` gives as much of the outputs.
+    """A bound call of a program for a range, or with outputs that alias inputs.
 
-    An output that continues its input (``frontend.ranges.kv_cache``) is written over it by the program itself: a new row, not the
-    whole cache. Any other is copied into its input after each run, which ``notes`` says. What lies beyond the length of an input
-    that is written over is zero: it is made so where a run is shorter than one before."""
+    Arrays have the greatest lengths. ``run(past=5)`` sets the current length, and ``to_host`` returns outputs of that length.
+
+    The program itself writes an output that continues its input (``frontend.ranges.kv_cache``) in place: one new row, not the
+    whole cache. Any other output is copied into its input after each run, as ``notes`` reports. Elements past the length of an
+    input that is written in place are zero. They are cleared when a run is shorter than the previous one."""
 
     def __init__(
         self,
@@ -99,26 +101,26 @@ class RangedCall(ModelBound):
 
     @property
     def lengths(self) -> Point:
-        """Those of the next run."""
+        """The lengths of the next run."""
         return dict(self._point)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What runs do besides running."""
+        """Notes on copies and full overwrites in each run."""
         copied = (f"output {o!r} is copied into input {i!r} after every run" for o, i in self._copied.items())
         why = "nothing tells one position from which on it is new"
         written = (f"all of output {o!r} is written over input {self._over[o]!r} in every run: {why}" for o in self._whole_over)
         return (*super().notes, *copied, *written)
 
     def run(self, **lengths: int) -> None:
-        """One run at these lengths, which stay; see ``ModelBound.run``. BadInput for a length outside its range."""
+        """Run once at these lengths, which stay set; see ``ModelBound.run``. Raise BadInput for a length outside its range."""
         with self.turn():
             self._prepare_run(lengths)
             super().run()
             self._end()
 
     def seconds(self, **lengths: int) -> float:
-        """One run at these lengths, waited for; its seconds by ``clock``, without what is copied after it."""
+        """Run once at these lengths, wait, and return the seconds by ``clock``, without the copies after the run."""
         with self.turn():
             self._prepare_run(lengths)
             seconds = super().seconds()
@@ -126,7 +128,7 @@ class RangedCall(ModelBound):
             return seconds
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into the bound inputs. Arrays of the host may be shorter than the range: zeros follow."""
+        """Copy values into the bound inputs. Host arrays may be shorter than the range; zeros are appended."""
         inputs = by_name("input", inputs)
         whole = {n: self._whole(n, a) for n, a in inputs.items()}
         with self.turn():
@@ -136,13 +138,13 @@ class RangedCall(ModelBound):
                     self._filled[output] = self._types[name].shape
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of the outputs (all, or those named), as long as those of the last run."""
+        """Return copies of the outputs (all, or those in ``names``) at the lengths of the last run."""
         with self.turn():
             found = super().to_host(*names)
             return {n: np.ascontiguousarray(a[self._current_slices(n, a.shape)]) for n, a in found.items()}
 
     def close(self) -> None:
-        """Let go of the arrays, and of the program where it is of this call alone."""
+        """Release the arrays, and the program if only this call uses it."""
         if not self.closed:
             super().close()
             if self._terms.closing is not None:
@@ -151,14 +153,14 @@ class RangedCall(ModelBound):
     # --- lengths ------------------------------------------------------------------------------
 
     def _shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Of an input or output at the lengths of the next run."""
+        """Return the shape of an input or output at the lengths of the next run."""
         return whole if self._ranged is None else self._ranged.shape(self._names[name], self._point)
 
     def _current_slices(self, name: str, whole: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(map(slice, self._shape(name, whole)))
 
     def _whole(self, name: str, given: Any) -> Any:
-        """A shorter array of the host with zeros behind it."""
+        """Return a host array padded with zeros to its full shape."""
         known = self._types.get(name)
         if known is None or not on_host(given) or self._ranged is None:
             return given
@@ -176,7 +178,7 @@ class RangedCall(ModelBound):
             self._clear_state_tails()
 
     def _clear_state_tails(self) -> None:
-        """Zeros where a state has more than this run begins with."""
+        """Clear state elements past the current length of this run."""
         for output, name in self._over.items():
             shape = self._shape(output, self._types[name].shape)
             if any(have > want for have, want in zip(self._filled[output], shape, strict=True)):
@@ -187,7 +189,7 @@ class RangedCall(ModelBound):
             self._filled[output] = shape
 
     def _end(self) -> None:
-        """Outputs that do not lie over their inputs go there."""
+        """Copy outputs that do not alias their inputs into the inputs."""
         for output, name in self._copied.items():
             value, shape = self.outputs[output], self._types[name].shape
             if tuple(value.shape) != shape:
@@ -196,7 +198,7 @@ class RangedCall(ModelBound):
 
 
 def _pad_array(given: Array, shape: tuple[int, ...]) -> Array:
-    """``given`` in an array of this shape with zeros behind it; itself where it does not fit."""
+    """Return ``given`` padded with zeros to this shape, or ``given`` itself if it does not fit."""
     if given.shape == shape or given.ndim != len(shape) or any(a > b for a, b in zip(given.shape, shape, strict=True)):
         return given
     made = np.zeros(shape, given.dtype)

@@ -1,4 +1,4 @@
-"""A live self-test: a tiny contraction with a padded window and an epilogue, against float64."""
+"""A self-test on the device: a tiny contraction with a padded window and an epilogue, compared with float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES = (
 
 
 def tiny_graph(seed: int) -> ComputeGraph:
-    """Convolution, bias and ReLU on 5x9x10 with fresh random weights."""
+    """Return convolution, bias and ReLU on 5x9x10 with new random weights."""
     rng = np.random.default_rng(seed)
     computes = tuple(Compute.parse(line) for line in LINES)
     constants = {
@@ -34,7 +34,7 @@ def tiny_graph(seed: int) -> ComputeGraph:
 
 
 def self_test(backend: Backend) -> str:
-    """``ok (error 1e-7)`` or ``FAILED (...)`` from one run on ``backend`` with fresh inputs."""
+    """Return ``ok (error 1e-7)`` or ``FAILED (...)`` from one run on ``backend`` with new inputs."""
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     graph = tiny_graph(seed)
     compiler = Compiler(backend, CompileOptions("sequential"), KernelStore(None))

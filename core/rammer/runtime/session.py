@@ -1,4 +1,4 @@
-"""Opening a model on a device: the one place that joins source, registry and executable."""
+"""Opening of a model on a device: the only module that joins source, registry and executable."""
 
 from __future__ import annotations
 
@@ -50,10 +50,12 @@ def open_executable(
     progress: Progress = ignore_progress,
     store: KernelStore | None = None,
 ) -> Executable:
-    """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
+    """Open a model on a device; see ``rammer.compile``.
 
-    A file written by ``rammer compile -o`` opens on the device that it names; policy, tuning, layout, batching and
-    precision were chosen then; a layout, a way of batching, and another precision than its own, are refused.
+    The model is read before the device is opened, so bad input does not load a driver.
+
+    A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching and precision
+    are fixed. A request for a layout, batching or a different precision is refused.
     """
     if request.tune not in MEASURED:
         raise BadInput(f"unknown tuning level {request.tune!r}", hint=f"one of: {', '.join(MEASURED)}")
@@ -98,7 +100,7 @@ def open_executable(
 
 @contextmanager
 def closed_where_refused(backend: Backend) -> Iterator[None]:
-    """A device that was opened for nothing is closed."""
+    """Close a device if the block raises an exception."""
     try:
         yield
     except BaseException:
@@ -107,13 +109,13 @@ def closed_where_refused(backend: Backend) -> Iterator[None]:
 
 
 def open_artifact(path: Path, device: str, request: Request, registry: Registry) -> Executable:
-    """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
+    """Return the compiled model in ``path``, loaded. Raise BadInput if it is damaged or does not match the request.
 
-    The device opens with the options that the model was compiled with; the request may add others or replace them as
-    far as the device's fingerprint, and so the compiled program, does not depend on them.
+    The device opens with the options that the model was compiled with. The request may add or replace options that do not change
+    the device's fingerprint, and so the compiled program.
 
-    One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
-    the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
+    A model compiled for a named ``--target`` runs on any unit of that device, with a warning: the target hardware has no
+    fingerprint to compare. If the unit has fewer vEUs, rows are folded.
     """
     artifact = load_artifact(path, registry.operators)
     if artifact.compiled.ranged is not None and artifact.key:
@@ -140,7 +142,7 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
 def _load_artifact(
     path: Path, artifact: Artifact, spec: str, backend: Backend, device_options: Mapping[str, str], registry: Registry
 ) -> Executable:
-    """The compiled model loaded on an opened device."""
+    """Load the compiled model on an opened device."""
     made_for, compiled = artifact.device.partition(":")[0], artifact.compiled
     if artifact.target:
         print_warning(f"{path} was compiled for target {quote_text(artifact.target)}; here is {backend.hardware.name}")
@@ -167,7 +169,7 @@ def _load_artifact(
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
-    # The seal tells one file's programs from another's: what a run compiles of it, the bodies of its loops, is kept as a model's.
+    # The seal identifies the file, so programs that a run compiles (loop bodies) are cached as for a model.
     source, kept = ModelSource(_no_model(path, lengths), artifact.seal, path, head), cache_folder() / "programs"
     exe = Executable(
         source,
@@ -190,7 +192,7 @@ def _format_options(options: Mapping[str, str]) -> str:
 
 
 def _fold_compiled(compiled: Compiled, veus: int) -> Compiled:
-    """``compiled`` with programs of at most ``veus`` rows."""
+    """Return ``compiled`` with programs of at most ``veus`` rows."""
     segments = (_folded_one(s, veus) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     return replace(compiled, segments=tuple(segments))
 
@@ -212,7 +214,7 @@ def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
 
 
 def first_measured(registry: Registry) -> str:
-    """The first working device that has a clock. DeviceUnavailable lists the reasons otherwise."""
+    """Return the first working device that has a clock. Raise DeviceUnavailable with the reasons if none works."""
     reasons = []
     for status in registry.statuses():
         if status.state == "ok" and status.device is not None and not status.device.simulated:

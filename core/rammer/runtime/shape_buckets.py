@@ -1,4 +1,4 @@
-"""Runs of a program for a range of lengths: the range that a run needs, its inputs in arrays of the longest, outputs cut."""
+"""Buckets of a range of lengths: the choice of a run's bucket, the padding of inputs and the cropping of outputs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from rammer.ir.untrusted_json import whole_number
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Span: TypeAlias = "tuple[int, int]"
-#: Input name -> extents.
+#: Extents by input name.
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
-#: Most programs of one range. A range has so many that in each the longest takes at most ``WASTE`` times what a length of it does
-#: on average, as far as these go.
+#: The maximum number of buckets of a range. Buckets are added until the longest length of each takes at most ``WASTE`` times the
+#: average of its lengths, up to this maximum.
 BUCKETS: Final = 5
 WASTE: Final = 1.1
-#: A length that gets a program of its own where there is room for one: what runs once has kernels of its own, and most batches
-#: are of one. On an H200 ResNet-50 took 0.88 ms for one image by the program for 1 to 7, and 0.40 by one's own.
+#: A length with a separate program if the number of buckets allows it: most batches have one element, and its kernels differ. On
+#: an H200, ResNet-50 took 0.88 ms for one image with the program for 1 to 7, and 0.40 ms with a separate one.
 LONE: Final = 1
-#: Elements that take as long as what does not depend on the length: a part of the longest, and at least so many. On an H200 a
-#: layer of BERT took 43 + 0.38 n us, one of two products with a sum 31 + 0.20 n (n up to 512): a fifth, and a third.
+#: The number of elements that take as long as the part of a run that is independent of the length: a fraction of the longest
+#: length, with a minimum. On an H200 a layer of BERT took 43 + 0.38 n us, one of two products with a sum 31 + 0.20 n (n up to
+#: 512): a fifth, and a third.
 FIXED_PART, FIXED_LEAST = 0.25, 32
 
 
 @lru_cache(1024)
 def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, ...]:
-    """The longest of each program of a range, descending: each takes as much longer than the next as that one than its next. With
-    ``lone``, the last may be for ``LONE`` only."""
+    """Return the longest length of each bucket of a range, descending. Predicted times of successive buckets have a constant
+    ratio. With ``lone``, the last bucket may hold ``LONE`` only."""
     low, high = span
     fixed = max(high * FIXED_PART, FIXED_LEAST)
     least, most = max(low - 1, 0) + fixed, high + fixed
-    # Lengths between two that differ by a factor f take the longer one's time sqrt(f) times too long, in the mean.
+    # Between two bounds with a time ratio f, padding costs a factor of sqrt(f) on average.
     count = min(buckets, math.ceil(math.log(most / least) / (2 * math.log(WASTE))))
     found = [high]
     for k in range(1, count):
@@ -55,7 +56,8 @@ def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tupl
 
 
 def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
-    """The least and greatest length of the program for ``value``, which lies in ``span``; ``lone`` as for ``bucket_bounds``."""
+    """Return the least and greatest length of the bucket of ``value``, which is in ``span``. ``lone`` has the meaning it has for
+    ``bucket_bounds``."""
     found = bucket_bounds(span, buckets, lone)
     last = min(b for b in found if b >= value)
     return max((b + 1 for b in found if b < value), default=span[0]), last
@@ -63,8 +65,8 @@ def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = Tru
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a user said of open dimensions: least and greatest length of some, and how others follow from these. A range has
-    programs for so many ``buckets`` at most."""
+    """The ranges of open dimensions that the user specified. ``spans`` has the least and greatest lengths, ``derived`` the
+    lengths that follow from them. A range has at most ``buckets`` programs."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     derived: Mapping[str, AffineExtent] = field(default_factory=dict)
@@ -72,13 +74,13 @@ class Lengths:
 
     @property
     def lone(self) -> bool:
-        """Whether one length may have a program of its own: where several change, its program is for a range of the others."""
+        """Return True if one length may have a separate program, which requires a single ranged dimension."""
         return len(self.spans) == 1
 
     @staticmethod
     def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
-        """``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. BadInput for what is no open dimension of it,
-        for lengths that cannot be and for what is no sum of lengths."""
+        """Parse lengths of the form ``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. Raise BadInput for
+        an unknown dimension, an invalid range, or an expression that is not a sum of lengths."""
         names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
         for name in given:
             if name not in names:
@@ -90,19 +92,21 @@ class Lengths:
         return Lengths(spans, {name: _parse_extent(name, said, spans) for name, said in given.items() if isinstance(said, str)})
 
     def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """``shapes``, and those of other inputs whose open dimensions all have ranges, at the greatest lengths."""
+        """Return ``shapes``, plus the shapes of other inputs with ranged dimensions, at the greatest lengths."""
         high = self.whole({name: span[1] for name, span in self.spans.items()})
         found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports if p.ranked}
         known = {n: tuple(d for d in s if isinstance(d, int)) for n, s in found.items() if all(isinstance(d, int) for d in s)}
         return {**known, **shapes} if high else dict(shapes)
 
     def whole(self, point: Point) -> dict[str, int]:
-        """The lengths of ``point`` and those that follow from them."""
+        """Return the lengths of ``point`` and the lengths derived from them."""
         return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
 
     @staticmethod
     def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> tuple[Lengths, tuple[InputPort, ...]]:
-        """Those of a compiled file, which has one program, and its ports: what follows from others is named after how."""
+        """Return the lengths and ports of a compiled file, which has one program.
+
+        A derived dimension is named by its expression."""
         ports, derived = list[InputPort](), dict[str, AffineExtent]()
         for value in inputs:
             if value.name not in ranged.lengths.values():
@@ -112,10 +116,10 @@ class Lengths:
         return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
 
     def spans_of(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
-        """Dimension -> the range of the program for inputs of these ``shapes``; {} where a length lies in no range, or has a
-        program of its own."""
+        """Return the bucket of each dimension for inputs of these ``shapes``. Return {} if a length is outside its range or has a
+        separate program."""
         if not self.spans:
-            return {}  # as in most runs, of which every one asks
+            return {}  # fast path, because every run calls this method
         found = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         lengths = {name: found.get(name, -1) for name in self.spans}
         if any(not low <= lengths[name] <= high for name, (low, high) in self.spans.items()):
@@ -128,7 +132,7 @@ class Lengths:
     def longest(
         self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
     ) -> dict[str, tuple[int, ...]]:
-        """Input name -> shape with the open dimensions at the greatest length of ``spans``."""
+        """Return the shape of each input with the open dimensions at the greatest length of ``spans``."""
         if not spans:
             return dict(shapes)
         high = self.whole({name: span[1] for name, span in spans.items()})
@@ -137,21 +141,21 @@ class Lengths:
 
 
 def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
-    """For people: the lengths of the program in use, and what else serves its model, of which ``programs`` are on the device."""
+    """Describe the lengths of the current program, its model's range and its ``programs`` on the device, for the user."""
     if not lengths.spans:
         return f"{format_spans(spans)}, a range that runs have shown; {programs} programs so far"
     return f"{describe_scope(lengths, spans)}; {programs} so far"
 
 
 def describe_scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
-    """The lengths of a program, and of all of its model's."""
+    """Describe the lengths of a program and the range of its model."""
     parts = math.prod(len(bucket_bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
     whole = f" of {format_spans(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
     return f"{format_spans(spans)}{whole}"
 
 
 def format_spans(spans: Mapping[str, Span]) -> str:
-    """``seq=9..16, batch=1..8``."""
+    """Format ranges as ``seq=9..16, batch=1..8``."""
     return ", ".join(f"{n}={low}..{high}" for n, (low, high) in spans.items())
 
 
@@ -159,7 +163,7 @@ def _dim_name(dim: Dim) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
-#: Of a model of which nothing was said.
+#: The lengths of a model without ranges.
 FIXED: Final = Lengths()
 
 
@@ -171,7 +175,7 @@ def _check_span(name: str, said: Span) -> Span:
 
 
 def _parse_extent(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
-    """``past + 1`` -> an extent."""
+    """Parse ``past + 1`` into an extent."""
     terms = dict[str, int]()
     offset = 0
     for part in said.split("+"):
@@ -188,17 +192,17 @@ def _parse_extent(name: str, said: str, spans: Mapping[str, Span]) -> AffineExte
 
 
 def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> Point:
-    """The lengths that ``inputs`` have."""
+    """Return the lengths of ``inputs``."""
     point, tensors = dict[str, int](), {v.external or v.name: v for v in ports}
     for name, array in inputs.items():
         for dim, extent in zip(ranged.shapes[tensors[name].name], array.shape, strict=True):
             if not isinstance(dim, int) and [f for _, f in dim.terms] == [1] and not dim.offset:
-                point[dim.terms[0][0]] = extent  # others follow from these
+                point[dim.terms[0][0]] = extent  # other lengths are derived from these
     return point
 
 
 def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
-    """``inputs`` in arrays of the longest program with zeros behind, the lengths among them; and the lengths."""
+    """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and the lengths."""
     point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
     wide = {name: _pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
@@ -207,7 +211,7 @@ def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Arra
 
 
 def crop_outputs(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
-    """``outputs`` cut to their sizes at ``point``, arrays of their own."""
+    """Return copies of ``outputs`` cropped to their sizes at ``point``."""
     names = {v.external or v.name: v.name for v in ports}
     shapes = {n: ranged.shape(names[n], point) for n in outputs}
     return {n: np.ascontiguousarray(a[tuple(map(slice, shapes[n]))]).reshape(shapes[n]) for n, a in outputs.items()}
@@ -221,13 +225,14 @@ def _pad_array(array: Array, shape: tuple[int, ...]) -> Array:
     return wide
 
 
-#: Shapes by input at the greatest lengths; and by number, since inputs may have any name: ranges by dimension, how dimensions
-#: follow from others, which outputs of a bound call stay in which inputs, and which call has its program alone.
+#: A program's key: the greatest shapes by input name, and further entries by number, since inputs may have any name. These
+#: entries are the ranges by dimension, the derived dimensions, the aliased outputs of a bound call, and the call that has its
+#: program alone.
 ShapeKey: TypeAlias = "tuple[tuple[str | int, Any], ...]"
 SPANS, FOLLOWS, BOUND, MEMORY = range(4)
 
 
 def key_for(shapes: Shapes, spans: Mapping[str, Span], derived: Mapping[str, AffineExtent]) -> ShapeKey:
-    """Of the program for these shapes, and in ``spans`` for all of those lengths."""
+    """Return the key of the program for these shapes and, for the dimensions in ``spans``, for all lengths in them."""
     follows = ((FOLLOWS, tuple(sorted((n, str(e)) for n, e in derived.items()))),) if derived else ()
     return (*sorted(shapes.items()), *(((SPANS, tuple(sorted(spans.items()))), *follows) if spans else ()))

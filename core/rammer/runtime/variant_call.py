@@ -1,4 +1,4 @@
-"""A program with tables for shorter lengths on the device: each run takes the table for its length."""
+"""Loaded programs with length variants: each run uses the table for its length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:
-    """A program with its cases; without them where the device takes none."""
+    """Load a program with its length variants, or without them if the device does not support them."""
     first = backend.load(segment.program, segment.constants)
     if segment.cases is None or not isinstance(backend, Cased):
         return first
@@ -30,32 +30,33 @@ def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:
 
 
 class CasedLoaded:
-    """Tables of one program (``Loaded``), the program's own the last; the input ``port`` is the length that chooses."""
+    """A loaded program (``Loaded``) with its length variants. The program's main table is the last in ``tables``. The input
+    ``port`` is the length that selects a table."""
 
     def __init__(self, cases: Cases, port: str, tables: tuple[Loaded, ...]) -> None:
         self.cases, self.port, self.tables = cases, port, tables
 
     @property
     def kernels(self) -> int:
-        """Of the table for the longest."""
+        """The kernel count of the longest table."""
         return self.tables[-1].kernels
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run by the table for its length."""
+        """Run the table for the length in ``inputs``."""
         return self.tables[self.cases.at(int(inputs[self.port]))].run(inputs)
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A bound call of each table over the same arrays. The length is in host memory."""
+        """Bind each table to the same arrays. The length is in host memory."""
         return VariantCall(self, inputs, outputs, stream)
 
     def close(self) -> None:
-        """Free all tables."""
+        """Free all tables of the program."""
         for table in self.tables:
             table.close()
 
 
 class VariantCall:
-    """Bound calls of all tables over the arrays of the longest's, one of which runs (``Bound``)."""
+    """A bound call (``Bound``) of all tables over the arrays of the longest, one of which runs."""
 
     def __init__(self, program: CasedLoaded, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
         self._program, self._length = program, int(np.asarray(inputs[program.port]))
@@ -73,7 +74,7 @@ class VariantCall:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the tables: what the longest's does."""
+        """The notes of the longest table."""
         return self.whole.notes
 
     @property
@@ -81,7 +82,7 @@ class VariantCall:
         return self._bounds[self._program.cases.at(self._length)]
 
     def run(self) -> None:
-        """One run, queued where the device has a queue."""
+        """Run once, queued if the device has a queue."""
         self._current_bound.run()
 
     def synchronize(self) -> None:
@@ -90,21 +91,21 @@ class VariantCall:
             bound.synchronize()
 
     def seconds(self) -> float:
-        """One run, waited for."""
+        """Run once, wait, and return the seconds."""
         return self._current_bound.seconds()
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into the arrays; a length is the host's number."""
+        """Copy values into the arrays. The length is a host number."""
         if self._program.port in inputs:
             self._length = int(np.asarray(inputs[self._program.port]))
         self.whole.write(inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of the outputs."""
+        """Return copies of the outputs."""
         self.synchronize()
         return self.whole.to_host(*names)
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Release the bound arrays of all tables."""
         for bound in self._bounds:
             bound.close()

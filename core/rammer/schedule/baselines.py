@@ -1,4 +1,4 @@
-"""Baseline policies: one operator after another, and the greedy schedule that IOS (MLSys'21, section 6) is compared with."""
+"""Baseline policies: sequential execution, and the greedy schedule that IOS (MLSys'21, section 6) is compared with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rammer.schedule.task_placement import Row, fastest_kernel, side_by_side
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """Each operator is a stage of its own, with its fastest kernel."""
+    """A schedule of one operator per stage, each with its fastest kernel."""
 
     name: ClassVar[str] = "sequential"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """Predicts the sum of operator times plus one launch each."""
+        """Return a schedule; the predicted time is the sum of operator times plus one launch each."""
         kernels = tuple(fastest_kernel(graph.kernels[name], device) for name in graph.names)
         rows: list[Row] = [[] for _ in range(device.veus)]
         for kernel in kernels:
@@ -34,16 +34,15 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """A stage has every operator whose predecessors have all run, however many these are; each waits for the stage before it.
+    """A schedule of stages with every operator whose predecessors have all run; each stage waits for the previous one.
 
-    So stages are the wavefront's waves. What differs is that they end together, as IOS's do, so that the two differ in
-    nothing but in which operators share a stage.
-    """
+    Stages equal the waves of the wavefront policy, but end together, as the stages of IOS do. So this policy differs from IOS
+    only in the operators that share a stage."""
 
     name: ClassVar[str] = "greedy"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """Predicts the sum of stage latencies."""
+        """Return a schedule; the predicted time is the sum of stage latencies."""
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
         levels, seconds = graph.levels(), 0.0

@@ -1,4 +1,4 @@
-"""Folding a program for a device with fewer vEUs: rows are merged, in an order that no wait can block."""
+"""Folding of a program for a device with fewer vEUs: rows are merged, in an order that no wait can block."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ __all__ = ["fold"]
 
 
 def fold(program: RProgram, veus: int) -> RProgram:
-    """``program`` on ``veus`` rows: row ``v`` joins row ``v mod veus``. With enough vEUs, the program itself.
+    """Return ``program`` on ``veus`` rows: row ``v`` joins row ``v mod veus``.
 
-    Rows are merged in a topological order of all tasks (wave by wave), so every task still follows what it waited
-    for; waits that the merged row implies are left out, and counters that nobody waits for any more. Raises
-    ValueError for ``veus`` < 1, for a program whose rows wait for each other in a circle, and for one over several devices.
+    Return ``program`` itself if it has at most ``veus`` rows. Rows are merged in a topological order of all tasks (wave by wave),
+    so every task still follows its waits. Waits that the merged row implies, and counters without waits, are removed.
+
+    Raises ValueError for ``veus`` < 1, for rows that wait for each other in a circle, and for a program over several devices.
     """
     if veus < 1:
         raise ValueError(f"a device needs at least one vEU, got {veus}")
@@ -25,7 +26,7 @@ def fold(program: RProgram, veus: int) -> RProgram:
         raise ValueError(f"program {program.name} has rows of {len(program.homes)} devices, which cannot be merged")
     merged: list[list[Task]] = [[] for _ in range(veus)]
     for wave in waves(program):
-        for placed in sorted(wave, key=_task_row):  # stable: tasks of one row keep their order
+        for placed in sorted(wave, key=_task_row):  # stable: tasks of one row retain their order
             merged[placed.veu % veus].append(placed.task)
     rows = tuple(_drop_redundant_waits(row, program.counter) for row in merged)
     used = {wait.counter for row in rows for task in row for wait in task.waits}
@@ -37,7 +38,7 @@ def _task_row(placed: WaveTask) -> int:
 
 
 def _drop_redundant_waits(row: list[Task], counters: Mapping[str, Counter]) -> tuple[Task, ...]:
-    """The row without waits for what it has already waited for, or has itself run all of."""
+    """Return the row without waits that an earlier wait or the row's previous tasks imply."""
     done: dict[str, set[int]] = {}
     waited: set[str] = set()
     result = []
@@ -50,5 +51,5 @@ def _drop_redundant_waits(row: list[Task], counters: Mapping[str, Counter]) -> t
 
 
 def _has_run_counted(counter: Counter, done: Mapping[str, set[int]]) -> bool:
-    """Whether the row itself ran every task that ``counter`` counts."""
+    """Return True if the row itself ran every task that ``counter`` counts."""
     return done.get(counter.operator, set()).issuperset(range(counter.first, counter.last))

@@ -1,4 +1,4 @@
-"""IOS's policy (MLSys'21): stages of operator groups, found by exact dynamic programming over endings."""
+"""The IOS policy (MLSys'21): stages of operator groups, by exact dynamic programming over endings."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule, rows
 from rammer.schedule.stage_clock import StageClock, stage_kernels
 from rammer.schedule.task_placement import Row, levels_of, side_by_side
 
-#: Transitions searched in one block before it is cut. The published Inception block has 5,040; of eleven random graphs
-#: WS(32, 4, 0.75), RandWire's, the largest has 10.1 million with r=3 and s=8.
+#: Transitions searched in one block before it is cut. The published Inception block has 5,040. The largest of eleven random
+#: graphs WS(32, 4, 0.75), as in RandWire, has 10.1 million with r=3 and s=8.
 MAX_TRANSITIONS = 16_000_000
-#: Those searched at first, until all of a model has its stages: half a second.
+#: Transitions searched at first, until all operators of a model have stages: half a second.
 FIRST_TRANSITIONS = 300_000
-#: Operators in a block that is searched at all: larger ones never stay under MAX_TRANSITIONS unless nearly chains.
+#: Operators in a block that is searched at all: larger blocks never stay under MAX_TRANSITIONS unless nearly chains.
 MAX_OPERATORS = 64
 #: Operators in a part of a block that was cut.
 PART = 32
-#: Transitions searched in one model, in vain or not: about a minute of it.
+#: Transitions searched in one model, including failed searches: about a minute.
 MAX_TOTAL = 48_000_000
 
-#: Rounds of measuring: each runs the stages of the best schedule so far that were not run yet.
+#: Measurement rounds. Each runs the unmeasured stages of the current best schedule.
 MAX_ROUNDS = 12
 
-#: What a search has shown, the most first.
+#: The scope of a search's proof of optimality, strongest first.
 Proof: TypeAlias = Literal["exact", "chains", "none"]
 PROOFS: tuple[Proof, ...] = ("exact", "chains", "none")
 
@@ -44,9 +44,12 @@ _log = logging.getLogger(__name__)
 class IOSResult:
     """Stages of operator names in order, the predicted seconds, and the size of the search.
 
-    ``proved`` says of which schedules none is predicted to be faster: ``exact`` of all (in blocks, with at most ``s`` groups of
-    ``r`` operators); ``find_chains`` of those that keep every chain of operators of a block (``cuts.chains``) together, ``r``
-    chains a group, where blocks were too large for more; ``none`` where a block was searched in parts, or with smaller groups.
+    ``proved`` names the schedules over which the result is optimal by prediction:
+
+    - ``exact``: all schedules (within blocks, with at most ``s`` groups of ``r`` operators).
+    - ``chains``: schedules that do not split a chain of operators of a block (``ios_blocks.find_chains``), with ``r``
+      chains a group. Blocks were too large for more.
+    - ``none``: a block was searched in parts, or with smaller groups.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -57,27 +60,34 @@ class IOSResult:
 
     @property
     def exact(self) -> bool:
-        """Whether no schedule is predicted to be faster."""
+        """Return True if no schedule is predicted to be faster."""
         return self.proved == "exact"
 
 
 @dataclass(frozen=True, slots=True)
 class IOS:
-    """At most ``s`` groups (connected components) in a stage, at most ``r`` operators in a group.
+    """A policy with at most ``s`` groups (connected components) in a stage and at most ``r`` operators in a group.
 
-    Exact within blocks: no stage reaches across a place where all that follows waits for all before it, which costs nothing as
-    long as the groups behind it number at most ``s``. A block of too many transitions is cut where that keeps the fewest
-    operators apart (``cuts.windows``), until every part is searched; what time is left then goes into searching cut
-    blocks whole, smallest first, at last with chains of operators (``cuts.chains``) as one operator each, which ``r`` counts:
-    the paper's separable convolutions are such.
-    The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time, which all programs
-    of the model share; what was not searched by then is put in stages greedily, and a warning says so.
-    The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs. It is
-    asked for only where a stage could be the best by what its groups take at the least. Where ``graph.timed`` runs stages,
-    each operator is run alone and then every stage of the best schedule, until all stages of the best one were run: it is
-    not slower than any schedule of which that holds, one operator after another among them. A stage run alone, again and again,
-    finds its constants in the caches and nothing before or behind it, so what is best by such times need not be (on an H100
-    Inception V3 took 659 us so, 632 with stages by prediction): both are proposed, and whole programs tell.
+    The result is exact within blocks: no stage spans a point where all later operators wait for all earlier ones. This
+    restriction costs nothing as long as at most ``s`` groups follow the point.
+
+    A block with too many transitions is cut where the fewest concurrent pairs are separated (``ios_blocks.split_windows``), until
+    every part is searched. The remaining time is spent on searching cut blocks whole, smallest first. The last attempt counts
+    each chain (``ios_blocks.find_chains``) as one operator for ``r``. The paper's separable convolutions are chains.
+
+    The search of a model ends after MAX_TOTAL transitions or ``seconds`` of processor time, shared by all programs of the model.
+    Operators not searched by then are scheduled greedily, with a warning.
+
+    The latency of a stage comes from the kernel times through ``task_placement.side_by_side``: its groups share the vEUs. It is
+    computed only if the lower bound of the stage could be the best.
+
+    If ``graph.timed`` runs stages, each operator is run alone, then every stage of the best schedule. This repeats until all
+    stages of the best schedule are measured. The result is not slower than any fully measured schedule, including the sequential
+    one.
+
+    A stage that runs repeatedly alone finds its constants in the caches and has no neighbouring stages. So the best schedule by
+    these times may not be the fastest. On an H100 Inception V3 took 659 us with measured stages, 632 with predicted ones. Both
+    are proposed, and whole programs are measured.
     """
 
     r: int = 3
@@ -92,7 +102,7 @@ class IOS:
 
     @property
     def name(self) -> str:
-        """Spelling for ``--policy``."""
+        """The spelling of this policy for ``--policy``."""
         return str(self)
 
     def __str__(self) -> str:
@@ -100,7 +110,7 @@ class IOS:
         return f"ios{{r={self.r},s={self.s}{limit}}}"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """Predicts the sum of stage latencies."""
+        """Return a schedule; the predicted time is the sum of stage latencies."""
         found = self.search(graph, device)
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
@@ -111,14 +121,14 @@ class IOS:
         return Schedule(tuple(chosen[n] for n in graph.names), found.stages, rows_of(rows), True, found.seconds)
 
     def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
-        """Where stages are run, the schedule by what they took and, if it is another, the one by prediction."""
+        """Return the schedule by measured stages, if they are run, and the schedule by prediction if it differs."""
         found = [self(graph, device)]
         if graph.timed is not None:
             found += [s for s in [self(replace(graph, timed=None), device)] if s.stages != found[0].stages]
         return [(self, schedule) for schedule in found]
 
     def search(self, graph: OperatorGraph, device: VDevice) -> IOSResult:
-        """The best stages of each block, and how large the search was."""
+        """Return the best stages of each block and the size of the search."""
         clock, time = StageClock(graph, device), SearchTime(self.seconds - graph.memory.spent)
         try:
             if graph.timed is None:
@@ -128,7 +138,7 @@ class IOS:
             graph.memory.spent += time.spent()
 
     def _search_measured(self, clock: StageClock, time: SearchTime) -> IOSResult:
-        """The best schedule of which every stage was run."""
+        """Return the best schedule whose stages are all measured."""
         graph, names = clock.graph, clock.graph.names
         clock.measure([(n,) for n in names])
         found = best = IOSResult(tuple((n,) for n in names), sum(clock.seconds((n,)) for n in names), 0, 1, "none")
@@ -158,12 +168,12 @@ class IOS:
 
 
 class _OutOfTime(Exception):
-    """The search has used up its seconds."""
+    """The exception for a search that has used up its seconds."""
 
 
 @dataclass
 class _Search:
-    """One search over one graph. Blocks that look alike (a network's repeated cells) are searched once: ``memory``."""
+    """A search over one graph. Equal blocks (a network's repeated cells) are searched once, through ``memory``."""
 
     policy: IOS
     stages: StageClock
@@ -172,7 +182,7 @@ class _Search:
     greedy: int = 0
 
     def model(self) -> IOSResult:
-        """Every block, cut or not; then those that were cut as wholes, as long as the search may go on."""
+        """Search every block, in parts if needed; then search cut blocks whole while the budget lasts."""
         names, r = self.stages.graph.names, self.policy.r
         parts = [names[b.start : b.stop] for b in split_blocks(names, self.stages.graph.after)]
         found = [self._part(part, PART) for part in parts]
@@ -183,8 +193,8 @@ class _Search:
         return _join_results(found)
 
     def _part(self, names: Sequence[str], most: int) -> IOSResult:
-        """A block, or part of one; with too many transitions in parts of at most ``most`` operators, or as groups of fewer
-        operators, whichever is better: so what takes longer with a larger ``r`` is not worse."""
+        """Search a block, or a part of one. With too many transitions, return the better of two searches: in parts of at most
+        ``most`` operators, or with smaller groups. So a larger ``r`` is not worse."""
         whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
         if isinstance(whole, Found):
             return _make_result([(n,) for n in names], whole, "exact")
@@ -200,7 +210,7 @@ class _Search:
         )
 
     def _search_smaller_groups(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
-        """A whole block with groups of at most ``r`` operators or, where that is too large, fewer; or ``other``."""
+        """Search a whole block with the largest feasible group size up to ``r``; return ``other`` if none is better."""
         for size in range(r, 0, -1):
             whole = self._whole(names, size, limit)
             if isinstance(whole, Found):
@@ -210,7 +220,7 @@ class _Search:
         return other
 
     def _in_chains(self, names: Sequence[str], other: IOSResult) -> IOSResult:
-        """A whole block whose chains stay together and count as one operator each; or ``other``, where that is no slower."""
+        """Search a whole block with each chain as one operator; return ``other`` if it is not slower."""
         units = find_chains(names, self.stages.graph.after)
         for size in range(self.policy.r, 0, -1) if len(units) < len(names) else ():
             whole = self._whole([n for unit in units for n in unit], size, MAX_TRANSITIONS, units)
@@ -221,8 +231,8 @@ class _Search:
         return other
 
     def _whole(self, names: Sequence[str], r: int, limit: int, units: Sequence[tuple[str, ...]] = ()) -> Found | TooLarge | None:
-        """None once the model's search has used up its transitions or time. ``units`` of operators, where they are given, stay
-        together."""
+        """Search a whole block; return None once the model's transitions or time are used up. The operators of each of ``units``,
+        if present, stay together."""
         size = len(units or names)
         if size > MAX_OPERATORS:
             return None if self._is_budget_spent() else TooLarge(f"{size} operators")
@@ -245,7 +255,7 @@ class _Search:
         return self.memory.transitions >= MAX_TOTAL or self.time.over()
 
     def _schedule_waves(self, names: Sequence[str]) -> IOSResult:
-        """Waves of at most ``s`` operators, side by side or one by one, whichever is faster."""
+        """Return waves of at most ``s`` operators, concurrent or sequential, whichever is faster."""
         stages: list[tuple[str, ...]] = []
         seconds, tried = 0.0, 0
         for level in levels_of(names, self.stages.graph.after):
@@ -291,7 +301,7 @@ def _make_result(units: Sequence[tuple[str, ...]], found: Found, proved: Proof) 
 
 
 def _join_results(parts: Sequence[IOSResult]) -> IOSResult:
-    """Blocks one after another."""
+    """Join the results of consecutive blocks."""
     return IOSResult(
         tuple(stage for p in parts for stage in p.stages),
         sum(p.seconds for p in parts),
@@ -303,11 +313,10 @@ def _join_results(parts: Sequence[IOSResult]) -> IOSResult:
 
 @dataclass
 class SearchTime:
-    """Tells when ``seconds`` of this thread's processor time are over; to be asked as often as one likes.
+    """Timer for ``seconds`` of this thread's processor time, cheap to query.
 
-    The processor's clock is a system call, a millisecond on some machines. It is read only where the wall's clock, which the
-    processor's cannot outrun, says that the time could be over.
-    """
+    Reading the processor's clock is a system call, a millisecond on some machines. It is read only if the wall clock, which the
+    processor's clock cannot outrun, has passed the deadline."""
 
     seconds: float
     _begun: float = field(default_factory=time.thread_time)
@@ -317,11 +326,11 @@ class SearchTime:
         self._ask = time.perf_counter() + self.seconds
 
     def spent(self) -> float:
-        """Seconds since the beginning."""
+        """Return the processor seconds since the start."""
         return time.thread_time() - self._begun
 
     def over(self) -> bool:
-        """Whether all of them are spent."""
+        """Return True if all seconds are spent."""
         if time.perf_counter() < self._ask:
             return False
         left = self.seconds - self.spent()

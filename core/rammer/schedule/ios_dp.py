@@ -1,8 +1,7 @@
-"""IOS's dynamic programme over endings (MLSys'21, section 4), on bit masks and free of any device.
+"""IOS's dynamic programme over endings (MLSys'21, section 4), on bit masks and independent of any device.
 
-An ending of a set S is a part of S with no edge into the rest; it can be the last stage of S, so
-cost[S] = min over endings E of cost[S - E] + latency(E).
-"""
+An ending of a set S is a subset of S with no edge into the rest; it can be the last stage of S, so cost[S] = min over endings E
+of cost[S - E] + latency(E)."""
 
 from __future__ import annotations
 
@@ -12,20 +11,20 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import TypeAlias
 
-#: Groups looked at in one search, over all sets of operators that are left (about two seconds of it).
+#: Groups examined in one search, over all sets of remaining operators (about two seconds).
 MAX_STEPS = 50_000_000
-#: Sets of operators that could be groups: with ``r`` beyond a dozen their number doubles with each operator.
+#: Sets of operators that could be groups. With ``r`` above a dozen their number doubles with each operator.
 MAX_GROUPS = 50_000
 
-#: Endings of one set of operators that is left: where there are more, there will be more in all than any limit.
+#: Endings of one set of remaining operators. With more, the total exceeds any limit.
 MAX_ENDINGS = 100_000
 
-#: What a stage with a group takes at the least (seconds): its launches, its longest path, its share of all vEUs' time.
+#: Lower bound on the time of a stage with a group (seconds): its launches, its longest path, its share of all vEUs' time.
 Least: TypeAlias = tuple[float, float, float]
 
 
 class TooLarge(Exception):
-    """The search would visit more transitions than allowed; ``tried`` is how many it has."""
+    """The exception for a search with too many transitions; ``tried`` is the number visited."""
 
     def __init__(self, what: str, tried: int = 0) -> None:
         super().__init__(what)
@@ -34,7 +33,7 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True)
 class Dag:
-    """Operators ``0 .. size-1`` in topological order; bit j of ``succ[i]``: j reads i; ``pred`` the reverse."""
+    """A graph of operators ``0 .. size-1`` in topological order. Bit j of ``succ[i]``: j reads i; ``pred`` is the reverse."""
 
     size: int
     succ: tuple[int, ...]
@@ -42,7 +41,7 @@ class Dag:
 
     @staticmethod
     def of(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> Dag:
-        """The part of a graph on ``names`` (in topological order); edges from outside are dropped."""
+        """Return the subgraph on ``names`` (in topological order); edges from outside are dropped."""
         place = {name: i for i, name in enumerate(names)}
         pred = [sum(1 << place[p] for p in set(after.get(n, ())) if p in place) for n in names]
         succ = [0] * len(names)
@@ -53,14 +52,14 @@ class Dag:
 
     @cached_property
     def near(self) -> tuple[int, ...]:
-        """What each one reads or is read by."""
+        """The operands and readers of each operator."""
         return tuple(map(or_, self.succ, self.pred))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best stages (bit masks in order), their cost, the transitions (S, S') visited and how many
-    schedules those allow."""
+    """The best stages (bit masks in order), their cost, the transitions (S, S') visited and the number of schedules that these
+    allow."""
 
     stages: tuple[int, ...]
     cost: float
@@ -69,7 +68,7 @@ class Found:
 
 
 def iter_bits(mask: int) -> Iterator[int]:
-    """Positions of the set bits, lowest first."""
+    """Yield the positions of the set bits, lowest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -77,7 +76,7 @@ def iter_bits(mask: int) -> Iterator[int]:
 
 
 def connected_sets(dag: Dag, r: int) -> list[int]:
-    """Every connected set of at most ``r`` operators. Raises TooLarge beyond MAX_GROUPS."""
+    """Return every connected set of at most ``r`` operators. Raises TooLarge beyond MAX_GROUPS."""
     found = grown = {1 << i for i in range(dag.size)}
     for _ in range(min(r, dag.size) - 1):
         grown = {part | 1 << i for part in grown for i in iter_bits(_union_masks(dag.near, part) & ~part)}
@@ -88,7 +87,7 @@ def connected_sets(dag: Dag, r: int) -> list[int]:
 
 
 def connected_components(dag: Dag, part: int) -> Iterator[int]:
-    """The connected parts of a set of operators."""
+    """Yield the connected components of a set of operators."""
     while part:
         found = edge = part & -part
         while edge:
@@ -108,8 +107,8 @@ def _zero_cost(group: int) -> Least:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a search knows of time: seconds ``of`` a stage (a bit mask), asked for only where the stage could be the best one by
-    what each of its groups takes at ``least``. ``tick`` is called now and then, and may raise."""
+    """The time functions of a search. ``of`` returns the seconds of a stage (a bit mask). It is called only if the lower bounds
+    (``least``) of the stage's groups allow it to be the best. ``tick`` is called regularly, and may raise."""
 
     of: Callable[[int], float]
     least: Callable[[int], Least] = _zero_cost
@@ -117,27 +116,27 @@ class Latency:
 
 
 def search_stages(dag: Dag, latency: Latency, r: int, s: int, limit: int) -> Found:
-    """The cheapest sequence of stages of at most ``s`` groups of at most ``r`` operators. Raises TooLarge beyond ``limit``
+    """Return the cheapest sequence of stages of at most ``s`` groups of at most ``r`` operators. Raises TooLarge beyond ``limit``
     transitions."""
     return _Programme(dag, latency, r, s, limit).found((1 << dag.size) - 1)
 
 
 class _Programme:
-    """What is known of each set of operators that is left, and of each ending."""
+    """The state of a search: costs of each set of remaining operators and of each ending."""
 
     def __init__(self, dag: Dag, latency: Latency, r: int, s: int, limit: int) -> None:
         self.size, self.latency, self.s, self.limit = dag.size, latency, s, limit
-        #: Every set that can be a group of an ending, with those outside that read it.
+        #: Every set that can be a group of an ending, with its readers outside the set.
         self.groups = [(part, _union_masks(dag.succ, part) & ~part) for part in connected_sets(dag, r)]
         self.least: dict[int, Least] = {0: _zero_cost(0), **{part: latency.least(part) for part, _ in self.groups}}
-        #: Seconds of an ending: at least, until its latency was asked for.
+        #: Seconds of an ending: the lower bound, until its latency is computed.
         self.seconds = {part: _at_least(self.least[part]) for part, _ in self.groups}
         self.exact: set[int] = set()
         self.cost, self.ways, self.choice = {0: 0.0}, {0: 1}, dict[int, int]()
         self.transitions = self.steps = 0
 
     def found(self, whole: int) -> Found:
-        """Settle ``whole``, and before it whatever an ending leaves of it: depth first."""
+        """Settle ``whole`` after every set that an ending leaves of it, depth first."""
         stack = [self._make_frame(whole)] if whole else []
         while stack:
             state, ends, untried = stack[-1]
@@ -159,11 +158,10 @@ class _Programme:
         return state, ends, iter(ends)
 
     def _enumerate_endings(self, state: int) -> list[int]:
-        """Every ending of ``state`` with at most ``s`` groups, once each.
+        """Return every ending of ``state`` with at most ``s`` groups, without duplicates.
 
-        Each group of an ending is an ending itself. Two of those that touch overlap, since what reads an ending is in it:
-        so the endings are the unions of groups without a common operator.
-        """
+        Each group of an ending is an ending itself. Two adjacent endings overlap, because an ending contains its readers. So the
+        endings are the unions of disjoint groups."""
         self.latency.tick()
         self.steps += len(self.groups)
         if self.steps > MAX_STEPS:
@@ -188,7 +186,7 @@ class _Programme:
         return [ending for layer in layers[1:] for ending in layer]
 
     def _settle_state(self, state: int, ends: Sequence[int]) -> None:
-        """The cheapest ending of ``state``, all that they leave being settled."""
+        """Store the cheapest ending of ``state``, after all sets that its endings leave are settled."""
         cost, seconds = self.cost, self.seconds
         before = [cost[state ^ e] for e in ends]
         values = [value + seconds[e] for value, e in zip(before, ends, strict=True)]

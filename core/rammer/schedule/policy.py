@@ -1,4 +1,4 @@
-"""What a policy gets and what it returns. Policies only propose; the verifier decides."""
+"""The input and the output of a scheduling policy. Policies only propose; the verifier decides."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["Choosing", "Memory", "OperatorGraph", "Policy", "Schedule", "rows_of
 
 @dataclass
 class Memory:
-    """What a policy keeps of one program of a model for the next: parts of a model are priced, and layouts compared, by programs
-    that have most in common. ``spent`` is the processor time that searches took (seconds), ``transitions`` how many they
-    tried, ``known`` what they found."""
+    """The search state that a policy shares between the programs of one model.
+
+    Parts of a model are priced, and layouts compared, with programs that have most in common. ``spent`` is the processor time of
+    searches (seconds), ``transitions`` the number tried, ``known`` their results."""
 
     spent: float = 0.0
     transitions: int = 0
@@ -28,9 +29,9 @@ class Memory:
 class OperatorGraph:
     """Operators in topological order, each with its candidate kernels (fastest first).
 
-    All candidates of an operator share its name. ``after`` maps an operator to those whose results
-    it reads; ``constants`` are the tensors whose values never change. ``timed``, where the device may be asked, runs kernels
-    side by side as one stage and tells its seconds, None where that stage cannot be run alone. ``memory`` is the model's.
+    All candidates of an operator share its name. ``after`` maps an operator to its producers. ``constants`` are the tensors whose
+    values never change. ``timed``, if measurement is possible, runs kernels concurrently as one stage and returns the seconds, or
+    None if that stage cannot run alone. ``memory`` is shared by the model's programs.
     """
 
     kernels: Mapping[str, tuple[RKernel, ...]]
@@ -41,17 +42,17 @@ class OperatorGraph:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Operators in topological order."""
+        """The operators in topological order."""
         return tuple(self.kernels)
 
     def shared_static(self) -> dict[str, tuple[str, ...]]:
-        """For each operator its constant operands, where another operator has the same ones."""
+        """Return the constant operands of each operator that shares all of them with another operator."""
         static = {n: tuple(t for t in ks[0].operator.inputs if t in self.constants) for n, ks in self.kernels.items()}
         count = Counter(static.values())
         return {name: operands for name, operands in static.items() if operands and count[operands] > 1}
 
     def levels(self) -> list[list[str]]:
-        """Waves by breadth-first search: an operator's wave is one after its latest predecessor's."""
+        """Return waves by breadth-first search: an operator's wave is one after its latest predecessor's."""
         depth: dict[str, int] = {}
         result: list[list[str]] = []
         for name in self.kernels:
@@ -64,11 +65,10 @@ class OperatorGraph:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A proposal: the kernel chosen for each operator, stages of operators, and every task's place.
+    """A proposed schedule: the kernel of each operator, stages of operators, and every task's placement.
 
-    ``rows[vEU]`` lists (operator, task index) in order. With ``barriers`` each stage waits for the
-    whole previous stage; without, only data dependences make a task wait. ``predicted`` is seconds.
-    """
+    ``rows[vEU]`` lists (operator, task index) in order. With ``barriers`` each stage waits for the whole previous stage; without,
+    only data dependences make a task wait. ``predicted`` is seconds."""
 
     kernels: tuple[RKernel, ...]
     stages: tuple[tuple[str, ...], ...]
@@ -78,11 +78,11 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """A scheduling policy; a frozen value whose ``str`` is its spelling on the command line."""
+    """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line."""
 
     @property
     def name(self) -> str:
-        """Spelling for ``--policy``."""
+        """The spelling of this policy for ``--policy``."""
         ...
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
@@ -92,13 +92,13 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A policy with several proposals, of which the one whose whole program is the fastest is to be kept."""
+    """A policy with several proposals, from which the fastest whole program is chosen."""
 
     def proposals(self, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
-        """Each with the policy that made it; where nothing can be measured the first one is kept."""
+        """Return schedules, each with its policy. Without measurements the first one is used."""
         ...
 
 
 def rows_of(placed: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Freeze mutable rows."""
+    """Convert mutable rows to tuples."""
     return tuple(tuple(row) for row in placed)

@@ -1,4 +1,4 @@
-"""Policies by the spelling that ``--policy`` takes, such as ``wavefront`` or ``ios{r=2,s=4}``."""
+"""Registry of policies by their ``--policy`` spelling, such as ``wavefront`` or ``ios{r=2,s=4}``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
 from rammer.schedule.stage_clock import StageClock
 from rammer.schedule.wavefront import Wavefront
 
-#: How far predictions of two schedules of one graph may be apart where the second could still be the faster one: of five models
-#: on an H200, by three executors, what was predicted to take 2.3 times the best or more took at least 1.4 times as long.
+#: The greatest ratio of two predicted times at which the slower schedule of one graph could still be the faster one. With five
+#: models on an H200 and three executors, a predicted ratio of at least 2.3 meant a measured ratio of at least 1.4.
 FAR = 2.5
-#: What IOS could gain at the most for ``auto`` to search its stages; and the seconds of that search unless told.
+#: The least possible gain for which ``auto`` runs the search of IOS, and the default seconds of that search.
 GAIN, AUTO_SECONDS = 1.02, 60
 
 _log = logging.getLogger(__name__)
@@ -30,10 +30,11 @@ _SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Proposes what every built-in policy would do, but for what is predicted to take over ``FAR`` times the best: compiling and
-    loading it would be in vain. IOS has ``seconds`` of processor time, and is not asked where by prediction no stages could take
-    clearly less than the best of the others. Of a device that can be measured the compiler keeps the fastest whole program;
-    called as a policy, it is the best prediction."""
+    """A policy that proposes the schedule of every built-in policy.
+
+    Schedules predicted to take over ``FAR`` times the best are dropped, to avoid compiling and loading them. IOS has ``seconds``
+    of processor time. It is skipped if by prediction no stages could be clearly faster than the best of the others. If the device
+    can be measured, the compiler selects the fastest whole program. Called as a policy, it returns the best prediction."""
 
     seconds: int = AUTO_SECONDS
 
@@ -43,16 +44,16 @@ class Auto:
 
     @property
     def name(self) -> str:
-        """Spelling for ``--policy``."""
+        """The spelling of this policy for ``--policy``."""
         return str(self)
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """The schedule with the best prediction."""
+        """Return the schedule with the best prediction."""
         return self.proposals(graph, device)[0][1]
 
     def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
-        """Each policy's schedule, best prediction first; equal predictions go to the simpler policy, and what two policies
-        would do alike is there once."""
+        """Return each policy's schedule, best prediction first. The simpler policy precedes in a tie. Equal schedules of two
+        policies are listed once."""
         kept: list[tuple[Policy, Schedule]] = []
         for basic in (*_BASIC, IOS(seconds=self.seconds)):
             if isinstance(basic, IOS) and _is_near_optimal(graph, device, min(schedule.predicted for _, schedule in kept)):
@@ -73,8 +74,8 @@ class Auto:
 
 
 def _is_near_optimal(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
-    """Whether no stages could take clearly less than so many seconds: all operators at the least, by prediction. Where stages are
-    run, predictions prove nothing."""
+    """Return True if no stages could take clearly less than ``seconds``, by the lower bound of all operators. Return False if
+    stages are measured, because predictions then prove nothing."""
     if graph.timed is not None or not graph.names:
         return False
     launches, path, share = StageClock(graph, device).least(graph.names)
@@ -89,7 +90,7 @@ _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))
 
 
 def list_policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
-    """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
+    """Return every policy by its bare name, with default arguments; ``extra`` come from plugins."""
     known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), Auto(), *extra)
     return {_bare_name(p): p for p in known}
 
@@ -99,7 +100,7 @@ def _bare_name(policy: Policy) -> str:
 
 
 def parse_policy(text: str, extra: Iterable[Policy] = ()) -> Policy:
-    """Inverse of ``str``; left-out arguments take their defaults. Raises BadInput with the nearest name."""
+    """Parse a policy, the inverse of ``str``; omitted arguments use their defaults. Raises BadInput with the nearest name."""
     match = _SPELLING.fullmatch(text)
     if match is None:
         raise BadInput(f"not a policy: {text!r}", "--policy", "write NAME or NAME{key=value,...}, such as ios{r=3,s=8}")

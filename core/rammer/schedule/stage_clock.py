@@ -1,4 +1,4 @@
-"""What a stage takes: by the times of its kernels, or by running it where the device can be asked."""
+"""Stage times: predicted from the times of kernels, or measured on the device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from rammer.schedule.ios_dp import Dag, Least, connected_components, iter_bits
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.task_placement import kernel_choices, levels_of, predict_latency
 
-#: Dependences among operators, and (shares of vEUs, alone, crowded) of every kernel of each: what is equal in these takes as
-#: long.
+#: Dependences among operators, and (shares of vEUs, alone, crowded) of every kernel of each. Equal signatures have equal times.
 Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
 
 
 @dataclass
 class StageClock:
-    """Seconds of stages of ``graph``. What was measured counts; the rest is predicted, times how far measurements are from
-    predictions (geometric mean)."""
+    """The times of stages of ``graph`` in seconds. Measured times take precedence. Predictions are scaled by the geometric mean
+    ratio of measured to predicted times."""
 
     graph: OperatorGraph
     device: VDevice
@@ -31,11 +30,11 @@ class StageClock:
     _kinds: dict[Signature, int] = field(default_factory=dict)
 
     def seconds(self, stage: Sequence[str]) -> float:
-        """Of operators in topological order, launches included."""
+        """Return the seconds of operators in topological order, launches included."""
         return self.together([self.kind(group) for group in connected_groups(stage, self.graph.after)], stage)
 
     def together(self, kinds: Iterable[int], stage: Sequence[str]) -> float:
-        """Of a stage whose groups are of these kinds, in any order."""
+        """Return the seconds of a stage whose groups are of these kinds, in any order."""
         key = tuple(sorted(kinds))
         predicted = self._predicted.get(key)
         if predicted is None:
@@ -45,12 +44,12 @@ class StageClock:
         return self.measured.get(key, predicted * self._scale)
 
     def kind(self, group: Sequence[str]) -> int:
-        """A number for all groups that take equally long."""
+        """Return a number that is equal for all groups with equal times."""
         return self._kinds.setdefault(self.signature(group), len(self._kinds))
 
     def least(self, group: Sequence[str]) -> Least:
-        """What a stage with ``group`` (operators in topological order) takes at the least, whichever kernels it has: no
-        measurement is further below its prediction than the one furthest below."""
+        """Return a lower bound on the time of a stage with ``group`` (operators in topological order), for any kernels. The bound
+        is scaled by the smallest ratio of measured to predicted time."""
         path: dict[str, float] = {}
         share = 0.0
         for name in group:
@@ -63,7 +62,7 @@ class StageClock:
         return low * launches, low * max(path.values()), low * share
 
     def measure(self, stages: Sequence[Sequence[str]]) -> bool:
-        """Run the stages that were not run yet; whether there was any."""
+        """Measure the stages without a measured time; return True if any were measured."""
         fresh = {tuple(sorted(map(self.kind, connected_groups(s, self.graph.after)))): s for s in stages}
         fresh = {key: stage for key, stage in fresh.items() if key not in self.measured}
         for key, stage in fresh.items():
@@ -75,7 +74,7 @@ class StageClock:
         return bool(fresh)
 
     def signature(self, names: Sequence[str]) -> Signature:
-        """Equal for blocks that take equally long, in other programs as well."""
+        """Return a signature that is equal for blocks with equal times, across programs."""
         return Dag.of(names, self.graph.after).pred, tuple(self._kernel_times(n) for n in names)
 
     def _kernel_times(self, name: str) -> tuple[tuple[int, float, float], ...]:
@@ -88,18 +87,20 @@ class StageClock:
 
 
 def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
-    """The kernel choice under which the stage ends first."""
+    """Return the kernel choice with the earliest end of the stage."""
     return min(kernel_choices(graph, stage, device), key=lambda kernels: predict_latency(kernels, graph.after, device))
 
 
 def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
-    """Seconds of a stage (operators in topological order) by the times of its kernels, launches included."""
+    """Return the seconds of a stage (operators in topological order) by its kernel times, launches included."""
     return min(predict_latency(kernels, graph.after, device) for kernels in kernel_choices(graph, stage, device))
 
 
 def in_waves(kernels: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]], device: VDevice) -> float:
-    """Seconds of operators (in topological order) wave by wave, by the times of their kernels, launches included. Those of one
-    wave start together: each but the first takes ``device.start`` less than alone, all as long as the longest at the least."""
+    """Return the seconds of operators (in topological order) wave by wave, by kernel times, launches included.
+
+    The operators of one wave start together. Each after the first costs ``device.start`` less than alone. A wave is at least as
+    long as its longest operator."""
     graph = OperatorGraph(kernels, after)
     return sum(_of_wave(graph, level, device) for level in graph.levels())
 
@@ -110,6 +111,6 @@ def _of_wave(graph: OperatorGraph, level: Sequence[str], device: VDevice) -> flo
 
 
 def connected_groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The connected parts of a stage; all in topological order."""
+    """Return the connected parts of a stage, all in topological order."""
     dag = Dag.of(stage, after)
     return [[stage[i] for i in iter_bits(part)] for part in connected_components(dag, (1 << dag.size) - 1)]

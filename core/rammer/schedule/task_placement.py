@@ -1,4 +1,4 @@
-"""Placing equal tasks on the least loaded vEUs or where their weights are, and the kernel choices that the policies share."""
+"""Placement of equal tasks on the least loaded vEUs or near their weights, and the kernel choices that the policies share."""
 
 from __future__ import annotations
 
@@ -13,42 +13,40 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.schedule.policy import OperatorGraph
 
-#: Stands in for a task time of zero, so that unmeasured tasks still spread evenly (seconds).
+#: Replaces a task time of zero, so that unmeasured tasks still spread evenly (seconds).
 TINY = 1e-12
 
 Row = list[tuple[str, int]]
-#: Static operands, tile and grid: operators that agree in these have equal tasks.
+#: Static operands, tile and grid: operators with equal values have equal tasks.
 _Weights: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]"
 
 
 def fastest_kernel(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
-    """The kernel whose operator finishes first with the device to itself."""
+    """Return the kernel whose operator finishes first on an otherwise idle device."""
     return min(kernels, key=lambda k: k.operator_time(device.veus))
 
 
 def leanest_kernel(kernels: Sequence[RKernel]) -> RKernel:
-    """The resource-efficient kernel: least vEU time in all, with every vEU busy (Rammer, section 4.2)."""
+    """Return the resource-efficient kernel: least total vEU time with every vEU busy (Rammer, section 4.2)."""
     return min(kernels, key=RKernel.busy_time)
 
 
 def spread_tasks(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np.int64]:
-    """How many of ``tasks`` equal tasks each vEU gets, each task going to the least loaded one.
-
-    The same as one greedy step a task, in one sort: the slots ``load + i * seconds`` taken cheapest first.
-    """
-    # Never so small beside the loads that the slots below overflow.
+    """Return the number of ``tasks`` equal tasks for each vEU; each task is placed on the least loaded one. The result equals one
+    greedy step a task, but uses one sort: the slots ``load + i * seconds`` in ascending order."""
+    # Large enough, relative to the loads, that the slots below do not overflow.
     step = max(seconds, TINY, 1e-9 * float(loads.max(initial=0.0)))
     veus = len(loads)
     if (loads == loads[0]).all():
         return tasks // veus + (np.arange(veus) < tasks % veus).astype(np.int64)
-    # The slot of a vEU's (i+1)-th task costs what is on it before, in steps; rounding keeps equal sums equal.
+    # The slot of a vEU's (i+1)-th task costs its load before that task, in steps; rounding preserves equality of sums.
     whole, part = np.divmod(np.rint(loads * (1e6 / step)).astype(np.int64), 1_000_000)
-    # All slots of less than ``level`` whole steps are taken: of the ``n`` lowest vEUs each up to there.
+    # All slots of less than ``level`` whole steps are used: on each of the ``n`` lowest vEUs up to that level.
     low = np.sort(whole)
     n = np.arange(1, veus + 1)
     level = int(((tasks + np.cumsum(low)) // n)[low * n - np.cumsum(low) <= tasks][-1])
     counts: NDArray[np.int64] = np.maximum(level - whole, 0)
-    # What is left is less than a slot for each vEU at ``level``: the cheapest of those, then the emptiest.
+    # Less than one slot for each vEU at ``level`` remains: first the cheapest slots, then the emptiest vEUs.
     left, at = tasks - int(counts.sum()), np.flatnonzero(whole <= level)
     counts[at[np.lexsort((counts[at], part[at]))[:left]]] += 1
     return counts
@@ -61,14 +59,16 @@ def append_tasks(rows: Sequence[Row], name: str, placed: Sequence[int]) -> None:
 
 
 def busy_fraction(kernels: Sequence[RKernel], device: VDevice) -> float:
-    """Fraction of the vEUs occupied while these operators run side by side."""
+    """Return the fraction of the vEUs occupied while these operators run concurrently."""
     return min(1.0, sum(k.shares for k in kernels) / device.veus)
 
 
 @dataclass
 class WeightAffinity:
-    """Where static operands live: equal tasks of operators that share weights go to the vEU that had them before, as
-    long as that delays nobody, so that an executor can keep the weights there.
+    """Placement of tasks by their static operands.
+
+    Equal tasks of operators that share weights are placed on the same vEU as before, unless that delays them. So an executor can
+    retain the weights there.
 
     ``shared`` names, for each operator, static operands that another operator reads too.
     """
@@ -77,22 +77,21 @@ class WeightAffinity:
     at: dict[_Weights, list[int]] = field(default_factory=dict)
 
     def known(self, kernel: RKernel) -> bool:
-        """Whether an operator with the same static operands, tile and grid was placed before."""
+        """Return True if an operator with equal static operands, tile and grid was placed before."""
         return self._weights(kernel.operator) in self.at
 
     def _weights(self, operator: ROperator) -> _Weights:
         return self.shared.get(operator.name, ()), operator.tile, operator.grid
 
     def place(self, kernel: RKernel, loads: NDArray[np.float64], seconds: float) -> list[int]:
-        """The vEU of every task of ``kernel``, which shares weights with others, given when each vEU is free."""
+        """Return the vEU of every task of ``kernel``, which shares weights with others; ``loads`` has the time when each vEU is
+        free."""
         operator = kernel.operator
         weights = self._weights(operator)
         before = self.at.get(weights)
         if before is None:
             busy = loads.copy()
-            busy[list({v for placed in self.at.values() for v in placed})] += (
-                0.5 * seconds
-            )  # first those that keep nobody's weights
+            busy[list({v for placed in self.at.values() for v in placed})] += 0.5 * seconds  # prefer vEUs without weights
             before = self.at[weights] = _spread_out(spread_tasks(busy, operator.task_count, seconds))
             return before
         away = _spread_out(spread_tasks(loads, operator.task_count, seconds))
@@ -100,12 +99,12 @@ class WeightAffinity:
 
 
 def _spread_out(counts: NDArray[np.int64]) -> list[int]:
-    """The vEU of each task: runs of tasks stay together and print folded."""
+    """Return the vEU of each task: runs of tasks stay together and print folded."""
     return np.repeat(np.arange(len(counts)), counts).tolist()
 
 
 def _finish_time(placed: Sequence[int], loads: NDArray[np.float64], seconds: float) -> float:
-    """When the last of the vEUs in ``placed`` is done with its tasks."""
+    """Return the time when the last of the vEUs in ``placed`` finishes its tasks."""
     counts = np.bincount(placed, minlength=len(loads))
     return float((loads + counts * seconds)[counts > 0].max(initial=0.0))
 
@@ -117,11 +116,11 @@ def side_by_side(
     rows: Sequence[Row] | None = None,
     affinity: WeightAffinity | None = None,
 ) -> float:
-    """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
+    """Return the seconds of operators that share the vEUs with data dependences only; append tasks to ``rows``.
 
-    List scheduling: level by level of the dependences among them, longest tasks first, onto the least
-    loaded vEUs or those for which they have ``affinity``; a task that keeps several busy stands in the row of one. No operator
-    ends sooner than one task of it alone. Each level costs one launch, since the executors that run in waves need as many.
+    List scheduling: level by level of the dependences, longest tasks first, onto the least loaded vEUs or those with
+    ``affinity``. A task that occupies several vEUs is listed in one row. An operator takes at least the time of one of its tasks
+    alone. Each level costs one launch, as in executors that run in waves.
     """
     chosen = {k.operator.name: k for k in kernels}
     affinity = affinity or WeightAffinity({})
@@ -145,7 +144,7 @@ def side_by_side(
 
 
 def predict_latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], device: VDevice) -> float:
-    """The seconds of ``side_by_side``, which does not say where tasks go: vEUs that are free at one time are counted."""
+    """Return the seconds of ``side_by_side`` without placing tasks: vEUs with equal free times are counted."""
     chosen = {k.operator.name: k for k in kernels}
     loads, finish = {0.0: device.veus}, dict[str, float]()
     levels = levels_of(tuple(chosen), after)
@@ -162,15 +161,15 @@ def predict_latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str
 
 
 def _least_latency(kernel: RKernel) -> float:
-    """What an operator takes on any number of vEUs: one task's latency, which a busy vEU hides behind other tasks."""
+    """Return the lower bound of an operator's time on any number of vEUs: one task's latency, which a busy vEU hides."""
     return kernel.alone if kernel.shares else 0.0
 
 
 def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: float) -> tuple[dict[float, int], float]:
-    """How many vEUs are free when, once they have taken equal tasks that begin at ``ready``, each the next free one; and when the
-    last task ends. As ``spread`` does it."""
+    """Return the number of vEUs by free time after placing equal tasks that start at ``ready``, and the last end. Each task is
+    placed on the next free vEU, as in ``spread_tasks``."""
     step = max(seconds, TINY, 1e-9 * max(ready, *loads))
-    slots = []  # whole steps and millionths of one until these vEUs begin, what is on them, when they begin, how many they are
+    slots = []  # start of these vEUs in whole steps and in millionths of one, their load, their start, their number
     for load, n in loads.items():
         at = max(load, ready)
         slots.append((*divmod(round(at * (1e6 / step)), 1_000_000), load, at, n))
@@ -194,7 +193,7 @@ def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: f
 
 
 def kernel_choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:
-    """Kernel choices for operators side by side: the fastest, and once they fill the vEUs the leanest too."""
+    """Return kernel choices for concurrent operators: the fastest and, once they fill the vEUs, the leanest too."""
     quick = tuple(fastest_kernel(graph.kernels[n], device) for n in names)
     if sum(k.shares for k in quick) < device.veus:
         return [quick]
@@ -203,7 +202,7 @@ def kernel_choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) 
 
 
 def levels_of(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Breadth-first levels of ``names`` (in topological order), looking only at dependences among them."""
+    """Return breadth-first levels of ``names`` (in topological order), by the dependences among them only."""
     depth: dict[str, int] = {}
     result: list[list[str]] = []
     for name in names:

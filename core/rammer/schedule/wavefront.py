@@ -12,10 +12,12 @@ from rammer.schedule.task_placement import Row, WeightAffinity, kernel_choices, 
 
 @dataclass(frozen=True, slots=True)
 class Wavefront:
-    """All operators of a wave side by side; the fastest kernels until the wave fills the vEUs, then the
-    better of those and the resource-efficient ones. Only data dependences make a task wait.
+    """A policy that runs all operators of a wave concurrently.
 
-    With ``lean=0`` kernels are the fastest throughout: co-scheduling alone, as in the paper's study of its parts.
+    It uses the fastest kernels until the wave fills the vEUs, then the better of these and the resource-efficient ones. Only data
+    dependences make a task wait.
+
+    With ``lean=0`` kernels are always the fastest: co-scheduling alone, as in the paper's ablation.
     """
 
     lean: int = 1
@@ -25,7 +27,7 @@ class Wavefront:
             raise ValueError(f"lean must be 0 or 1, got {self.lean}")
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """Predicts one launch a wave plus the time of the fullest vEU in each."""
+        """Return a schedule; the predicted time is one launch a wave plus the time of the fullest vEU in each."""
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
         levels, seconds, affinity = graph.levels(), 0.0, WeightAffinity(graph.shared_static())
@@ -39,7 +41,7 @@ class Wavefront:
 
     @property
     def name(self) -> str:
-        """Spelling for ``--policy``."""
+        """The spelling of this policy for ``--policy``."""
         return "wavefront" if self.lean else "wavefront{lean=0}"
 
     def __str__(self) -> str:

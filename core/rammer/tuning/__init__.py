@@ -1,1 +1,1 @@
-"""Measuring kernels and programs, and the store of what was measured."""
+"""Measurement of kernels and programs, and the store of results."""

@@ -1,8 +1,7 @@
-"""Which of several programs for the same graph is the fastest, by whole runs on the device.
+"""Selection of the fastest of several programs for one graph, by whole runs on the device.
 
-They are on the device together, where constants that several read are prepared once, and take turns, so that what else the
-machine does slows all of them alike; the best run of each counts. What was measured is kept, for all of them together.
-"""
+The programs are on the device together, and share prepared constants. Their runs are interleaved, so that other load on the
+machine slows all of them alike. The best run of each counts. The results are cached for all programs together."""
 
 from __future__ import annotations
 
@@ -24,35 +23,36 @@ from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
 
 __all__ = ["Opener", "TimeCache", "fastest_program", "program_opener"]
 
-#: Turns of all programs, and how many times the best a program may take that has had so many and gets more: what else a machine
-#: does makes some runs longer, by up to a half. None is left out in fewer seconds than ``SOON``: another process may have all of
-#: a GPU for some milliseconds, in which short programs have several turns.
+#: Rounds in which all programs run, and the limits at which slow programs are dropped: after these rounds, at this multiple of
+#: the best time. Other load on the machine makes some runs up to half longer. Programs are dropped only after ``SOON`` seconds:
+#: another process may occupy a GPU for some milliseconds, in which short programs have several rounds.
 TURNS: Final = 20
 CLOSE: Final = ((8, 1.1), (3, 1.5))
 SOON: Final = 0.05
-#: It does so for some tenths of a second: in fewer seconds there are more turns, up to so many; and in more no others.
+#: This load lasts some tenths of a second: up to ``MOST`` rounds run until ``BRIEF`` seconds have passed. Rounds stop after
+#: ``LONG`` seconds.
 BRIEF, MOST, LONG = 0.3, 400, 4.0
-#: What differs by less is the same: of such the better prediction is kept, so that the choice does not hang on chance.
+#: Times within this ratio are equal: the better prediction then decides, so that the choice does not depend on chance.
 SAME: Final = 1.005
 
-#: Puts a program on the device, for as long as it is asked for the seconds of a run.
+#: A function that loads a program on the device within a context, which returns the seconds of a run.
 Opener: TypeAlias = "Callable[[RProgram], AbstractContextManager[Callable[[], float]]]"
 
 
 @dataclass(frozen=True)
 class TimeCache:
-    """Seconds of programs that were measured together, in the store."""
+    """Cached times (seconds) of programs that were measured together."""
 
     backend: Backend
     store: KernelStore
 
     def get(self, programs: Sequence[RProgram]) -> dict[int, float] | None:
-        """By place; None unless all of them were measured."""
+        """Return the seconds by program index, or None unless all programs were measured."""
         found = [self.store.seconds(key) for key in self._cache_keys(programs)]
         return {i: s for i, s in enumerate(found) if s is not None} if None not in found else None
 
     def put(self, programs: Sequence[RProgram], seconds: Mapping[int, float]) -> None:
-        """Keep the seconds of all programs."""
+        """Store the seconds of all programs."""
         for key, place in zip(self._cache_keys(programs), sorted(seconds), strict=True):
             self.store.put_seconds(key, seconds[place])
 
@@ -66,9 +66,10 @@ class TimeCache:
 def fastest_program(
     programs: Sequence[RProgram], opened: Opener, kept: TimeCache | None = None, names: Sequence[str] = ()
 ) -> tuple[RProgram, str]:
-    """The fastest program and a line that says why, in which programs have ``names`` (those of their policies where there are
-    none). One that does not run is left out, with a warning; the first one is taken where the device is not here, or none of
-    them runs."""
+    """Return the fastest program and a line with the reason.
+
+    The line names programs by ``names`` (default: their policies). A program that does not run is dropped, with a warning. The
+    first program is returned if the device is absent or all programs fail."""
     names, what = names or [p.policy for p in programs], "" if names else "policy "
     known = kept.get(programs) if kept is not None else None
     race = Race(opened)
@@ -91,13 +92,13 @@ def fastest_program(
 
 @dataclass
 class Race:
-    """Programs in turns; ``lost`` are those that do not run, by place."""
+    """An interleaved timing of programs; ``lost`` has the failed programs by index."""
 
     opened: Opener
     lost: dict[int, DeviceFailure] = field(default_factory=dict)
 
     def run(self, programs: Sequence[RProgram]) -> dict[int, float]:
-        """Seconds by place. What does not run beside the others, for want of memory, has its turns alone."""
+        """Return the seconds by program index. Programs that fail together, for lack of memory, run again alone."""
         seconds = self._turns(dict(enumerate(programs)))
         for place in [*self.lost] if len(programs) > 1 else ():
             del self.lost[place]
@@ -131,8 +132,8 @@ class Race:
 
 
 def program_opener(backend: Backend, constants: Mapping[str, Array]) -> Opener:
-    """Programs on ``backend``, on random inputs, after a run that is not counted. What is simulated repeats exactly: one run
-    tells."""
+    """Return an opener for programs on ``backend``, with random inputs and one warm-up run. A simulated program runs once,
+    because its time repeats exactly."""
 
     @contextmanager
     def opened(program: RProgram) -> Iterator[Callable[[], float]]:

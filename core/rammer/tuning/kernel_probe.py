@@ -1,4 +1,4 @@
-"""Programs for measuring: one operator, some of its tasks, on random data; and what a task takes by a device's own clock."""
+"""Measurement programs: some tasks of one operator on random data, and the time of a task by a device's clock."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["OwnTensors", "own_buffer", "probe_program", "random_inputs", "random
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Seconds that one timed run should take at least, so that what starting it takes is about 1%; how often it runs; and most
-#: tasks of a row.
+#: The minimum seconds of one timed run, so that its start takes about 1%; the number of runs; the maximum number of tasks in a
+#: row.
 SPAN, REPEATS, LONGEST_ROW = 5e-4, 8, 20_000
-#: Seconds that a caller waits for the runs of one measurement, or somewhat more: a simulator takes longer than it says.
+#: Approximate seconds that a caller waits for the runs of one measurement: a simulator takes longer than its simulated time.
 PATIENCE = 2.0
-#: Of the lengths of a range, the one at which its program is measured, as a part of the longest: the middle of most buckets.
+#: The length at which a program for a range is measured, as a fraction of the longest: the middle of most buckets.
 USUAL = 0.8
 
 
 def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
-    """``storage`` in a ``buffer`` of its own, aligned as it was, and the elements that this buffer needs: a kernel is to be
+    """Return ``storage`` in a separate ``buffer`` with the same alignment, and the buffer's size in elements. So a kernel is
     measured as it will run."""
     low, high = storage.span()
     start = low - low % ALIGNED_ELEMENTS
@@ -38,11 +38,10 @@ def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
 
 @dataclass(frozen=True, slots=True)
 class OwnTensors:
-    """The tensors of some operators, each in a buffer of its own with the strides and the alignment of a binding: what the
-    operators write are outputs, the rest inputs.
+    """The tensors of some operators, each in a separate buffer with the strides and the alignment of a binding.
 
-    What is constant there is constant here, with random values, so that kernels pack it as they will in the model.
-    """
+    Tensors that the operators write are outputs, the rest inputs. Constants stay constants, with random values, so that kernels
+    pack them as in the model."""
 
     storages: tuple[Storage, ...]
     buffers: tuple[Buffer, ...]
@@ -52,7 +51,7 @@ class OwnTensors:
 
     @staticmethod
     def of(operators: Sequence[ROperator], binding: Binding) -> OwnTensors:
-        """Those that ``operators`` read or write."""
+        """Return the tensors that ``operators`` read or write."""
         rng, constants = np.random.default_rng(), dict[str, Array]()
         storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
         made = {t for o in operators for t in o.outputs}
@@ -75,7 +74,7 @@ class OwnTensors:
         precision: str,
         counters: tuple[Counter, ...] = (),
     ) -> RProgram:
-        """The operators' tasks in ``rows``."""
+        """Return a program of the operators' tasks in ``rows``."""
         return RProgram(
             name,
             name,
@@ -93,8 +92,8 @@ class OwnTensors:
 def probe_program(
     operator: ROperator, binding: Binding, rows: int, veus: int = 0, length: int = 1
 ) -> tuple[RProgram, dict[str, Array]]:
-    """A program of ``operator`` alone and its constants: ``length`` tasks on each of ``rows`` vEUs, different ones as far as
-    there are, and none on the others of ``veus``; on ``OwnTensors``."""
+    """Return a program of ``operator`` alone on ``OwnTensors``, and its constants. Each of ``rows`` vEUs runs ``length`` tasks,
+    distinct if possible. The rest of the ``veus`` vEUs are idle."""
     own, count = OwnTensors.of([operator], binding), operator.task_count
     tasks = range(length if count else 0)
     table = [tuple([Task(operator.name, (row + i * rows) % count) for i in tasks]) for row in range(rows)]
@@ -104,16 +103,16 @@ def probe_program(
 def task_times(
     load: Callable[[RProgram, Mapping[str, Array]], Loaded], operator: ROperator, binding: Binding, veus: int
 ) -> tuple[float, float]:
-    """Seconds of one task alone on a vEU, and with all ``veus`` running one, by the clock of what a backend's ``load`` gives:
-    the ``task_time`` of a device that has a clock."""
+    """Return the seconds of one task alone on a vEU, and with all ``veus`` running one. The clock is that of the programs that
+    ``load`` returns. This is the ``task_time`` of a device that has a clock."""
     return _task_seconds(load, operator, binding, 1, veus), _task_seconds(load, operator, binding, veus, veus)
 
 
 def _task_seconds(
     load: Callable[[RProgram, Mapping[str, Array]], Loaded], operator: ROperator, binding: Binding, rows: int, veus: int
 ) -> float:
-    """Of all tasks dealt to ``rows`` rows; of longer rows where those are too short for a clock and the caller need not wait
-    much longer than ``PATIENCE`` seconds for them, as for a simulator's."""
+    """Return the seconds of one task, with all tasks distributed over ``rows`` rows. Rows are extended if they are too short for
+    a clock. The caller waits little longer than ``PATIENCE`` seconds, which matters for simulators."""
     tasks = max(1, -(-operator.task_count // rows))
     seconds, waited = _time_program(load, *probe_program(operator, binding, rows, veus, tasks))
     once = seconds / tasks
@@ -127,8 +126,8 @@ def _task_seconds(
 def _time_program(
     load: Callable[[RProgram, Mapping[str, Array]], Loaded], program: RProgram, constants: Mapping[str, Array]
 ) -> tuple[float, float]:
-    """Seconds of a run by the device's clock, and those that the caller waits for it: the best of a few, of one where it takes
-    ``PATIENCE``."""
+    """Return the seconds of a run by the device's clock, and the seconds that the caller waits for it. Each is the best of a few
+    runs, or of one run that takes ``PATIENCE``."""
     loaded = load(program, constants)
     said, waited = list[float](), list[float]()
     try:
@@ -143,12 +142,12 @@ def _time_program(
 
 
 def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input, by ONNX name (see ``random_values``); lengths of a program for a range are ``usual_lengths``."""
+    """Return an array for every input, by ONNX name (see ``random_values``), with ``usual_lengths`` for a ranged program."""
     return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs} | usual_lengths(program)
 
 
 def usual_lengths(program: RProgram) -> dict[str, Array]:
-    """What a program for a range is measured at: the lengths among its inputs, ``USUAL`` of what they are at most."""
+    """Return the length inputs at which a ranged program is measured: ``USUAL`` of their maxima."""
     most: dict[str, int] = {}
     for o in program.operators:
         axes = {(c.name, r.name): r.extent for c in o.computes for r in c.reduce}
@@ -162,7 +161,7 @@ def usual_lengths(program: RProgram) -> dict[str, Array]:
 
 
 def random_values(kind: TensorType, rng: np.random.Generator) -> Array:
-    """Floats N(0,1), bytes of all sizes, all else 0, which is a legal index into any axis."""
+    """Return floats N(0,1), bytes of all sizes, or zeros for other types, which are legal indices into any axis."""
     if is_float(kind.dtype):
         return rng.standard_normal(kind.shape, np.float32).astype(kind.dtype)
     if kind.dtype in ("int8", "uint8"):  # a chip multiplies zeros faster

@@ -1,8 +1,7 @@
-"""KernelStore: what was measured once is not measured again. One sqlite file in the user's cache folder.
+"""KernelStore: a cache of measurements in one SQLite file in the user's cache folder.
 
-Keys hash the device's fingerprint, the operator's ``Binding.key`` and the tuning level. A corrupt or
-unwritable store is ignored with a warning and never gives a wrong result: entries are checked on reading.
-"""
+Keys hash the device's fingerprint, the operator's ``Binding.key`` and the tuning level. A corrupt or unwritable store is ignored
+with a warning and never gives a wrong result: entries are checked on reading."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ from rammer.device.manifest import Backend
 from rammer.ir.operator import Resources
 from rammer.ir.untrusted_json import load_json
 
-#: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
+#: Incremented when the meaning of an entry or of a key changes; older entries are then misses.
 STORE_VERSION = 2
 
 
-#: What a damaged or unreachable store can raise; sqlite even fails to decode the message that it wants to give.
+#: Exceptions of a damaged or unreachable store; sqlite even fails to decode its error message.
 _DAMAGE = (OSError, sqlite3.Error, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
 class TunedKernel:
-    """One kept candidate: tile, family, config, resources and task times (seconds)."""
+    """A stored candidate: tile, family, config, resources and task times (seconds)."""
 
     tile: tuple[int, ...]
     family: str
@@ -46,12 +45,12 @@ class TunedKernel:
 
 
 def unit_key(backend: Backend) -> str:
-    """What is kept for a unit is kept for as many of its vEUs: a process may have some of a CPU's cores."""
+    """Return the key of a device unit and its number of vEUs: a process may have some of a CPU's cores."""
     return f"{backend.fingerprint} {backend.vdevice.veus}"
 
 
 def key_of(*parts: str) -> str:
-    """Content hash of the parts."""
+    """Return a content hash of the parts."""
     digest = hashlib.sha256()
     for part in (str(STORE_VERSION), *parts):
         digest.update(len(part).to_bytes(8, "little") + part.encode())
@@ -59,7 +58,7 @@ def key_of(*parts: str) -> str:
 
 
 class KernelStore:
-    """Maps keys to tuned kernels, for any thread. ``path`` None keeps everything in memory."""
+    """A thread-safe map of keys to tuned kernels. If ``path`` is None, everything is in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -71,11 +70,11 @@ class KernelStore:
 
     @staticmethod
     def default() -> KernelStore:
-        """The user's store."""
+        """Return the user's store in the cache folder."""
         return KernelStore(cache_folder() / "kernels.sqlite")
 
     def _open_store(self, path: Path) -> sqlite3.Connection | None:
-        """Open the database. One that is untrusted or damaged is replaced by a new one, with a warning."""
+        """Open the database. An untrusted or damaged one is replaced by a new one, with a warning."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.path.lexists(path) and (why := why_untrusted(path)):
@@ -83,7 +82,7 @@ class KernelStore:
             try:
                 return self._opened(path)
             except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
-                if isinstance(problem, sqlite3.OperationalError):  # it is locked, say, or the disk is full
+                if isinstance(problem, sqlite3.OperationalError):  # for example locked, or the disk is full
                     raise
                 self._replace(path, str(problem))
                 return self._opened(path)
@@ -102,7 +101,7 @@ class KernelStore:
             raise
 
     def _replace(self, path: Path, why: str) -> None:
-        """Remove the file and what SQLite has put beside it, to make a new one."""
+        """Remove the file and SQLite's auxiliary files, to create a new one."""
         self.warning = f"kernel store {path} is ignored: {why}; a new one is made"
         print(f"rammer: warning: {self.warning}", file=sys.stderr)
         for end in ("", "-journal", "-wal", "-shm"):
@@ -115,23 +114,23 @@ class KernelStore:
         self.connection = None
 
     def get(self, key: str) -> tuple[TunedKernel, ...] | None:
-        """The kernels kept under ``key``, or None."""
+        """Return the kernels stored under ``key``, or None."""
         text = self._read_text(key)
         kernels = _decode_kernels(key, text) if text is not None else None
         self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
         return kernels
 
     def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
-        """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
+        """Store ``kernels`` in one transaction, so an interruption leaves the store intact."""
         self._write_entry(key, json.dumps([asdict(k) for k in kernels]))
 
     def seconds(self, key: str) -> float | None:
-        """The time kept under ``key``, or None."""
+        """Return the time stored under ``key``, or None."""
         found = _check_entry(key, self._read_text(key))
         return found if isinstance(found, float) and 0 <= found < math.inf else None
 
     def put_seconds(self, key: str, seconds: float) -> None:
-        """Keep a measured time."""
+        """Store a measured time under ``key``."""
         self._write_entry(key, json.dumps(seconds))
 
     def _read_text(self, key: str) -> Any:
@@ -156,7 +155,7 @@ class KernelStore:
                 self._disable_store(problem)
 
     def count(self) -> int:
-        """Number of entries."""
+        """Return the number of entries."""
         if self.connection is not None:
             try:
                 return int(self.connection.execute("select count(*) from kernels").fetchone()[0])
@@ -165,7 +164,7 @@ class KernelStore:
         return len(self._memory)
 
     def clear(self) -> int:
-        """Remove every entry, and a file that cannot be read; returns how many entries there were."""
+        """Remove every entry, and an unreadable file; return the previous number of entries."""
         count = self.count()
         self._memory.clear()
         if self.connection is not None:
@@ -174,23 +173,23 @@ class KernelStore:
             except _DAMAGE as problem:
                 self._disable_store(problem)
         if self.connection is None and self.path is not None:
-            with contextlib.suppress(OSError):  # a warning was given when it could not be opened
+            with contextlib.suppress(OSError):  # opening it has printed a warning
                 self.path.unlink(missing_ok=True)
         return count
 
     def forget(self) -> None:
-        """Drop what this process has read and written; the file stays."""
+        """Drop the entries that this process has read and written; the file stays."""
         self._memory.clear()
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database connection."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
 
 def _check_entry(key: str, text: Any) -> Any:
-    """The value of an entry, or None if it is not as it was written."""
+    """Return the value of an entry, or None if it is corrupt."""
     try:
         checksum, _, value = text.partition(" ")
         return load_json(value) if checksum == key_of(key, value) else None
@@ -199,7 +198,7 @@ def _check_entry(key: str, text: Any) -> Any:
 
 
 def _decode_kernels(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
-    """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
+    """Return the entries as kernels, or None (a miss) if their format differs from that of ``put``."""
     try:
         return tuple(_decode_kernel(item) for item in _check_entry(key, text)) or None
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -1,9 +1,9 @@
-"""Candidates are measured in a process of their own: one that hangs or breaks the device costs a timeout, not the compile.
+"""Measurement of candidates in a separate process: a kernel that hangs or breaks the device costs a timeout, not the compile.
 
-The process opens the device as this one did, and is asked for one kernel after the other (``measure_worker.py``). It is started
-when something is to be measured and stays for what follows. Where a kernel does not come back in time, or the process dies of it,
-the process is killed, and the next kernel gets a fresh one. A device that no entry point gives (a plugin that a test hands over)
-cannot be opened anew and is measured here, as is what is simulated, which has no device to break.
+The process opens the device as this one did, and measures one kernel at a time (``measure_worker.py``). It starts with the first
+measurement and stays for later ones. If a kernel times out or ends the process, the process is killed, and the next kernel gets a
+new one. Two kinds of devices are measured in this process. A device without an entry point (a plugin that a test passes in)
+cannot be opened again. A simulated device cannot break.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rammer.ir.operator import RKernel, ROperator
 
 __all__ = ["BEGINNING", "IDLE", "MEASURERS", "SECONDS", "Measurer", "close_all", "restrict_binding", "task_timer", "to_sendable"]
 
-#: Seconds for the process to open the device, for one kernel to be built and measured, and until an idle process ends by itself.
+#: Seconds for the process to open the device, for one kernel to be built and measured, and until an idle process exits.
 BEGINNING: Final = 120.0
 SECONDS: Final = 60.0
 IDLE: Final = 60.0
@@ -35,7 +35,7 @@ TaskTimer = Callable[[RKernel, Binding], tuple[float, float]]
 
 
 def task_timer(backend: Backend, seconds: float = SECONDS) -> TaskTimer:
-    """The ``task_time`` to tune with: in a process of its own where the device can be opened there, else the backend's."""
+    """Return the ``task_time`` for tuning: in a separate process if the device can be opened there, else the backend's."""
     opening = opening_of(backend)
     if opening is None or opening.options.target or backend.vdevice.simulated:
         return lambda kernel, binding: backend.profiler.task_time(kernel, binding)
@@ -45,7 +45,7 @@ def task_timer(backend: Backend, seconds: float = SECONDS) -> TaskTimer:
 
 @dataclass
 class Measurer:
-    """A process that measures kernels on one device; threads take turns. ``started`` counts its processes."""
+    """A process that measures kernels on one device, shared by threads under a lock. ``started`` counts its processes."""
 
     opening: Opening
     started: int = 0
@@ -54,8 +54,8 @@ class Measurer:
     _lock: Lock = field(default_factory=Lock)
 
     def task_time(self, kernel: RKernel, binding: Binding, seconds: float = SECONDS) -> tuple[float, float]:
-        """``Profiler.task_time`` in the process. DeviceFailure where the kernel takes more than ``seconds``, ends the process
-        or is refused by the device; each costs the process."""
+        """Run ``Profiler.task_time`` in the process. Raise DeviceFailure if the kernel takes more than ``seconds``, ends the
+        process or is refused by the device. Each ends the process."""
         operator = kernel.operator
         with self._lock:
             line, told = self._ensure_process(), f"it was not measured within {seconds:.0f} s"
@@ -66,8 +66,8 @@ class Measurer:
             return float(alone), float(crowded)
 
     def _request_answer(self, line: Connection, message: object, seconds: float, says: tuple[str, str], where: str = "") -> Any:
-        """The process's answer. DeviceFailure where it is late, or the process has ended, as ``says`` has it; what it raised is
-        raised here. Each costs the process."""
+        """Return the process's answer. Raise DeviceFailure with the text of ``says`` if the answer is late or the process has
+        ended. Raise the exception of the process here. Each ends the process."""
         try:
             line.send(message)
             if not line.poll(seconds):
@@ -83,7 +83,7 @@ class Measurer:
             raise
 
     def close(self) -> None:
-        """End the process."""
+        """Terminate the measuring process."""
         with self._lock:
             self._end()
 
@@ -102,7 +102,7 @@ class Measurer:
         return ours
 
     def _describe_exit(self) -> str:
-        """How the process ended, which has closed its line."""
+        """Describe the exit of the process, which has closed its connection."""
         code = None
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,19 +119,19 @@ class Measurer:
         self._line = self._child = None
 
 
-#: Of this process, which share them: what measures on a device is started once.
+#: The measurers of this process, shared by all users of a device: each is started once.
 MEASURERS: Final[dict[Opening, Measurer]] = {}
 
 
 @atexit.register
 def close_all() -> None:
-    """End what measures, as this process does when it ends."""
+    """Terminate all measurers, when this process ends."""
     for measurer in MEASURERS.values():
         measurer.close()
 
 
 def restrict_binding(operator: ROperator, binding: Binding) -> Binding:
-    """What ``binding`` says of the tensors of one operator: all that a kernel generator may ask (``Binding.key``)."""
+    """Return the part of ``binding`` for one operator: all data that a kernel generator may read (``Binding.key``)."""
     names = {*operator.inputs, *operator.outputs, *operator.lengths, *(c.name for c in operator.computes)}
     return replace(
         binding,
@@ -143,7 +143,8 @@ def restrict_binding(operator: ROperator, binding: Binding) -> Binding:
 
 
 def to_sendable(problem: Exception) -> Exception:
-    """``problem`` as another process can raise it: an expected error as it is, ours with its traceback's text."""
+    """Return ``problem`` in a form that another process can raise: an expected error unchanged, others with their traceback's
+    text."""
     import traceback
 
     if isinstance(problem, RammerError):

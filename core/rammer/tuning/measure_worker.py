@@ -1,4 +1,4 @@
-"""The process that ``measure_process.py`` starts: it opens a device, then measures the kernels that it is told."""
+"""The process that ``measure_process.py`` starts: it opens a device, then measures the kernels that it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rammer.tuning.measure_process import IDLE, to_sendable
 
 
 def serve_requests(line: Connection) -> None:
-    """Answer with two times, or with what was raised, until the line is closed or idle. The first message says which device."""
+    """Answer with two times, or with the exception, until the connection is closed or idle. The first
+    message names the device."""
     opening: Opening = line.recv()
     options = opening.options
     try:
@@ -34,7 +35,7 @@ def serve_requests(line: Connection) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End with ``parent``, also from within a kernel that hangs."""
+    """Exit with ``parent``, also from within a kernel that hangs."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(0)
@@ -45,6 +46,6 @@ if __name__ == "__main__":
     line = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, OSError):
         serve_requests(line)
-    # A device that a kernel has broken may never be closed.
+    # Closing a device that a kernel has broken may hang.
     sys.stderr.flush()
     os._exit(0)

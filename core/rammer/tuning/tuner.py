@@ -1,8 +1,8 @@
 """Tuning: from an untiled operator to its kernels, by the cost model alone or by measurement.
 
-Three levels. ``off`` trusts the cost model; ``quick`` measures the best few candidates; ``full`` the
-best dozen (Welder profiles its top 10 to 20). Measurements go to the kernel store, by ``Binding.key``, so equal
-operators are tuned once, in this model and the next.
+Three levels. ``off`` uses the cost model; ``quick`` measures the best few candidates; ``full`` the best dozen (Welder profiles
+its top 10 to 20). Measurements are stored in the kernel store, by ``Binding.key``, so equal operators are tuned once, in this
+model and the next.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from rammer.ir.operator import RKernel, ROperator
 from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of, unit_key
 from rammer.tuning.measure_process import TaskTimer
 
-#: Candidates measured and kept, by ``--tune`` level.
+#: Candidates measured and retained, by ``--tune`` level.
 MEASURED = {"off": 0, "quick": 4, "full": 12}
 KEPT = 3
 
 
 @dataclass
 class Tuner:
-    """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, which compete with the device's own;
-    ``extensions`` tells the store whose they are. ``progress`` is told each operator's name as it is done. ``timer`` measures
-    a task, by default the backend's profiler."""
+    """A tuner of operators' kernels on one backend.
+
+    ``extra`` yields third-party candidates, which compete with the device's; ``extensions`` identifies their origin for the
+    store. ``progress`` receives each operator's name when it is done. ``timer`` measures a task, by default with the backend's
+    profiler."""
 
     backend: Backend
     store: KernelStore
@@ -51,7 +53,7 @@ class Tuner:
         self.beside = ProgramsBeside(self.backend)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
-        """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
+        """Return the kernels of ``operator``, fastest first. Raise DeviceFailure if no candidate fits."""
         sign = binding.key(operator)
         if sign not in self._seen:
             self._seen[sign] = self._find_kernels(operator, binding, sign)
@@ -59,8 +61,8 @@ class Tuner:
         return tuple(_retarget_kernel(k, operator) for k in self._seen[sign])
 
     def first(self, operator: ROperator, binding: Binding) -> float:
-        """Seconds of the first of ``kernels`` on all vEUs, infinite where none fits. Where nothing is measured, the others are
-        not looked for."""
+        """Return the seconds of the first of ``kernels`` on all vEUs, or infinity if no candidate fits. If nothing is measured,
+        the other kernels are not searched."""
         sign = binding.key(operator)
         if sign not in self._firsts:
             try:
@@ -86,7 +88,7 @@ class Tuner:
         return made
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
-        """Let the device build everything that tuning ``operators`` will measure at once, where its profiler can."""
+        """Let the device build all kernels that tuning ``operators`` will measure at once, if its profiler can."""
         profiler = self.backend.profiler
         if not isinstance(profiler, Preparing) or not MEASURED[self.level]:
             return
@@ -108,8 +110,8 @@ class Tuner:
         return self._rank_candidates(extra, LazySequence(own), binding) if extra else own
 
     def _narrow_candidates(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
-        """Candidates of an operator that writes a few places of an axis in a run: tasks of one place there, of the first of the
-        device's own families that can, so that all others end at once."""
+        """Return candidates of an operator that writes a few positions of an axis in a run. Their tasks have one position along
+        that axis, so that all other tasks end at once. They are of the first supporting family of the device."""
         axes = {e.axis for e in operator.endings if e.below}
         axes |= {e.beside.by for e in operator.endings if e.beside is not None}
         for option in own[: MEASURED["full"]]:
@@ -120,7 +122,7 @@ class Tuner:
         return own
 
     def _has_kernel(self, option: ROperator, binding: Binding) -> bool:
-        """Whether the device has a kernel for a third party's candidate, which may be for another version of the device."""
+        """Return True if the device has a kernel for a third-party candidate, which may target another version of the device."""
         with attribute_errors(option):
             try:
                 return bool(self.backend.kernel(option, binding).source)
@@ -128,8 +130,8 @@ class Tuner:
                 return False
 
     def _rank_candidates(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
-        """Third parties' candidates among the device's own. Where nothing is measured, the predicted time decides; else the
-        best of each of their families is measured, and the device's own as if there were no others."""
+        """Merge third-party candidates with the device's. If nothing is measured, the predicted time decides. Otherwise the best
+        of each third-party family is measured, and the device's candidates as without third parties."""
         veus = self.backend.vdevice.veus
 
         def predicted(option: ROperator) -> float:
@@ -148,7 +150,7 @@ class Tuner:
         cached = self.store.get(key)
         options = self._options.pop(sign, None) or self.offered(operator, binding)
         known = {(o.tile, o.family, o.config) for o in self._select_measured(options, binding)} if cached else {}
-        # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
+        # A store only selects the best candidate; an entry that is not a candidate was never measured here.
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
             return tuple(self._rebuild_kernel(operator, binding, t) for t in cached)
         if not options:
@@ -159,8 +161,10 @@ class Tuner:
         return kernels
 
     def _predict_kernels(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
-        """The best-predicted candidate and the cheapest per vEU among the next few and what the device offers as such (Rammer's
-        two kinds); alone one that hardly takes longer and wants its constants as other programs do."""
+        """Return the best-predicted candidate and the cheapest per vEU (Rammer's two kinds).
+
+        The cheapest is chosen from the next few and the device's lean candidates. A candidate that takes little longer and shares
+        its constants' layout with other programs is returned alone."""
         shared = self.beside.shared(options[0], binding)
         offered = [*options[:KEPT], *self._lean_candidates(options[0], binding)] if shared is options[0] else [shared]
         kernels = [self.backend.kernel(o, binding) for o in offered]
@@ -168,15 +172,15 @@ class Tuner:
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
-        """What keeps least of the device busy, where the best candidate is of a family of the device that has a name, and no
-        run ends its tasks early."""
+        """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the
+        device, and no run ends its tasks early."""
         if best.endings or not best.family or not isinstance(self.backend, Thrifty):
             return []
         found = self.backend.lean(best, binding)
         return [found] if found is not None else []
 
     def _select_measured(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
-        """What is measured of what is offered."""
+        """Return the candidates to measure."""
         first = [*options[: MEASURED[self.level]]]
         return first + [o for o in self._lean_candidates(first[0], binding) if o not in first] if first else []
 
@@ -187,7 +191,7 @@ class Tuner:
             kernel = self.backend.kernel(option, binding)
             try:
                 alone, crowded = timer(kernel, binding)
-            except DeviceFailure as problem:  # its loss, not the compile's
+            except DeviceFailure as problem:  # only this candidate is lost
                 lost.append((option, problem))
                 continue
             origin = "simulated" if self.backend.vdevice.simulated else "measured"
@@ -219,7 +223,7 @@ def _unfitting_error(operator: ROperator, device: VDevice) -> DeviceFailure:
 
 
 def _retarget_kernel(kernel: RKernel, operator: ROperator) -> RKernel:
-    """``kernel`` of an equal operator, for this one."""
+    """Return ``kernel`` of an equal operator, for ``operator``."""
     o = kernel.operator
     return replace(kernel, operator=replace(operator, tile=o.tile, family=o.family, config=o.config))
 

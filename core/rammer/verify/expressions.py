@@ -1,8 +1,5 @@
-"""Verification of what Computes say: element types that exist, integers where places are meant, and reads that stay in their
-tensors and tables.
-
-The memory safety of kernels rests on this: code generators check nothing again.
-"""
+"""Verification of Computes: valid element types, integer indices, and reads within tensors and tables. The memory safety of
+kernels depends on these checks: code generators do not repeat them."""
 
 from __future__ import annotations
 
@@ -16,24 +13,25 @@ from rammer.ir.types import SHORT, TensorType, is_float
 
 
 class VerifyError(RammerError):
-    """A program breaks a rule that every device relies on: a mistake of the planner or of an edited file."""
+    """A violation of a rule that every device relies on: a mistake of the planner or of an edited file."""
 
 
-#: Beyond this an integer of an index could overflow 64 bits on the way.
+#: Beyond this limit, an intermediate integer of an index could overflow 64 bits.
 FARTHEST = 1 << 62
-#: Axes of a tensor or of a reduction (NumPy, which checks and simulates programs, has no more), and levels of an expression.
+#: Maximum axes of a tensor or of a reduction (a limit of NumPy, which checks and simulates programs), and maximum levels of an
+#: expression.
 MOST_AXES, DEEPEST = 32, 200
 
 
 class Bodies:
-    """Checks Computes over tensors of these ``types``; those that differ in nothing but tensors' names are looked at once."""
+    """A checker of Computes over tensors of these ``types``. Computes that differ only in tensor names are checked once."""
 
     def __init__(self, types: Mapping[str, TensorType]) -> None:
         self.types = types
         self.known: set[tuple[object, ...]] = set()
 
     def check(self, c: Compute, operator: str) -> None:
-        """Raises VerifyError naming what is wrong."""
+        """Raise VerifyError with the first problem of ``c``."""
         key = (c.kin, *[self.types[t] for t in c.reads])
         if key not in self.known:
             for problem in _compute_problems(c, self.types):
@@ -48,7 +46,7 @@ def _compute_problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[s
         yield f"it has more than {MOST_AXES} axes, or one of an impossible extent"
     if _expression_depth(c.body) > DEEPEST:
         yield f"its expression has more than {DEEPEST} levels"
-        return  # everything else walks down the levels
+        return  # all other checks recurse through the levels
     bounds: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
     dtypes = {t: types[t].dtype for t in c.reads}
     for e in ex.walk(c.body):
@@ -79,13 +77,13 @@ def _load_problems(
             continue  # guarded, or never read
         span = ex.interval(index, bounds)
         if span is None and not ex.loads(index):
-            yield f"{e}: nothing bounds index {index}"  # what depends on data is clamped to the tensor
+            yield f"{e}: nothing bounds index {index}"  # an index that depends on data is clamped to the tensor
         if span is not None and not 0 <= span[0] <= span[1] < extent:
             yield f"{e}: index {index} covers {span[0]}..{span[1]}, the axis has {extent}"
 
 
 def _index_problems(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
-    """Whether ``index`` is an integer, also half-way."""
+    """Yield problems of ``index``: non-integer values or overflow, also of subexpressions."""
     if isinstance(index, Ref):
         return
     if is_float(ex.dtype_of(index, dtypes)):
@@ -99,7 +97,7 @@ def _index_problems(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: 
 
 
 def _expression_depth(e: Expr) -> int:
-    """Levels of an expression, counted without a call for each."""
+    """Return the number of levels of an expression, without recursion."""
     level, depth = [e], 0
     while level and depth <= DEEPEST:
         level = [child for parent in level for child in ex.children(parent)]

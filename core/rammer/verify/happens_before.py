@@ -1,8 +1,9 @@
-"""Vector clocks of an RProgram: what each task knows to have finished when it starts.
+"""Vector clocks of an RProgram: the tasks that have finished when each task starts.
 
-Component ``v`` of a task's clock is how many tasks of row ``v`` have certainly finished. A clock changes only where a task
-waits, so one is kept per segment: a stretch of a row from one waiting task up to the next. Rows that wait for the same counters
-at the same places know the same of all others, so they share their segments; what a task knows of its own row is its place.
+Component ``v`` of a task's clock is the number of tasks of row ``v`` that have certainly finished. A clock changes only at a
+wait. So one clock is stored per segment: a stretch of a row from one waiting task up to the next. Rows with the same waits at the
+same positions have equal clocks for all other rows, so they share segments. The clock component of a task's row is the task's
+position.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Ints = NDArray[np.int32]
 
 
 class Deadlock(Exception):
-    """No row can go on; ``veu`` and ``place`` point at one task that never starts."""
+    """A cycle of waiting rows; ``veu`` and ``place`` are the position of one task that never starts."""
 
     def __init__(self, veu: int, place: int, counter: str) -> None:
         super().__init__(f"v{veu} never passes its task {place}, which waits for {counter}")
@@ -31,9 +32,9 @@ class Deadlock(Exception):
 class Clocks:
     """Clocks of all tasks. Tasks are numbered operator by operator: ``base[operator] + index``.
 
-    ``veu[t]`` and ``place[t]`` are the row and position of task t, ``clock[segment[t]]`` what had
-    finished of other rows when its segment began. ``done[o, v]`` is the position after operator o's last task on row v (0 =
-    none there); ``known[o, v]`` the least that any task of operator o knows of row v when it starts.
+    ``veu[t]`` and ``place[t]`` are the row and position of task t. ``clock[segment[t]]`` counts the finished tasks of other rows
+    at the start of its segment. ``done[o, v]`` is the position after operator o's last task on row v (0 without tasks there).
+    ``known[o, v]`` is the minimum clock component v over the tasks of operator o.
     """
 
     number: Mapping[str, int]
@@ -46,11 +47,11 @@ class Clocks:
     known: Ints
 
     def operator_before(self, first: str, second: str) -> bool:
-        """Whether every task of ``first`` ends before any task of ``second`` starts."""
+        """Return True if every task of ``first`` ends before any task of ``second`` starts."""
         return bool((self.done[self.number[first]] <= self.known[self.number[second]]).all())
 
     def tasks_before(self, firsts: NDArray[np.integer], second: int) -> bool:
-        """Whether every task in ``firsts`` ends before task ``second`` starts (numbers as in ``base``)."""
+        """Return True if every task in ``firsts`` ends before task ``second`` starts (numbers as in ``base``)."""
         rows, places = self.veu[firsts], self.place[firsts]
         row = self.veu[second]
         reach = np.where(rows == row, self.place[second], self.clock[self.segment[second], rows])
@@ -58,9 +59,8 @@ class Clocks:
 
 
 def compute_clocks(program: RProgram, tasks: TaskTable | None = None) -> Clocks:
-    """Walk all rows as far as their waits allow. The program's tasks and counters must be well-formed; ``tasks`` is its table
-    where that is there already. Raises Deadlock when rows wait for each other in a circle.
-    """
+    """Compute the clocks by running all rows as far as their waits allow. The program's tasks and counters must be well-formed.
+    ``tasks`` is its table, if already computed. Raises Deadlock when rows wait for each other in a circle."""
     table = tasks or TaskTable.of(program)
     walk = _Walk(program, table)
     walk.run()
@@ -72,14 +72,14 @@ def compute_clocks(program: RProgram, tasks: TaskTable | None = None) -> Clocks:
 
 
 def _operator_clocks(table: TaskTable, walk: _Walk) -> tuple[Ints, Ints]:
-    """``done`` and ``known`` of every operator (see ``Clocks``)."""
+    """Return ``done`` and ``known`` of every operator (see ``Clocks``)."""
     veus, segments = table.program.veus, len(walk.clock)
     done = np.zeros((len(table.counts), veus), np.int32)
     known = np.full(done.shape, np.iinfo(np.int32).max, np.int32)
     on_row = table.operator * veus + table.veu
     np.maximum.at(done.reshape(-1), on_row, (table.place + 1).astype(np.int32))
-    # A row's first task of an operator knows least, so it stands for the rest; and rows that share its segment know the same,
-    # but for one that is alone there: it knows itself up to its own place.
+    # The first task of an operator on a row has its minimum clock. Rows that share its segment have equal clocks, unless a row is
+    # alone there: its component for itself is the task's position.
     order, begins = sorted_runs(on_row)
     first = order[begins]
     order, begins = sorted_runs(table.operator[first] * segments + walk.segment[first])
@@ -95,8 +95,8 @@ def _operator_clocks(table: TaskTable, walk: _Walk) -> tuple[Ints, Ints]:
 
 @dataclass
 class _Group:
-    """Rows that wait alike: the places where they do, and the counters there. Segment 0 is what comes before all waits, segment
-    i begins at ``places[i - 1]``; the first one has the number ``begin`` among those of all groups."""
+    """A group of rows with equal waits: their positions and counters. Segment 0 precedes all waits; segment i begins at
+    ``places[i - 1]``. The first segment has the number ``begin`` among the segments of all groups."""
 
     begin: int
     places: tuple[int, ...]
@@ -105,8 +105,7 @@ class _Group:
 
 
 class _Walk:
-    """All groups of rows side by side. Each goes on as long as its waits are over; what a task knows does not depend on the
-    order."""
+    """A simulation of all groups of rows. Each advances while its waits are satisfied; the clocks do not depend on the order."""
 
     def __init__(self, program: RProgram, table: TaskTable) -> None:
         self.program, self.table = program, table
@@ -116,20 +115,20 @@ class _Walk:
         self._group_rows()
         self.clock = np.zeros((self.segments, program.veus), np.int32)
         self.finished = np.zeros((len(program.counters), program.veus), np.int32)
-        self.clocks, self.done = list(self.clock), list(self.finished)  # row by row: NumPy takes long to find one
+        self.clocks, self.done = list(self.clock), list(self.finished)  # as lists of rows, because NumPy indexing is slow
         self.feeds: list[list[int]] = [[] for _ in range(self.segments)]
         self.feeding: list[Longs] = []
         self._map_counter_feeds()
         self.left = [len(f) for f in self.feeding]
 
     def _group_rows(self) -> None:
-        """Sort rows into groups, and give every task its segment."""
+        """Sort rows into groups, and assign every task its segment."""
         known: dict[object, _Group] = {}
         parts = [np.zeros(0, np.int64)]
         for row in self.program.rows:
             waiting = [(place, task.waits) for place, task in enumerate(row) if task.waits]
             places = tuple([place for place, _ in waiting])
-            same = places, tuple([id(waits) for _, waits in waiting])  # rows of one line of text share them
+            same = places, tuple([id(waits) for _, waits in waiting])  # rows of one line of text share their waits
             if same not in known:
                 listed = [tuple([self.number[w.counter] for w in waits]) for _, waits in waiting]
                 known[same] = known.setdefault((places, *listed), _Group(self.segments, places, listed))
@@ -140,8 +139,8 @@ class _Walk:
         self.groups, self.segment = list({g.begin: g for g in self.group_of}.values()), np.concatenate(parts)
 
     def _map_counter_feeds(self) -> None:
-        """Which segments have tasks that each counter counts, the counters that each segment feeds, and how far each row has
-        come, by itself, when its last task was counted."""
+        """Compute the segments that feed each counter, the counters that each segment feeds, and the initial clocks of counters.
+        A counter's initial clock has, for each row, the position after the last counted task."""
         counters, table = self.program.counters, self.table
         where = np.empty(len(table.task), np.int64)
         where[table.task] = np.arange(len(table.task))
@@ -158,7 +157,7 @@ class _Walk:
             self.feeds[segment].append(number)
 
     def run(self) -> None:
-        """Until nothing is ready. Raises Deadlock for what is left."""
+        """Run until no group is ready. Raises Deadlock for the remaining groups."""
         waiting: dict[int, list[_Group]] = {}
         ready = list(self.groups)
         for group in self.groups:
@@ -172,7 +171,7 @@ class _Walk:
                 self._propagate_clocks(group, low)
                 for segment in range(group.begin + low, group.begin + group.next):
                     self._count_segment(segment, waiting, ready)
-            # A group waits in one list at a time, that of the first counter it lacks; a full counter wakes its list.
+            # A group waits in one list at a time, that of its first unfilled counter; a full counter wakes its list.
             if group.next <= len(group.waits):
                 lacking = next((c for c in group.waits[group.next - 1] if self.left[c]), None)
                 (ready if lacking is None else waiting.setdefault(lacking, [])).append(group)
@@ -182,14 +181,15 @@ class _Walk:
                 raise Deadlock(veu, group.places[group.next - 1], self.program.counters[stuck].name)
 
     def _propagate_clocks(self, group: _Group, low: int) -> None:
-        """The clocks of the segments of ``group`` from ``low`` up to its next: what was known before, and what counters tell."""
+        """Compute the clocks of the segments of ``group`` from ``low`` up to its next, from the previous
+        clock and the counters."""
         for segment, waits in enumerate(group.waits[low - 1 : group.next - 1], group.begin + low):
             known = self.clocks[segment - 1]
             for counter in waits:
                 known = np.maximum(known, self.done[counter], out=self.clocks[segment])
 
     def _count_segment(self, segment: int, waiting: dict[int, list[_Group]], ready: list[_Group]) -> None:
-        """Note that ``segment`` has run; counters that are full now wake who waits for them."""
+        """Record that ``segment`` has run, and wake the groups that wait for full counters."""
         for counter in self.feeds[segment]:
             self.left[counter] -= 1
             if not self.left[counter]:

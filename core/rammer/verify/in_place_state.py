@@ -1,9 +1,8 @@
-"""States: an input and an output of a program in one buffer, such as a cache that grows where it lies.
+"""State ports: an input and an output of a program in one buffer, such as a cache that grows in place.
 
-Each element of the output is either that of the input, or does not depend on the input at all, and nobody else reads the input.
-So an element may be written at any time, and as often as tasks like: whoever reads it as the input's finds the old value or the
-same one, and whoever reads the output's waits for it as for any other. That is a property of the text, which ``check_states``
-proves; it holds at every length.
+Each element of the output equals that of the input, or does not depend on the input. Other Computes do not read the input. So an
+element may be written at any time, and repeatedly. A reader of the input finds the old value or an equal one. A reader of the
+output waits for it as usual. ``check_states`` proves this property from the text; it holds at every length.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_continuation(compute: Compute, past: str) -> bool:
-    """Whether each element of ``compute`` is that of ``past``, or does not depend on it."""
+    """Return True if each element of ``compute`` equals that of ``past`` or does not depend on it."""
     own = tuple(Ref(a.name) for a in compute.axes)
     return compute.combiner is None and _is_past_preserved(compute.body, past, own)
 
@@ -41,7 +40,7 @@ def _is_past_preserved(e: Expr, past: str, own: tuple[Ref, ...]) -> bool:
 
 
 def extent_of(e: Expr) -> AffineExtent | None:
-    """``e`` as a function of tensors of one element; None where it is none."""
+    """Return ``e`` as an affine function of one-element tensors, or None if it is not affine."""
     terms, offset = dict[str, int](), 0
     for part, factor in _split_sum(e, 1):
         if isinstance(part, Const) and isinstance(part.value, int):
@@ -54,7 +53,7 @@ def extent_of(e: Expr) -> AffineExtent | None:
 
 
 def _split_sum(e: Expr, factor: int) -> list[tuple[Expr, int]]:
-    """The parts of a sum with their factors."""
+    """Return the parts of a sum with their factors."""
     if isinstance(e, Op) and e.fn in ("add", "sub"):
         a, b = e.args
         return [*_split_sum(a, factor), *_split_sum(b, factor if e.fn == "add" else -factor)]
@@ -66,26 +65,26 @@ def _split_sum(e: Expr, factor: int) -> list[tuple[Expr, int]]:
 
 
 def same_extent(a: AffineExtent, b: AffineExtent) -> bool:
-    """Whether two extents are the same function."""
+    """Return True if two extents are the same function."""
     return dict(a.terms) == dict(b.terms) and a.offset == b.offset
 
 
 def state_pairs(program: RProgram) -> Mapping[str, str]:
-    """Tensor of an output -> tensor of the input that it continues."""
+    """Map each state output tensor to the input tensor that it continues."""
     homes = {program.storage[p.tensor].buffer: p.tensor for p in program.inputs}
     found = ((p.tensor, homes.get(program.storage[p.tensor].buffer)) for p in program.outputs)
     return {output: past for output, past in found if past is not None}
 
 
 def state_ports(program: RProgram) -> dict[str, str]:
-    """ONNX name of an output -> that of the input that it continues: for a device one array, which a run neither copies in
-    nor out."""
+    """Map the ONNX name of each state output to that of the input that it continues. For a device the two are one array, which a
+    run does not copy in or out."""
     names = {p.tensor: p.external for p in (*program.inputs, *program.outputs)}
     return {names[output]: names[past] for output, past in state_pairs(program).items()}
 
 
 def check_states(program: RProgram) -> None:
-    """VerifyError unless every buffer of kind ``state`` holds an input and the output that continues it."""
+    """Raise VerifyError unless every buffer of kind ``state`` holds an input and the output that continues it."""
     pairs, makers = state_pairs(program), {c.name: (o, c) for o in program.operators for c in o.computes}
     held = {program.storage[n].buffer for n in pairs}
     for buffer in program.buffers:
@@ -108,7 +107,7 @@ def check_states(program: RProgram) -> None:
 
 
 def _is_past_where_skipped(operator: ROperator, output: str, ending: SkipTasks, pairs: Mapping[str, str]) -> bool:
-    """Whether ``output`` is its past wherever a task ends."""
+    """Return True if ``output`` equals its past in all skipped tasks."""
     if ending.beside is None:
         return _is_past_below(operator, output, ending.axis, ending.extent, pairs)
     compute = next(c for c in operator.computes if c.name == output)
@@ -121,7 +120,7 @@ def _is_past_where_skipped(operator: ROperator, output: str, ending: SkipTasks, 
 
 
 def _is_past_below(operator: ROperator, output: str, axis: str, extent: AffineExtent, pairs: Mapping[str, str]) -> bool:
-    """Whether ``output`` is its past wherever ``axis`` lies below ``extent``."""
+    """Return True if ``output`` equals its past where ``axis`` is below ``extent``."""
     compute = next(c for c in operator.computes if c.name == output)
     e = compute.body
     if output not in pairs or not isinstance(e, Op) or e.fn != "where":
@@ -136,8 +135,10 @@ def _is_past_below(operator: ROperator, output: str, axis: str, extent: AffineEx
 
 
 def written_rows(compute: Compute, past: str) -> tuple[int, AffineExtent, int, RowWindow] | None:
-    """Where ``compute`` is anything but ``past``, if that is so many places along an axis from an element of a tensor on, which
-    another axis chooses: the axis, the tensor, the other axis, and the places by names of axes; None elsewhere."""
+    """Return the row window in which ``compute`` differs from ``past``, or None for another form.
+
+    The window has a constant number of positions along an axis. Its start is an element of a tensor, which another axis selects.
+    The result is the axis, the tensor, the other axis, and the window by names of axes."""
     own, of = [Ref(a.name) for a in compute.axes], 0
     match compute.body:
         case Op("where", (Op("and_", (Op("le", (zero, step)), Op("lt", (same, Const(int(count)))))), _, old)):

@@ -1,8 +1,8 @@
-"""Proof of the seam of a repeated program: what is between its turns.
+"""Proof of the moves between the iterations of a repeated program.
 
-One turn is proved as any program is. Executors end all of a turn before they move anything, and move in order, so what is left
-to prove is about places: that a turn finds all that it reads, as its slice or as what the last one left, and that all turns
-together write the outputs once and whole.
+One iteration is proved like any program. Executors finish an iteration before any move, and move in order. So two facts remain to
+be proved. An iteration finds all that it reads, in its slice or from the previous iteration. All iterations together write each
+output element once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rammer.verify.expressions import FARTHEST, VerifyError
 from rammer.verify.structure import check_length
 from rammer.verify.writers import Owners
 
-#: Turns of a program, and moves of a turn.
+#: Maximum iterations of a program, and moves of an iteration.
 MOST_TURNS: Final = 1 << 31
 MOST_MOVES: Final = 1 << 16
-#: The kinds of buffers that something may move into, by when.
+#: The kinds of buffers that may be the target of a move, by its time.
 _TARGETS: Final = {
     "once": ("input",),
     "first": ("input",),
@@ -30,7 +30,7 @@ _TARGETS: Final = {
 
 
 def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str]:
-    """The output buffers that moves write. VerifyError for what the turns would not find or not write."""
+    """Return the output buffers that moves write. Raise VerifyError if the moves miss a read or a write."""
     ports = {program.storage[p.tensor].buffer for p in program.inputs}
     repeat = program.repeat
     moves = repeat.moves if repeat is not None else ()
@@ -52,7 +52,7 @@ def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str
 
 
 def _check_until(program: RProgram, repeat: Repeat) -> None:
-    """The turns follow from lengths, and have as many steps as their slices, so those that run write all that counts."""
+    """Check that iterations depend on lengths and have as many steps as their slices, so all valid elements are written."""
     if repeat.until is None:
         if repeat.step != 1:
             raise VerifyError("turns that nothing ends have no steps", program.name)
@@ -69,7 +69,7 @@ def _check_until(program: RProgram, repeat: Repeat) -> None:
 
 
 def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[str, Owners]) -> None:
-    """Two buffers of one type, places in both of them in every turn, and a source that is whole by then."""
+    """Check that a move has two buffers of one type, stays within both in every iteration, and reads a complete source."""
     where = _move_title(move)
     if move.target == move.source or not {move.target, move.source} <= program.buffer.keys():
         raise VerifyError("a move needs two buffers of the program", where)
@@ -84,7 +84,7 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
     for turn in (0,) if once else (0, program.turns - 1):
         open_end = program.repeat is not None and program.repeat.until is not None and not once
         for buffer, first, by in zip((target, source), move.places(turn), (move.target_by, move.source_by), strict=True):
-            size = min(move.size, buffer.size - first) if open_end and by else move.size  # its last slice ends with it
+            size = min(move.size, buffer.size - first) if open_end and by else move.size  # the last slice may be short
             if not 0 <= first <= first + size <= buffer.size or (move.size and not size):
                 reach = f"elements {first}..{first + move.size} of {buffer.name}, which has {buffer.size}"
                 raise VerifyError(f"turn {turn} moves {reach}", where)
@@ -97,12 +97,12 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
 
 
 def _is_fully_written(buffer: Buffer, owners: Mapping[str, Owners]) -> bool:
-    """Whether every element of it is written by an operator."""
+    """Return True if operators write every element of the buffer."""
     return not buffer.size or owners[buffer.name].of(dense(buffer.name, buffer.name, (buffer.size,)))[1]
 
 
 def _check_filled(buffer: Buffer, moves: Iterable[Move]) -> None:
-    """What a turn reads is its slice, or what was there once, or what was there first and then what the last turn left."""
+    """Check that a buffer is filled by its slice, once, or first and then after every iteration."""
     found = list(moves)
     times = sorted(m.when for m in found)
     if times not in (["once"], ["before"], ["after", "first"]):
@@ -116,7 +116,7 @@ def _check_filled(buffer: Buffer, moves: Iterable[Move]) -> None:
 
 
 def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], owners: Mapping[str, Owners]) -> None:
-    """The slices of all turns are the buffer, each element once."""
+    """Check that the slices of all iterations cover the buffer, each element once."""
     move, *others = moves
     if others or any(owners[buffer.name].of(program.storage[t])[0] for t in _buffer_tensors(program, buffer)):
         raise VerifyError(f"{buffer.name} is written by more than one", _move_title(move))

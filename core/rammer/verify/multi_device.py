@@ -1,14 +1,16 @@
-"""Proof of what is particular to a program over several devices: who may touch which memory, and how one hears of another.
+"""Proof of the rules for programs over several devices: access to memory and visibility of other devices' tasks.
 
-What one task knows of others follows from rows and waits as in any program (``clocks``); so reads after the transfers that
-bring what they read, reuse of memory after a transfer has read it, and circles are found there. Here: a device has its own
-rows and memory; only a transfer reads in one and writes in another, and it goes on by itself, on a row of its own, so that
-nothing follows from what came before it; and what it brings is there for those who have waited for it, not for those who
-heard of it from a third.
+The order of tasks follows from rows and waits as in any program (``happens_before``). That proof covers reads after the transfers
+that bring their data, reuse of memory after a transfer has read it, and circles. This module checks the rest:
 
-A tensor whose shape a run decides is *fetched*: a transfer brings a record of its extents, and an operator of the reader's device
-that has waited for that reads the tensor where it is made, as much as the record says. There the end of the fetch is heard of,
-its acknowledgement, and only who has heard of it may use the tensor's memory again.
+- A device has separate rows and memory.
+- Only a transfer reads the memory of one device and writes that of another.
+- A transfer runs alone on a row, so no order follows from earlier tasks of the row.
+- Transferred data is visible to tasks that wait for the transfer itself, not to tasks that wait for it indirectly.
+
+A tensor with a dynamic shape is *fetched*: a transfer brings a record of its extents. An operator on the reader's device waits
+for the record, then reads as much of the tensor as the record states. The tensor's device is notified of the end of the fetch,
+its acknowledgement. Only tasks that wait for the acknowledgement may reuse the tensor's memory.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ __all__ = ["CROSSING", "FETCH", "TRANSFER", "check_homes", "fetched_body", "home
 
 #: The kernel family of an operator that moves a tensor from one device to another.
 TRANSFER: Final = "transfer"
-#: That of one that reads as much of another device's tensor as a record says.
+#: The kernel family of an operator that reads a tensor of another device up to the extents in a record.
 FETCH: Final = "fetch"
-#: Of all that goes from one device to another.
+#: All kernel families that cross devices.
 CROSSING: Final = frozenset({TRANSFER, FETCH})
 
 
 def home_of(program: RProgram, tensor: str) -> int:
-    """The number of the device whose memory holds ``tensor``."""
+    """Return the number of the device whose memory holds ``tensor``."""
     return program.buffer[program.storage[tensor].buffer].home
 
 
 def fetched_body(source: str, record: str, target: Compute, fills: Mapping[int, Const]) -> Expr:
-    """The body of a fetch of ``source`` into ``target``: along the axes that have one of ``fills`` it ends where the tensor
-    ``record`` says, and the fill lies beyond."""
+    """Return the body of a fetch of ``source`` into ``target``. Along the axes in ``fills``, the data ends at the extent in the
+    tensor ``record``, followed by the fill."""
     body: Expr = Load(source, tuple(Ref(a.name) for a in target.axes))
     for d in sorted(fills, reverse=True):
         body = Op("where", (Op("lt", (Ref(target.axes[d].name), Load(record, (integer(d),)))), body, fills[d]))
@@ -49,7 +51,7 @@ def fetched_body(source: str, record: str, target: Compute, fills: Mapping[int, 
 
 
 def check_homes(program: RProgram) -> None:
-    """VerifyError for what breaks the rules between devices. Everything else about the program's form has been checked."""
+    """Raise VerifyError for a violation of the rules between devices. All other rules of form are already checked."""
     check_rows(program)
     if not program.homes:
         stray = next((b for b in program.buffers if b.home), None)
@@ -67,13 +69,13 @@ def check_homes(program: RProgram) -> None:
 
 
 def check_rows(program: RProgram) -> None:
-    """The devices' rows are the program's."""
+    """Check that the devices' rows add up to the program's."""
     if program.homes and sum(h.rows for h in program.homes) != program.veus:
         raise VerifyError(f"its {len(program.homes)} devices do not share out its {program.veus} rows", program.name)
 
 
 def _operator_devices(program: RProgram) -> dict[str, int]:
-    """The device of each operator that has tasks. VerifyError for one that runs on two."""
+    """Return the device of each operator that has tasks. Raise VerifyError for an operator on two devices."""
     found: dict[str, int] = {}
     for veu, row in enumerate(program.rows):
         home = program.row_homes[veu]
@@ -84,7 +86,7 @@ def _operator_devices(program: RProgram) -> dict[str, int]:
 
 
 def _check_arenas(program: RProgram) -> None:
-    """Devices share no bytes of the arena: each has a range of its own, so that one device can play all of them."""
+    """Check that devices have disjoint ranges of the arena, so that one device can simulate all of them."""
     spans = [(b.offset, b.offset + b.nbytes, b) for b in program.buffers if b.kind == "arena" and b.nbytes]
     ranges: dict[int, tuple[int, int]] = {}
     for low, high, buffer in spans:
@@ -98,13 +100,13 @@ def _check_arenas(program: RProgram) -> None:
 
 @dataclass(frozen=True)
 class _Homes:
-    """``operators`` are the devices of those that have tasks."""
+    """A checker of the rules between devices; ``operators`` maps the operators with tasks to their devices."""
 
     program: RProgram
     operators: Mapping[str, int]
 
     def check(self) -> None:
-        """All rules, operator by operator and then row by row."""
+        """Check all rules, operator by operator and then row by row."""
         brings: dict[str, set[str]] = {}  # buffer -> transfers that write it
         for name, home in self.operators.items():
             operator = self.program.operator[name]
@@ -146,7 +148,7 @@ class _Homes:
             )
 
     def _check_fetch(self, operator: ROperator, home: int) -> None:
-        """It reads one tensor of another device, as much as a record says that has been brought to its own."""
+        """Check that a fetch reads one tensor of another device, up to a record that was sent to its device."""
         program, target = self.program, operator.anchor
         source, record, fills = _parse_fetch(target)
         if not fills or not _is_one(operator) or target.body != fetched_body(source, record, target, fills):
@@ -162,7 +164,7 @@ class _Homes:
             raise VerifyError(f"fetch {operator.name} has no record that was sent to device {home}", operator.name)
 
     def _check_row(self, veu: int, brings: Mapping[str, set[str]]) -> None:
-        """Waits are for what happens here or arrives here; what is read has been waited for, if it arrived."""
+        """Check that waits are for local or arriving operators, and that reads of transferred data wait for it."""
         row, home, waited = self.program.rows[veu], self.program.row_homes[veu], set[str]()
         for place, task in enumerate(row):
             where, operator = f"v{veu} place {place}: {task.operator}[{task.index}]", self.program.operator[task.operator]
@@ -180,12 +182,12 @@ class _Homes:
                     )
 
     def _awaited_operator(self, wait: Wait, home: int, where: str) -> str:
-        """The operator that ``wait`` is for; VerifyError where nobody can tell device ``home`` of it."""
+        """Return the operator of ``wait``. Raise VerifyError if its completion is not visible on device ``home``."""
         name = self.program.counter[wait.counter].operator
         operator, arrives = self.program.operator[name], False
         if operator.family == TRANSFER:
             arrives = home_of(self.program, operator.anchor.name) == home
-        elif operator.family == FETCH:  # it is acknowledged where it has read
+        elif operator.family == FETCH:  # acknowledged on the device of the tensor
             arrives = any(home_of(self.program, tensor) == home for tensor in operator.inputs)
         if self.operators[name] != home and not arrives:
             raise VerifyError(
@@ -195,13 +197,13 @@ class _Homes:
 
 
 def _is_one(operator: ROperator) -> bool:
-    """Whether it makes one tensor, place by place, in one task that every run computes."""
+    """Return True if the operator makes one tensor without a reduction, in one task that every run computes."""
     whole = len(operator.computes) == 1 and not operator.anchor.combiner and operator.task_count == 1
     return whole and operator.outputs == (operator.anchor.name,) and not operator.endings
 
 
 def _parse_fetch(target: Compute) -> tuple[str, str, dict[int, Const]]:
-    """What a fetch reads, its record and what lies beyond, by axis, if it has the form of ``fetched_body``."""
+    """Return the source, the record and the fills by axis of a fetch, if it has the form of ``fetched_body``."""
     body, record, fills, axes = target.body, "", dict[int, Const](), {a.name: d for d, a in enumerate(target.axes)}
     while isinstance(body, Op) and body.fn == "where":
         test, inside, fill = body.args

@@ -1,4 +1,4 @@
-"""The part of verification that needs no notion of time: names, shapes, places, bodies, tasks and counters."""
+"""Structural verification, without order in time: names, shapes, offsets, bodies, tasks and counters."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rammer.verify.in_place_state import check_states
 
 __all__ = ["VerifyError", "check_form"]
 
-#: Numbers that vector clocks take (``clocks``): 4 GiB of memory.
+#: Maximum size of vector clocks in numbers (``happens_before``): 4 GiB of memory.
 MOST_CLOCKS = 1 << 30
-#: Tasks that all counters together count; planners count each at most once.
+#: Maximum number of tasks that all counters together count; planners count each at most once.
 MOST_COUNTED = 4 * MOST_TASKS
-#: Factors of lengths, such that extents fit 64 bits.
+#: Limit of factors of lengths, so that extents fit 64 bits.
 MOST_FACTOR = 1 << 31
 
 
 def check_form(program: RProgram) -> TaskTable:
-    """Everything about ``program`` that can be said without running its rows; its tasks. Raises VerifyError."""
+    """Check all properties of ``program`` that need no simulation of its rows; return its tasks. Raises VerifyError."""
     _check_names(program)
     _check_places(program)
     _check_ports(program)
@@ -59,8 +59,8 @@ def _check_names(program: RProgram) -> None:
 
 
 def _check_ports(program: RProgram) -> None:
-    """Inputs and outputs are dense tensors with a buffer each, or two of them with a state: they come from and go to arrays of
-    the user's."""
+    """Check that inputs and outputs are dense tensors with a buffer each, shared only by the two ports of a state. Their data is
+    copied from and to the user's arrays."""
     for port in (*program.inputs, *program.outputs):
         if port.tensor not in program.storage:
             raise VerifyError(f"port {port.external!r} names tensor {port.tensor}, which has no storage", program.name)
@@ -87,7 +87,7 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
 
 
 def _check_places(program: RProgram) -> None:
-    """Storages inside their buffers, arena buffers aligned, every number such that addresses fit 64 bits."""
+    """Check that storages are inside their buffers, arena buffers are aligned, and addresses fit 64 bits."""
     for buffer in program.buffers:
         if buffer.dtype not in SHORT or buffer.size < 0 or buffer.offset < 0 or buffer.offset + buffer.nbytes >= FARTHEST:
             raise VerifyError(f"buffer {buffer.name} holds no possible number of elements of a known type", buffer.name)
@@ -113,7 +113,7 @@ def _check_places(program: RProgram) -> None:
 
 
 def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> None:
-    """Operands stored, outputs shaped like the task grid, Computes in order, reads within their tensors."""
+    """Check that operands are stored, outputs match the task grid, Computes are in order, and reads are within tensors."""
     if len(operator.tile) != len(operator.anchor.axes) or any(t < 1 for t in operator.tile):
         raise VerifyError(f"tile {operator.tile} does not cut shape {operator.anchor.shape}", operator.name)
     computes = {c.name: c for c in operator.computes}
@@ -143,7 +143,7 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
 
 
 def _check_cut(operator: ROperator, output: str) -> None:
-    """The tasks partition an output: no tile cuts the grid along an axis that it has not."""
+    """Check that the tasks partition an output: a tile must not cut the grid along an axis that the output lacks."""
     own, anchor = operator.shared[output], operator.anchor
     cut = {d for d, (t, a) in enumerate(zip(operator.tile, anchor.axes, strict=True)) if t < a.extent}
     if cut - {*own}:
@@ -156,8 +156,8 @@ def _check_cut(operator: ROperator, output: str) -> None:
 
 
 def _check_endings(program: RProgram, operator: ROperator) -> None:
-    """Lengths are inputs of one element, which nobody writes; those endings that write nothing come first, and others write
-    numbers; what stops is a reduction of the operator."""
+    """Check the masks and early stops of an operator. Lengths are one-element inputs. Masks without a fill come first, and fills
+    are floats. Each stop is on a reduction of the operator."""
     axes = {a.name for a in operator.anchor.axes}
     for place, ending in enumerate(operator.endings):
         if ending.axis not in axes or len(ending.fills) != len(operator.outputs):
@@ -180,7 +180,7 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
 
 
 def _check_beside(program: RProgram, operator: ROperator, ending: SkipTasks) -> None:
-    """It begins at an input with an element for each place along its other axis."""
+    """Check that a row window starts at an input with an element for each index along its other axis."""
     assert ending.beside is not None
     extents = {a.name: a.extent for a in operator.anchor.axes}
     terms, by, inputs = ending.extent.terms, ending.beside.by, {p.tensor for p in program.inputs}
@@ -193,7 +193,7 @@ def _check_beside(program: RProgram, operator: ROperator, ending: SkipTasks) -> 
 
 
 def check_length(program: RProgram, what: str, extent: AffineExtent, where: str) -> None:
-    """VerifyError where the ``extent`` that ``what`` states asks others than inputs of one element (int64)."""
+    """Raise VerifyError if the ``extent`` in ``what`` depends on tensors other than one-element inputs (int64)."""
     inputs = {p.tensor for p in program.inputs}
     for tensor, factor in extent.terms:
         storage = program.storage.get(tensor) if tensor in inputs else None
@@ -217,7 +217,7 @@ def _check_counters(program: RProgram) -> None:
 
 
 def _check_tasks(program: RProgram) -> TaskTable:
-    """Every task exactly once, every wait on a counter's full count."""
+    """Check that every task occurs exactly once and every wait is for a counter's full count."""
     if len(program.rows) > MOST_ROWS or sum(o.task_count for o in program.operators) > MOST_TASKS:
         raise VerifyError(f"a program has at most {MOST_ROWS} rows and {MOST_TASKS} tasks", program.name)
     waiting = [t for row in program.rows for t in row if t.waits]
@@ -239,7 +239,7 @@ def _check_tasks(program: RProgram) -> TaskTable:
 
 
 def _wrong_task(program: RProgram, full: Mapping[str, int]) -> VerifyError:
-    """The first task, row by row, that is none of the program's, occurs again or waits wrongly, or one that is on no row."""
+    """Return an error for the first task, row by row, that is unknown, repeated or waits wrongly, or for a missing task."""
     seen: dict[str, set[int]] = {o.name: set() for o in program.operators}
     for veu, row in enumerate(program.rows):
         for place, task in enumerate(row):

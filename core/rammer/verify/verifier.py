@@ -1,8 +1,8 @@
 """Proof that an RProgram is legal, from its text alone: addresses, rows and waits, not the planner's tables.
 
-Vector clocks say what each task knows to have finished. With them: every read follows the writes
-that produce its elements, every reuse of arena bytes follows all uses of the old value, nothing is
-written twice, outputs are written whole, and rows never wait for each other in a circle.
+Vector clocks give the finished tasks at each task's start. They prove these facts: every read follows the writes that produce its
+elements. Every reuse of arena bytes follows all uses of the old value. Each element is written once. Outputs are written
+completely. Rows never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["VerifyError", "VerifyReport", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was proved: sizes of the program, operator pairs ordered by whole operators, reads that needed
-    single tasks looked at, and neighbouring arena buffers found in order."""
+    """The statistics of a proof: sizes of the program, operator pairs ordered as wholes, reads checked by single tasks, and
+    neighbouring arena buffers in order."""
 
     tasks: int
     waits: int
@@ -54,11 +54,10 @@ def verify(
     spinning: bool = False,
     local_bytes: Callable[[ROperator], int] | None = None,
 ) -> VerifyReport:
-    """Prove ``program`` legal, or raise VerifyError saying what is wrong and where.
+    """Prove ``program`` legal, or raise VerifyError with the problem and its location.
 
-    ``local_bytes`` tells the bytes one task of an operator needs in the device's vEU layer; ``spinning``
-    asks that waiting rows can never keep the rows they wait for from running.
-    """
+    ``local_bytes`` returns the bytes that one task of an operator needs in the device's vEU layer. With ``spinning``, waiting
+    rows must never block the rows that they wait for."""
     tasks = check_form(program)
     check_homes(program)
     try:
@@ -83,7 +82,7 @@ def verify(
 
 
 def _buffer_owners(program: RProgram) -> dict[str, Owners]:
-    """The writers of every buffer; raises where two of them collide or an input or constant is written."""
+    """Return the writers of every buffer. Raise VerifyError if two collide or an input or constant is written."""
     writes: dict[str, list[Write]] = {b.name: [] for b in program.buffers}
     for operator in program.operators:
         for tensor in operator.outputs:
@@ -105,7 +104,7 @@ def _buffer_owners(program: RProgram) -> dict[str, Owners]:
 
 
 def _check_outputs(program: RProgram, owners: Mapping[str, Owners], moved: Collection[str]) -> None:
-    """Whole outputs, but for those that are ``moved`` there turn by turn."""
+    """Check that outputs are written completely, except those in ``moved``, which iterations write in slices."""
     for port in program.outputs:
         storage = program.storage[port.tensor]
         kind = program.buffer[storage.buffer].kind
@@ -119,14 +118,14 @@ def _check_outputs(program: RProgram, owners: Mapping[str, Owners], moved: Colle
 
 
 class _Reads:
-    """Every read after the writes that produce it: whole operators first, single tasks where that fails."""
+    """A check that every read follows its writes: by whole operators first, then by single tasks."""
 
     def __init__(self, program: RProgram, clocks: Clocks, owners: Mapping[str, Owners]) -> None:
         self.program, self.clocks, self.owners = program, clocks, owners
         self.ordered: set[tuple[str, str]] = set()
         self.single = 0
         self.painted: dict[tuple[str, str], NDArray[np.int32]] = {}
-        self.old = {p.tensor for p in program.inputs}  #: What was there before the run, of states the past.
+        self.old = {p.tensor for p in program.inputs}  #: Values from before the run, including the past of states.
 
     def check(self) -> None:
         for reader in self.program.operators:
@@ -171,7 +170,7 @@ class _Reads:
                         raise self._race_error(reader.name, index, tensor, writer)
 
     def _needed_tasks(self, tensor: str, writer: str, box: tuple[slice, ...]) -> NDArray[np.int64]:
-        """The tasks of ``writer`` that write elements of ``box`` of ``tensor``."""
+        """Return the tasks of ``writer`` that write elements of ``box`` of ``tensor``."""
         storage = self.program.storage[tensor]
         key = (storage.buffer, writer)
         if key not in self.painted:
@@ -192,8 +191,8 @@ class _Reads:
 
 @dataclass(frozen=True, slots=True)
 class _ArenaUse:
-    """An arena buffer that holds a value, with who touches it; ``age`` sorts them in any legal order of reuse. ``over`` is where
-    the last of its users are on every row, ``known`` what all of its writers know of every row."""
+    """An arena buffer that holds a value, with its writers and users. ``age`` sorts buffers in any legal order of reuse. ``over``
+    is the position after the last user on every row, ``known`` the minimum clock of all writers."""
 
     buffer: Buffer
     writers: tuple[str, ...]
@@ -204,8 +203,8 @@ class _ArenaUse:
 
 
 def _arena_uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
-    """Arena buffers that hold a value."""
-    # What an operator knows grows strictly along happens-before, so its sum is a topological key.
+    """Return the arena buffers that hold a value."""
+    # Clocks grow strictly along happens-before, so their sum is a topological key.
     age = clocks.known.astype(np.int64).sum(axis=1)
     writers: dict[str, list[str]] = {}
     users: dict[str, list[str]] = {}
@@ -226,11 +225,8 @@ def _arena_uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
 
 
 def _check_arena(program: RProgram, clocks: Clocks) -> int:
-    """Sweep over arena addresses; returns how many neighbours in time were proved to be in order.
-
-    At each byte its buffers, sorted by age, must be ordered one after the other; the order of those further
-    apart follows, because every buffer between them has a writer.
-    """
+    """Sweep over arena addresses; return the number of neighbours in time that were proved to be in order. At each byte, the
+    buffers must be ordered, sorted by age. Checking neighbours is enough, because every buffer has a writer."""
     uses = _arena_uses(program, clocks)
     active: list[tuple[int, int]] = []
     checked = 0
@@ -238,7 +234,7 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
         key = (uses[i].age, i)
         at = bisect_left(active, key)
         if not opens:
-            # Its neighbours meet now, but each was in order with it, so they are in order with each other.
+            # Its neighbours now meet. Each was in order with it, so they are in order with each other.
             del active[at]
             continue
         active.insert(at, key)
@@ -249,7 +245,7 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
 
 
 def _address_events(uses: Sequence[_ArenaUse]) -> Iterator[tuple[int, bool, int]]:
-    """(byte, opens, use) in address order; at one address the buffers that end come first."""
+    """Yield (byte, opens, use) in address order; at one address the buffers that end come first."""
     events = [(u.buffer.offset, True, i) for i, u in enumerate(uses)]
     events += [(u.buffer.offset + u.buffer.nbytes, False, i) for i, u in enumerate(uses)]
     yield from sorted(events)

@@ -1,7 +1,5 @@
-"""Who writes each element of a buffer: the address map that the verifier reasons over.
-
-Exact, one entry an element: nothing here knows how storages were planned.
-"""
+"""Map of each element of a buffer to its writer, used by the verifier. The map is exact, with one entry per element, and
+independent of the planner's storages."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _Place: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
 
 
 class WrittenTwice(Exception):
-    """Two writers, or one writer twice, touch the same element; ``first`` and ``second`` name them."""
+    """Two writes of one element, by two writers or by one; ``first`` and ``second`` name the writers."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -35,7 +33,7 @@ class WrittenTwice(Exception):
 
 @dataclass(frozen=True)
 class Write:
-    """One output of an operator, at its storage."""
+    """An output of an operator, at its storage."""
 
     operator: str
     storage: Storage
@@ -47,9 +45,9 @@ class Owners:
 
     size: int
     writes: Sequence[Write]
-    #: Where every writer fills a range without gaps, first and last element + 1 of each, and its place in ``writes``, in order.
+    #: First element, last element + 1 and index in ``writes`` of each writer, in order, if every writer fills a gapless range.
     _ranges: list[tuple[int, int, int]] | None = None
-    _map: Ints | None = None  # index into writes by element, from when ranges do not tell
+    _map: Ints | None = None  # index into writes by element, if ranges are not enough
     _known: dict[_Place, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,7 +59,7 @@ class Owners:
             self._map = self._paint_owners()
 
     def _disjoint_ranges(self) -> list[tuple[int, int, int]] | None:
-        """The ranges, which are apart; None where one has gaps, or two meet."""
+        """Return the disjoint ranges, or None if a range has gaps or two overlap."""
         found = list[tuple[int, int, int]]()
         for i, write in enumerate(self.writes):
             low, high = write.storage.span()
@@ -83,7 +81,7 @@ class Owners:
         return owner
 
     def of(self, storage: Storage) -> tuple[tuple[str, ...], bool]:
-        """The operators that write elements of ``storage``, and whether every element has one."""
+        """Return the operators that write elements of ``storage``, and True if every element has a writer."""
         key = (storage.offset, storage.shape, storage.strides)
         if key not in self._known:
             self._known[key] = self._find_writers(storage)
@@ -103,13 +101,13 @@ class Owners:
                 self._map = self._paint_owners()
         assert self._map is not None
         read = (strided_view(self._map, storage) + 1).ravel()
-        # Counting costs a step for every write of the buffer, sorting one for every element that is read.
+        # Counting is linear in the writes of the buffer, sorting is proportional to the elements read.
         places = np.flatnonzero(np.bincount(read)) if len(read) > len(self.writes) else np.unique(read)
         found = dict.fromkeys(self.writes[i - 1].operator for i in places.tolist() if i)
         return tuple(found), not len(places) or bool(places[0])
 
     def tasks(self, operator: ROperator) -> Ints:
-        """Per element of the buffer the task of ``operator`` that writes it, -1 where none does."""
+        """Return, per element of the buffer, the task of ``operator`` that writes it, or -1."""
         result = np.full(self.size, -1, dtype=np.int32)
         for write in self.writes:
             if write.operator == operator.name:
@@ -118,16 +116,16 @@ class Owners:
 
 
 def strided_view(flat: Ints, storage: Storage) -> Ints:
-    """The elements of ``storage`` in a flat buffer, as a writable view. The span must lie in the buffer."""
+    """Return the elements of ``storage`` in a flat buffer as a writable view. The span must be within the buffer."""
     size = flat.itemsize
-    # An empty tensor may sit at the very end of its buffer, where there is no element to point at.
+    # An empty tensor may start at the end of its buffer, where the buffer has no element.
     return as_strided(
         flat[storage.offset :] if storage.offset < len(flat) else flat[:0], storage.shape, [s * size for s in storage.strides]
     )
 
 
 def is_injective(storage: Storage) -> bool:
-    """Whether distinct indices surely have distinct addresses: every stride steps over all that is inside it."""
+    """Return True if distinct indices have distinct addresses: every stride exceeds the span of the inner axes."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1):
         if stride <= reach:
@@ -137,7 +135,7 @@ def is_injective(storage: Storage) -> bool:
 
 
 def is_gapless(storage: Storage) -> bool:
-    """Whether a storage surely has every element between its first and its last one, however often."""
+    """Return True if a storage covers every element between its first and last, possibly repeatedly."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s):
         if stride > reach + 1:
@@ -147,7 +145,7 @@ def is_gapless(storage: Storage) -> bool:
 
 
 def task_grid(operator: ROperator, output: str) -> Ints:
-    """The task index of every element of one of the operator's outputs, as an array that broadcasts to its shape."""
+    """Return the task index of every element of an operator's output, as an array that broadcasts to its shape."""
     own = operator.shared[output]
     result = np.zeros((1,) * len(own), dtype=np.int32)
     step = 1

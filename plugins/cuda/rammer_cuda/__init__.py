@@ -1,1 +1,1 @@
-"""NVIDIA GPUs for rammer."""
+"""NVIDIA GPU device plugin for rammer."""

@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
     from rammer_cuda.select import Execution
 
-#: Replays of one measurement (the median counts), and copies of the operator chained in one replay: they make
-#: the events' own resolution, about a microsecond, small.
+#: Replays of one measurement (the median counts), and copies of the operator chained in one replay, which make the resolution of
+#: events, about a microsecond, negligible.
 REPLAYS, CHAIN = 9, 20
 
 
 class CudaProfiler:
-    """Measures on the backend's GPU; ``resources`` needs none."""
+    """A profiler that measures on the backend's GPU; ``resources`` works without a GPU."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
 
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
-        """Compile the kernels of many candidates side by side, so that measuring finds them made."""
+        """Compile the kernels of many candidates in parallel before measuring."""
         kernels = {k.entry: k for k in (self.backend.writer.written(o, b) for o, b in options)}
         compile_all({e: translation_unit([k]) for e, k in kernels.items()}, self.backend.gpu.architecture)
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of a task while the other SMs idle, and with all of them busy.
+        """Return the seconds of a task while the other SMs idle, and with all of them busy.
 
-        The first is a launch of one task as a link of a chain, less an empty link. The second is such that rounds of tasks at
-        ``RKernel.task_time`` take what the whole operator takes: how its blocks share SMs is the hardware's choice, so it may be
-        less than the first, where several blocks fit into an SM.
+        The first is a launch of one task as a link of a chain, less an empty link. The second is chosen so that rounds of tasks
+        at ``RKernel.task_time`` add up to the whole operator's time. The hardware decides how blocks share SMs. So the second may
+        be less than the first if several blocks fit into an SM.
         """
         operator, sms = kernel.operator, self.backend.gpu.sms
         whole = self._link_time(operator, binding, operator.task_count)
@@ -63,15 +63,16 @@ class CudaProfiler:
         alone = self._link_time(operator, binding, 1)
         if kernel.shares >= sms:
             return alone, whole / -(-kernel.shares // sms)
-        alone = min(alone, whole)  # a clock's error: fewer tasks of one launch take no longer
+        alone = min(alone, whole)  # a clock error: a launch of fewer tasks is not slower
         return alone, alone + (whole - alone) * sms / kernel.shares
 
     def _link_time(self, operator: ROperator, binding: Binding, tasks: int) -> float:
-        """Seconds of the first ``tasks`` of an operator, without those of an empty launch."""
+        """Return the seconds of the first ``tasks`` of an operator, less an empty launch."""
         return max(self.operator_time(operator, binding, tasks) - self.backend.gpu.launch, 1e-9)
 
     def operator_time(self, operator: ROperator, binding: Binding, tasks: int | None = None) -> float:
-        """Seconds of all tasks of one operator, or of its first ``tasks``, as a link of a chain, on fresh random values."""
+        """Return the seconds of all tasks of one operator, or of its first ``tasks``, as a link of a
+        chain, on new random values."""
         program, constants = probe_program(operator, binding, operator.task_count if tasks is None else tasks)
         loaded = self.backend.open_program(program, constants, CHAIN)
         try:
@@ -81,11 +82,11 @@ class CudaProfiler:
             loaded.close()
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Registers, shared memory and spills, from ptxas."""
+        """Return registers, shared memory and spills, from ptxas."""
         return self.backend.resources(kernel.operator, binding)
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Median seconds of the graph on fresh random inputs, after two warm-up runs."""
+        """Return the median seconds of the graph on new random inputs, after two warm-up runs."""
         loaded: Any = self.backend.load(program, constants)
         try:
             rng = np.random.default_rng()
@@ -98,22 +99,23 @@ class CudaProfiler:
 
 
 def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict[str, Array]]:
-    """All tasks of ``operator``, one a row, and random constants."""
+    """Return a program of all tasks of ``operator``, one a row, and random constants."""
     return probe_program(operator, binding, operator.task_count)
 
 
-#: Tiles offered to the tuner, which measures a dozen at most: of matrix products, and generic ones where no family suits.
+#: Tiles offered to the tuner, which measures a dozen at most: of matrix products, and of generic kernels if all families are
+#: unsuitable.
 PRODUCT_TILES, GENERIC_TILES = 14, 12
-#: The least share of the peak that generic kernels reach which keep a contraction's operand on chip (measured on an H200: 0.001
-#: to 0.034, 165 kernels of NASNet-A). Times are predicted by what is typical, fusions by the least: a wrong one costs many times
-#: what a missed one does.
+#: The least share of the peak of generic kernels with a contraction's operand on chip (measured on an H200: 0.001 to 0.034, 165
+#: kernels of NASNet-A). Times are predicted with the typical share, fusions with the least: a wrong fusion costs many times a
+#: missed one.
 LEAST_SHARE = 0.001
-#: Parts of a program's range that have tables of their own.
+#: Maximum number of length variants of a program.
 CASES = 4
 
 
 def open_backend(options: OpenOptions) -> Backend:
-    """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
+    """Open a GPU, or a target without one. Raise BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
     from rammer_cuda.select import Execution
@@ -133,46 +135,47 @@ def open_backend(options: OpenOptions) -> Backend:
 
 
 def block_resources(kernel: TaskKernel) -> Resources:
-    """What one block of a kernel takes, as far as its text tells."""
+    """Return the resources of one block of a kernel, from its text only."""
     return Resources(kernel.threads, local_bytes=kernel.shared)
 
 
 class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
-    """One GPU (``present``) or one to compile for; ``how`` programs are to be run there."""
+    """A GPU (``present``) or a target to compile for; ``how`` selects the execution form of programs."""
 
     def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
         self.gpu, self.hardware, self.present = gpu, hardware, present
         self.how, self.writer = how, Writer()
         super().__init__(FAMILIES, gpu, gpu.sms, self.writer, block_resources, Limits(gpu.shared, PRODUCT_TILES))
-        self.context: Thread | None = None  #: Creates the GPU's context.
+        self.context: Thread | None = None  #: The thread that creates the GPU's context.
 
     @cached_property
     def vdevice(self) -> VDevice:
-        """What the core compiles for."""
+        """The virtual device that the core compiles for."""
         return replace(self.gpu.vdevice, few_rows=MOST_ROWS)
 
     @property
     def profiler(self) -> CudaProfiler:
-        """Measurements on the GPU; resources from ptxas."""
+        """The profiler: measurements on the GPU, and resources from ptxas."""
         return CudaProfiler(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hardware, architecture, compiler and the text of the kernel generators."""
+        """The hardware, architecture, compiler and the hash of the kernel generators."""
         return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {generator_hash('rammer_cuda')}"
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
-        """Generic tiles, as the core counts bytes."""
+        """Return generic tiles, ranked by the core's byte counts."""
         return tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """The predicted rate of the best kernel family, or what the generic kernel reaches."""
+        """Return the predicted share of peak of the best kernel family, or at least that of the generic kernel."""
         asked = [f for f in self.usable if (f.holds if operator.holds_operand else f.first is None)]
-        seconds = self.best(operator, binding, asked) - self.gpu.launch  # whoever asks counts launches himself
+        seconds = self.best(operator, binding, asked) - self.gpu.launch  # the caller counts launches separately
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """The seconds of the best matrix-product kernel, or of another family's, without the maps over those with them."""
+        """Return the time of the best matrix-product kernel without the maps, as a fraction of that with them. The kernel without
+        the maps may be of another family."""
         bare, whole = prologue_variants(operator)
         for seconds, tiled in self.choices(whole, binding, *(f for f in self.usable if f.product)):
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
@@ -182,19 +185,19 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         return SHARE
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
-        """Registers, shared memory and spills from ptxas for this architecture."""
+        """Return registers, shared memory and spills from ptxas for this architecture."""
         made = self.writer.written(operator, binding)
         found = compile_cubin(translation_unit([made]), self.gpu.architecture).resources[made.entry]
-        local = found.shared + made.dynamic  # ptxas knows only what is static
+        local = found.shared + made.dynamic  # ptxas reports only static shared memory
         return Resources(made.threads, found.registers, local, found.spills)
 
     @property
     def repeats(self) -> bool:
-        """Turns are launched one behind the other."""
+        """True, because iterations are launched one after another."""
         return True
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled and resident, for the executor asked for or measured to be the faster."""
+        """Load the program for the requested executor, or the one measured to be faster."""
         self._need_hardware()
         from rammer_cuda.select import open_executor
 
@@ -202,11 +205,11 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
     @property
     def cases(self) -> int:
-        """As many as were found to pay: what a round of blocks more costs is a step, and tables take little memory."""
+        """The number of length variants that pay: one more round of blocks is a step in time, and tables need little memory."""
         return CASES
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
-        """A graph in the memory of ``first``, where that is one."""
+        """Load a length variant as a graph in the memory of ``first``, if ``first`` is a graph."""
         from rammer_cuda.executor import CudaProgram, Room
 
         if not isinstance(first, CudaProgram):
@@ -214,12 +217,12 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         return CudaProgram(program, constants, Room(self.gpu, self.hardware.index, first.resident), 1, self.writer)
 
     def close(self) -> None:
-        """Nothing is this object's own: programs hold modules and memory, and the GPU's context is the process's."""
+        """Wait for the context's creation. Programs hold modules and memory, and the GPU's context is the process's."""
         if self.context is not None:
             self.context.join()
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
-        """Every block of one run with the SM that ran it, from kernels that record it."""
+        """Record every block of one run with its SM, using kernels that write the record."""
         from rammer_cuda.executor import CudaProgram
         from rammer_cuda.persistent.persistent_executor import PersistentProgram
         from rammer_cuda.trace import record_trace, trace_persistent
@@ -234,14 +237,14 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
             loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """The program as a CUDA graph, ``repeat`` copies of it chained."""
+        """Return the program as a CUDA graph, ``repeat`` copies of it chained."""
         self._need_hardware()
         from rammer_cuda.executor import CudaProgram, Room
 
         return CudaProgram(program, constants, Room(self.gpu, self.hardware.index), repeat, self.writer)
 
     def _need_hardware(self) -> None:
-        """DeviceUnavailable without a GPU; its context is there when this returns."""
+        """Raise DeviceUnavailable without a GPU; wait until its context is created."""
         if not self.present:
             raise DeviceUnavailable(
                 f"target {self.gpu.architecture} was compiled for, but there is no such GPU to run on",

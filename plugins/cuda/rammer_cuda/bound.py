@@ -1,5 +1,5 @@
-"""Programs on a GPU, whatever launches them, and bound calls of them: the caller's arrays take the place of a program's input and
-output buffers."""
+"""Programs on a GPU in any execution form, and their bound calls, in which the caller's arrays replace
+input and output buffers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from rammer_cuda.resident import Resident
 
 @dataclass
 class Places:
-    """Where the inputs and outputs of a bound call live.
+    """The arrays of a bound call's inputs and outputs.
 
-    ``buffers`` are CuPy arrays that replace program buffers, by the buffers' names. Where the caller's array cannot be
-    one (it is strided, or not aligned), ``before`` and ``after`` list the (to, from) copies on the device.
-    """
+    ``buffers`` are CuPy arrays that replace program buffers, by the buffers' names. If the caller's array is unsuitable (strided,
+    or not aligned), ``before`` and ``after`` list the (to, from) copies on the device."""
 
     inputs: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -45,8 +44,8 @@ class Places:
 
 
 def place_arrays(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
-    """The arrays as CuPy's, sharing memory where they are on the GPU. BadInput naming one that is elsewhere, cannot be
-    written, or overlaps an output."""
+    """Return the arrays as CuPy arrays, which share the memory of arrays on the GPU. Raise BadInput for an array that is
+    elsewhere, is read-only, or overlaps an output."""
     cp, program, places = resident.cp, resident.program, Places()
     kept = state_ports(program)
     for port in program.inputs:
@@ -79,7 +78,7 @@ def place_arrays(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping
 
 
 def _place_state(resident: Resident, places: Places, tensor: str, array: Any) -> Any:
-    """``array``, or a copy that can be a buffer, as the memory of an input and of the output that continues it."""
+    """Use ``array``, or a suitable copy, as the memory of an input and of the output that continues it."""
     if array.size:
         fits = array.flags.c_contiguous and not array.data.ptr % ALIGNMENT
         if not fits:
@@ -90,7 +89,7 @@ def _place_state(resident: Resident, places: Places, tensor: str, array: Any) ->
 
 
 def import_array(resident: Resident, what: str, array: Any, written: bool = False) -> Any:
-    """A device array as CuPy's, sharing its memory."""
+    """Return a device array as a CuPy array that shares its memory."""
     cp = resident.cp
     if on_host(array):
         raise BadInput(f"{what} is in host memory", hint="bind an array on the GPU, or none and read bound.to_host()")
@@ -100,14 +99,14 @@ def import_array(resident: Resident, what: str, array: Any, written: bool = Fals
             raise BadInput(f"{what} is an array that cannot be written")
         found = cp.asarray(array) if offered is not None else cp.from_dlpack(array)
     except (RuntimeError, TypeError, BufferError, AttributeError) as problem:
-        raise BadInput(f"{what} cannot be read: {problem}") from problem  # such as a tensor that wants its gradient
+        raise BadInput(f"{what} cannot be read: {problem}") from problem  # for example a tensor that requires a gradient
     if found.size and found.device.id != resident.device.id:
         raise BadInput(f"{what} is on GPU {found.device.id}, the program on GPU {resident.device.id}")
     return found
 
 
 def _replace_buffer(resident: Resident, places: Places, what: str, tensor: str, array: Any) -> Any:
-    """Make ``array`` the tensor's buffer, or a dense copy that is noted; returns which."""
+    """Use ``array`` as the tensor's buffer, or a dense copy with a note; return the buffer."""
     if not array.size:
         return array
     dense = array
@@ -121,8 +120,8 @@ def _replace_buffer(resident: Resident, places: Places, what: str, tensor: str, 
 
 
 def stream_of(resident: Resident, stream: Any) -> Any:
-    """A CuPy stream for the caller's: CuPy's, torch's, one with ``__cuda_stream__``, or a handle, which must stay valid
-    until the bound call is closed. BadInput for others."""
+    """Return a CuPy stream for the caller's stream. The stream is CuPy's, torch's, one with ``__cuda_stream__``, or a handle. A
+    handle must stay valid until the bound call is closed. Raise BadInput for other types."""
     if stream is None:
         return resident.stream
     handle = stream
@@ -140,7 +139,7 @@ def stream_of(resident: Resident, stream: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Handle:
-    """A stream's handle in the form that CUDA libraries pass streams."""
+    """A stream's handle in the form that CUDA libraries exchange."""
 
     value: int
 
@@ -149,14 +148,14 @@ class _Handle:
 
 
 class Launchable(Protocol):
-    """One run of a program on fixed addresses."""
+    """A run of a program on fixed addresses."""
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
+        """Queue the run on the stream with this handle."""
         ...
 
     def close(self) -> None:
-        """Free it."""
+        """Free the resources of the run."""
         ...
 
 
@@ -171,15 +170,15 @@ class GpuProgram(ABC):
 
     @abstractmethod
     def launchable_on(self, resident: Resident) -> Launchable:
-        """What runs the program, or one turn of it, on the addresses of ``resident``."""
+        """Return a launchable of the program, or of one iteration, on the addresses of ``resident``."""
 
     def turning(self, inner: Launchable, resident: Resident) -> Launchable:
-        """All turns of the program, of what launches one."""
+        """Return a launchable of all iterations, from that of one."""
         return inner if self.program.repeat is None else RepeatedLaunch(inner, resident)
 
     @abstractmethod
     def check_finished(self) -> None:
-        """DeviceFailure where the last run, which is over, gave up."""
+        """Raise DeviceFailure if the last run, which has ended, was aborted."""
 
     def run(self, inputs: Mapping[str, Any]) -> RunResult:
         """Copy in, launch, copy out; ``seconds`` is the launch alone, by events."""
@@ -188,13 +187,13 @@ class GpuProgram(ABC):
         return RunResult(self.resident.copy_out(), seconds, self.notes)
 
     def replay(self) -> float:
-        """One launch on the inputs already there; its seconds on the GPU. DeviceFailure where it failed."""
+        """Launch once on the current inputs; return its seconds on the GPU. Raise DeviceFailure if it failed."""
         seconds = self.resident.timed(lambda: self.launchable.launch(self.resident.stream.ptr))
         self.check_finished()
         return seconds
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A launchable of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
+        """Return a separate launchable over the caller's arrays. Dense, aligned arrays on this GPU are used without copies."""
         with self.resident.device:
             chosen = stream_of(self.resident, stream)
             places = place_arrays(self.resident, inputs, outputs)
@@ -206,7 +205,7 @@ class GpuProgram(ABC):
         return made
 
     def close(self) -> None:
-        """Free what launches it, the modules and all buffers; closing again does nothing."""
+        """Free the launchable, the modules and all buffers. Closing again has no effect."""
         if not self.resident.closed:
             for bound in list(self.bounds):
                 bound.close()
@@ -224,10 +223,10 @@ class CudaBound:
         self.inputs, self.outputs, self.notes = places.inputs, places.outputs, tuple(places.notes)
         self.stream, self._owner, self._closed = stream, owner, False
         self._dropped = weakref.finalize(self, _let_go, self._resident, stream, owner, places, launchable)
-        self._dropped.atexit = False  # the driver may be gone by then
+        self._dropped.atexit = False  # the driver may already be unloaded at exit
 
     def run(self) -> None:
-        """Queue one run; DeviceFailure once closed."""
+        """Queue one run. Raise DeviceFailure once closed."""
         self._check_open()
         with self._resident.device:
             self._resident.follow(self.stream, self._owner)
@@ -246,12 +245,12 @@ class CudaBound:
                 to[...] = source
 
     def synchronize(self) -> None:
-        """Wait for the stream; DeviceFailure where something on it failed or waited in vain."""
+        """Wait for the stream. Raise DeviceFailure if work on it failed or a wait timed out."""
         self._resident.wait(self.stream)
         self._program.check_finished()
 
     def seconds(self) -> float:
-        """One run between two events; its seconds on the GPU."""
+        """Run once between two events; return the seconds on the GPU."""
         self._check_open()
         self._resident.follow(self.stream, self._owner)
         seconds = self._resident.timed(self._queue_run, self.stream)
@@ -273,7 +272,7 @@ class CudaBound:
                     self.inputs[name][...] = import_array(self._resident, what, value)
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of outputs after everything queued so far."""
+        """Return copies of outputs after all queued work."""
         self._check_open()
         self.synchronize()
         with self._resident.device:
@@ -287,7 +286,7 @@ class CudaBound:
             raise DeviceFailure(f"program {self._resident.program.name}: the bound call was closed")
 
     def close(self) -> None:
-        """Wait, free the graph and let go of the arrays."""
+        """Wait, free the graph and release the arrays."""
         if not self._closed:
             self._closed = True
             self._dropped.detach()
@@ -299,7 +298,7 @@ class CudaBound:
 
 
 def _let_go(resident: Resident, stream: Any, owner: Any, *used: Any) -> None:
-    """A bound call that nobody closed was collected: what its queued runs use goes back to the pool when they are done."""
+    """Release an unclosed bound call that was collected, after its queued runs."""
     with suppress(DeviceFailure):
         resident.wait(stream)
     del owner, used
@@ -308,16 +307,15 @@ def _let_go(resident: Resident, stream: Any, owner: Any, *used: Any) -> None:
 #: The bits of moves in a launch (``device/moves.cuh``).
 BITS: Final = {"once": 1, "first": 1, "before": 2, "after": 4, "last": 8}
 THREADS: Final = 256
-#: Bytes that a thread moves at once, and most blocks for one move.
+#: Bytes that a thread moves at once, and the maximum number of blocks for one move.
 WIDE, MOST_BLOCKS = 16, 64
 
 
 class RepeatedLaunch:
-    """All turns of a program whose turn is ``inner``, on the addresses of ``resident``.
+    """A launch of all iterations of a program on the addresses of ``resident``; ``inner`` launches one.
 
-    What one turn leaves and what the next one gets lie in different places, and so do what moves first and before a turn, or
-    behind the last: one launch moves both.
-    """
+    Moves after one iteration and before the next have different targets. So have moves first and before an iteration, and moves
+    after the last. So one launch does both kinds."""
 
     def __init__(self, inner: Launchable, resident: Resident) -> None:
         self.inner, self.resident = inner, resident
@@ -327,8 +325,8 @@ class RepeatedLaunch:
         self.function = resident.function(compile_cubin(device_source("moves"), resident.gpu.architecture).code, "rm_moves", 0)
 
     def launch(self, stream: int) -> None:
-        """Queue all turns on the stream with this handle. Where a length says how many there are, what is queued before is
-        waited for: the length may be its result."""
+        """Queue all iterations on the stream with this handle. If a length determines their number, earlier queued work is waited
+        for, because the length may be its result."""
         program = self.resident.program
         turns = program.turns_at(lambda name: self.length(name, stream))
         self.skipped = program.turns - turns
@@ -338,7 +336,7 @@ class RepeatedLaunch:
         self.move(turns, BITS["after"] | BITS["last"], stream)
 
     def length(self, tensor: str, stream: int) -> int:
-        """An input of one element."""
+        """Return the value of a one-element input."""
         value, api, storage = np.zeros(1, np.int64), import_driver(), self.resident.program.storage[tensor]
         place = int(self.resident.buffers[storage.buffer].data.ptr) + storage.offset * value.itemsize
         check_result(api.cuMemcpyDtoHAsync(value.ctypes.data, place, value.nbytes, stream), "reading a length")
@@ -356,12 +354,12 @@ class RepeatedLaunch:
         check_result(launched, "launching what moves between turns")
 
     def close(self) -> None:
-        """Free the turn."""
+        """Free the launchable of one iteration."""
         self.inner.close()
 
 
 def make_move_table(resident: Resident) -> tuple[Any, int]:
-    """The table of moves, and the bytes of the longest."""
+    """Return the table of moves, and the bytes of the longest."""
     program, rows, longest = resident.program, [], 0
     for move in program.repeat.moves if program.repeat is not None else ():
         width = itemsize(program.buffer[move.target].dtype)

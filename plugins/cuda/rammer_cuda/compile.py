@@ -1,4 +1,4 @@
-"""NVRTC: source to cubin, without a GPU, with the resources that ptxas reports. Cubins are cached on disk."""
+"""NVRTC compilation: source to cubin, without a GPU, with the resources that ptxas reports. Cubins are cached on disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rammer.errors import DeviceFailure
 
 from rammer_cuda.driver import check_result, import_nvrtc
 
-#: No -use_fast_math: float32 keeps IEEE division, square root and denormals. FMA contraction stays on, as in every peer.
+#: Without -use_fast_math, float32 keeps IEEE division, square root and denormals. FMA contraction stays on, as in every peer.
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What ptxas says of one kernel: registers a thread, static shared bytes, bytes spilled a thread."""
+    """The ptxas report of one kernel: registers a thread, static shared bytes, bytes spilled a thread."""
 
     registers: int
     shared: int
@@ -32,14 +32,14 @@ class KernelResources:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Machine code with ptxas' report by kernel name."""
+    """Machine code with the ptxas report by kernel name."""
 
     code: bytes
     resources: dict[str, KernelResources]
 
 
 def compile_cubin(source: str, arch: str) -> Cubin:
-    """Machine code of ``source`` for ``arch`` (``sm_90a``). DeviceFailure with the compiler's first errors."""
+    """Return machine code of ``source`` for ``arch`` (``sm_90a``). Raise DeviceFailure with the compiler's first errors."""
     path = _cache_path(source, arch)
     known = _read_cubin(path)
     if known is not None:
@@ -50,13 +50,13 @@ def compile_cubin(source: str, arch: str) -> Cubin:
 
 
 def compile_all(sources: Mapping[str, str], arch: str) -> dict[str, Cubin]:
-    """Machine code by key, compiled by as many threads as there are cores (NVRTC runs outside Python's lock)."""
+    """Return machine code by key, compiled by as many threads as there are cores (NVRTC runs outside Python's lock)."""
     with ThreadPoolExecutor(max_workers=max(1, min(len(sources), os.cpu_count() or 1))) as pool:
         return dict(zip(sources, pool.map(lambda text: compile_cubin(text, arch), sources.values()), strict=True))
 
 
 def nvrtc_version() -> str:
-    """NVRTC's version, ``13.0``."""
+    """Return NVRTC's version, for example ``13.0``."""
     major, minor = check_result(import_nvrtc().nvrtcVersion(), "asking NVRTC's version")
     return f"{major}.{minor}"
 
@@ -64,7 +64,7 @@ def nvrtc_version() -> str:
 def _compile_source(source: str, arch: str) -> tuple[bytes, str]:
     api = import_nvrtc()
     program = check_result(api.nvrtcCreateProgram(source.encode(), b"rammer.cu", 0, [], []), "creating a program")
-    # What NVRTC's own cache returns comes without the report of ptxas; the option is as old as that cache.
+    # Results from NVRTC's internal cache lack the ptxas report; the option is as old as that cache.
     fresh = ("--no-cache",) if tuple(map(int, nvrtc_version().split("."))) >= (12, 9) else ()
     flags = [f.encode() for f in (*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v", *fresh)]
     try:
@@ -89,7 +89,7 @@ _SPILL = re.compile(r"(\d+) bytes spill stores")
 
 
 def parse_ptxas(log: str) -> dict[str, KernelResources]:
-    """Resources by kernel from the text of ``ptxas -v``."""
+    """Parse resources by kernel from the text of ``ptxas -v``."""
     result: dict[str, KernelResources] = {}
     for part in re.split(r"(?=Compiling entry function)", log):
         entry = _ENTRY.search(part)
@@ -105,14 +105,14 @@ def _cache_path(source: str, arch: str) -> Path:
 
 
 def _write_cubin(path: Path, code: bytes, log: str) -> None:
-    """Best effort: without a writable cache every process compiles again."""
+    """Write a cubin to the cache, if it is writable; otherwise every process compiles again."""
     with suppress(OSError):
         write_cached(path, lambda file: file.write(code))
     cache_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
 
 
 def _read_cubin(path: Path) -> Cubin | None:
-    """Return what ``_write_cubin`` wrote; None if there is nothing, or anything else, of which a warning tells."""
+    """Return the cubin that ``_write_cubin`` wrote, or None if it is missing or corrupt (with a warning)."""
     digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
     code = cached_bytes(path) if digest else None
     if code is None:

@@ -23,7 +23,7 @@ __device__ __forceinline__ float rm_round_f16(float f) {
 }
 """
 
-#: The bits of numbers.
+#: Conversions between numbers and their bits.
 _BITS = {
     "as_uint32": "__float_as_uint({v})",
     "as_float32": "__uint_as_float({v})",

@@ -10,7 +10,7 @@ HINT = "pip install -e 'plugins/cuda[cu13]' (or [cu12]) from the checkout"
 
 
 def import_driver() -> Any:
-    """The module ``cuda.bindings.driver``; MissingDependency without it."""
+    """Import the module ``cuda.bindings.driver``. Raises MissingDependency without it."""
     try:
         from cuda.bindings import driver as module
     except ImportError as problem:
@@ -19,20 +19,20 @@ def import_driver() -> Any:
 
 
 def import_nvrtc() -> Any:
-    """The module ``cuda.bindings.nvrtc``; MissingDependency without it or its library."""
+    """Import the module ``cuda.bindings.nvrtc``. Raises MissingDependency without it or its library."""
     try:
         from cuda.bindings import nvrtc as module
 
         module.nvrtcVersion()
     except ImportError as problem:
         raise MissingDependency("cuda-bindings", HINT) from problem
-    except Exception as problem:  # the loader raises its own kinds when libnvrtc is not found
+    except Exception as problem:  # the loader raises private exception types without libnvrtc
         raise MissingDependency("nvidia-cuda-nvrtc", HINT) from problem
     return module
 
 
 def check_result(result: tuple[Any, ...], what: str) -> Any:
-    """The value of a driver call, or DeviceFailure that names the call's purpose and the error."""
+    """Return the value of a driver call. Raises DeviceFailure with the call's purpose and the error."""
     status, values = result[0], result[1:]
     if int(status) != 0:
         raise DeviceFailure(f"{what} failed: {getattr(status, 'name', status)}")

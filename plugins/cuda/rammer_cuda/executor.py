@@ -29,11 +29,10 @@ from rammer_cuda.source import Writer
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a graph is built of: launches with their kernels (by operator) and functions (by entry point).
+    """The inputs of a graph: launches with their kernels (by operator) and functions (by entry point).
 
-    With ``programmatic`` edges the blocks of a dependent kernel start early and wait on the device. ``records`` are
-    addresses, one a launch, that kernels built for a trace take as their last argument.
-    """
+    With ``programmatic`` edges the blocks of a dependent kernel start early and wait on the device. ``records`` holds one address
+    per launch, the last argument of kernels built for a trace."""
 
     plan: Sequence[Launch]
     kernels: Mapping[str, TaskKernel]
@@ -45,8 +44,8 @@ class Recipe:
 def plan_launches(
     program: RProgram, binding: Binding, gpu: Gpu, writer: Writer, kept: bool
 ) -> tuple[Sequence[Launch], dict[str, TaskKernel]]:
-    """What runs a program: its launches in order, and their kernels by operator as they are handed to the compiler. Both are
-    taken from the cache, and ``kept`` there."""
+    """Return a program's launches in order, and their kernels by operator, ready to compile. With ``kept``, both are read from
+    and stored in the cache."""
     kernels = cached_kernels(program, binding, writer) if kept else writer.all(program.operators, binding)
     ends = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
     plan, made = fuse_launches(cached_launches(program) if kept else make_launches(program), ends, program, binding, gpu)
@@ -55,7 +54,7 @@ def plan_launches(
 
 @dataclass(frozen=True)
 class Room:
-    """Where a program is loaded: on the GPU of this number, in the memory of another one that never runs at the same time."""
+    """The destination of a program: GPU ``index``, in the memory of another program that never runs at the same time."""
 
     gpu: Gpu
     index: int
@@ -63,10 +62,8 @@ class Room:
 
 
 class CudaProgram(GpuProgram):
-    """A program resident on a GPU. Buffers keep their addresses, so the graph is built once.
-
-    ``repeat`` chains as many copies of the program in the graph, for measuring what a launch costs in a chain.
-    """
+    """A program resident on a GPU. Buffers keep their addresses, so the graph is built once. ``repeat`` chains this number of
+    copies in the graph, to measure the cost of a launch in a chain."""
 
     def __init__(
         self,
@@ -95,55 +92,54 @@ class CudaProgram(GpuProgram):
             self._choose_pdl(self.pdl, Cached(program, "pdl", gpu.architecture))
 
     def _choose_pdl(self, switches: Switches, cached: Cached) -> None:
-        """Choose which kernels let their dependents start early, as before or by measurement."""
+        """Choose the kernels that let their dependents start early, as before or by measurement."""
         if switches.recall(cached.read()):
             return
         lengths = usual_lengths(self.program)
         for port in (p for p in self.program.inputs if p.external in lengths):
-            self.resident.write(port.tensor, lengths[port.external])  # at none, every kernel would end at once
+            self.resident.write(port.tensor, lengths[port.external])  # at length zero every kernel would exit at once
         switches.choose((self.recipe.kernels[launch.operator].entry for launch in self.recipe.plan), self.replay)
         cached.write(sorted(switches.on))
 
     @property
     def kernels(self) -> int:
-        """Kernel launches of one run."""
+        """The number of kernel launches per run."""
         turns = self.program.turns
         return len(self.recipe.plan) * turns + (turns + 1 if self.program.repeat is not None else 0)
 
     def launchable_on(self, resident: Resident) -> CapturedGraph:
-        """A graph on the addresses of ``resident``."""
+        """Return a graph on the addresses of ``resident``."""
         return CapturedGraph(build_graph(resident, self.recipe), self.resident)
 
     def check_finished(self) -> None:
-        """A graph's kernels wait for nothing but the kernels before them, so none gives up."""
+        """Do nothing: a graph's kernels wait only for earlier kernels, so none gives up."""
 
     def poison(self) -> None:
-        """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
+        """Poison memory as ``rammer.device.manifest.Poisoned`` requires, and let all dependents start early from now on."""
         if self.pdl is not None:
             self.pdl.set(self.pdl.address)
         self.resident.poison()
 
 
 class CapturedGraph:
-    """An instantiated graph of a program, whose modules stay loaded as long."""
+    """An instantiated graph of a program, which keeps the program's modules loaded."""
 
     def __init__(self, executable: Any, resident: Resident) -> None:
         self.executable, self.api = executable, import_driver()
-        self.close = weakref.finalize(self, _destroy_graph, executable, resident)  #: Free it; a second call does nothing.
+        self.close = weakref.finalize(self, _destroy_graph, executable, resident)  #: Free the graph; repeated calls do nothing.
         self.close.atexit = False  # the driver may be gone by then
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
         check_result(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
 
 
 def _destroy_graph(executable: Any, resident: Resident) -> None:
-    with resident.device:  # whichever thread collects it
+    with resident.device:  # any thread may collect it
         check_result(import_driver().cuGraphExecDestroy(executable), "freeing a graph")
 
 
 def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
-    """The launches as nodes with their edges, on the addresses of ``resident``; ``repeat`` copies in a chain."""
+    """Build a graph of the launches and their edges, on the addresses of ``resident``; ``repeat`` copies in a chain."""
     graph = check_result(import_driver().cuGraphCreate(0), "creating a graph")
     ends: list[Any] = []
     for _ in range(repeat):
@@ -152,8 +148,8 @@ def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
 
 
 def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any], early: bool = True) -> list[Any]:
-    """A program's launches as nodes of ``graph`` behind the kernel nodes ``ends``, which may let them start ``early``; those that
-    no other one follows."""
+    """Add a program's launches to ``graph`` after the kernel nodes ``ends``; return the nodes without successors. With ``early``,
+    ``ends`` may let the launches start early."""
     nodes: list[Any] = []
     for number, launch in enumerate(recipe.plan):
         last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
@@ -167,14 +163,13 @@ def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any]
 
 
 def instantiate_graph(graph: Any) -> Any:
-    """The graph, ready to launch; ``graph`` itself is freed."""
+    """Return the graph, ready to launch; ``graph`` itself is freed."""
     made = check_result(import_driver().cuGraphInstantiate(graph, 0), "instantiating a graph")
     check_result(import_driver().cuGraphDestroy(graph), "freeing a graph")
     return made
 
 
 def _add_dependencies(graph: Any, before: list[Any], node: Any, programmatic: bool) -> None:
-    """Order ``node`` after others."""
     api = import_driver()
     if not before:
         return
@@ -189,7 +184,8 @@ def _add_dependencies(graph: Any, before: list[Any], node: Any, programmatic: bo
 
 
 def _node_params(resident: Resident, recipe: Recipe, launch: Launch, last: list[Any]) -> tuple[Any, list[Any]]:
-    """A node's parameters, and the values that they point to: adding the node copies them. ``last`` are more values."""
+    """Return a node's parameters and the values that they point to. Adding the node copies the values. ``last`` are additional
+    values."""
     kernel = recipe.kernels[launch.operator]
     first = first_consecutive(launch.tasks)
     order = 0 if first is not None else resident.table(np.array(launch.tasks, np.int32))

@@ -1,4 +1,4 @@
-"""The kernel families, each a folder: a new one is a folder and a line here."""
+"""The kernel families. Each family is a folder and a line here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.rows.rowwise import ROWWISE
 from rammer_cuda.window.kernel import WINDOW
 
-#: In the order in which they are asked, and in which equal predictions stand.
+#: In the order in which families are queried, which also orders equal predictions.
 FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, CODES, ROWWISE, WINDOW)
 BY_NAME: Final = {f.name: f for f in FAMILIES}
 
 
 def family_of(operator: ROperator) -> Family:
-    """The family of a tiled operator; the generic one where it has none, or one that nobody knows."""
+    """Return the family of a tiled operator; the generic family if its name is empty or unknown."""
     return BY_NAME.get(operator.family, GENERIC)

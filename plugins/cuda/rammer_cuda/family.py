@@ -1,5 +1,5 @@
-"""Kernel families of this device: each lives in a folder of its own and is a line of ``rammer_cuda.families``. Nothing else
-knows it by name: what others must know of it, it says (``rammer.codegen.kernel_family``)."""
+"""The kernel families of this device: each is a folder and a line in ``rammer_cuda.families``. Other modules never name a family;
+they use its description (``rammer.codegen.kernel_family``)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from rammer_cuda.kernels.task import HeldKernel, TaskKernel
 
 @dataclass(frozen=True)
 class Held:
-    """What a family does in a persistent kernel, where one block runs task after task: blocks of ``threads`` keep constants.
+    """A family's part in a persistent kernel, in which one block runs task after task and ``threads`` keep constants.
 
-    ``kernel`` is the kernel in two parts, with the tensors that travel as words and those outputs that are stored besides;
-    ``vectors`` are the inputs of which a task needs every element before its first product, and which it reads in no other
-    way: those may travel as words.
-    """
+    ``kernel`` returns the kernel in two parts, from the tensors that travel as words and the outputs that are also stored.
+    ``vectors`` returns the inputs that a task only reads completely, before its first product; they may travel as words."""
 
     threads: int
     kernel: Callable[[ROperator, Binding, Collection[str], Collection[str]], HeldKernel]
     vectors: Callable[[ROperator, Binding], frozenset[str]]
 
 
-#: A family of this device's kernels.
+#: A kernel family of this device.
 Family: TypeAlias = KernelFamily[Gpu, TaskKernel, Held]
 
 
 def size_keys(*keys: str) -> dict[str, range]:
-    """Config keys that count something."""
+    """Return config keys that count something, with their ranges."""
     return dict.fromkeys(keys, range(1, 1025))

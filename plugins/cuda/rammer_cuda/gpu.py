@@ -1,8 +1,7 @@
-"""A GPU as data: the one place that says what an architecture has, and how much of it.
+"""GPU descriptions: the features and sizes of each architecture.
 
-Known GPUs stand for ``--target``; ``rammer_cuda.hardware`` asks the driver for real ones. What families count by is read
-here; figures that were fitted to measured kernels stay with the cost that was fitted, and are called so there.
-"""
+The predefined GPUs serve ``--target``; ``rammer_cuda.hardware`` queries the driver for real ones. Families read their limits
+here. Figures fitted to measured kernels stay with the fitted cost, and are marked there."""
 
 from __future__ import annotations
 
@@ -16,30 +15,32 @@ from rammer.ir.device import MemoryLayer, VDevice
 THREADS: Final = 128
 #: Seconds between two dependent kernels of a CUDA graph: 0.55 us for a chain of empty kernels, measured on an H200.
 NODE_SECONDS: Final = 0.55e-6
-#: By how much the share of time that stitching is predicted to save is off, of 69 random graphs on an H200, operators apart
-#: priced side by side: 0.09 (standard deviation), and 0.08 too much in the mean.
+#: Error of the fraction of time that stitching is predicted to save: standard deviation 0.09, and 0.08 too much in the mean. From
+#: 69 random graphs on an H200, with unfused operators priced as concurrent.
 DOUBT: Final = 0.13
-#: What operators of one launch share of their times alone: as long as kernels on rows take to start by their fit
-#: (``rows.rowcost``), not measured by itself. Of 13 random graphs that were stitched on an H200 none is slower than apart with it
-#: and 2 are without it (0.90 and 0.94), at the same median gain, 1.08; it was chosen with these at hand.
+#: The part of their separate times that operators of one launch share: the start of kernels on rows by their fit (``rows.cost``),
+#: not measured separately. With it, all of 13 random graphs stitched on an H200 are at least as fast as unfused. Without it 2 are
+#: slower (0.90 and 0.94). The median gain is 1.08 in both cases. The value was chosen on these graphs.
 START_SECONDS: Final = 0.4e-6
-#: FLOP a cycle of the SMs that the families' cost models were fitted on: 128 fp32 lanes.
+#: FLOP per cycle of the SMs that the families' cost models were fitted on: 128 fp32 lanes.
 FITTED: Final = 256.0
-#: fp32 lanes an SM by compute capability, and of any other (CUDA C++ programming guide, "Compute Capabilities").
+#: fp32 lanes per SM by compute capability, and of all others (CUDA C++ programming guide, "Compute Capabilities").
 LANES: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 MOST_LANES: Final = 128
 
 
 def capability_of(architecture: str) -> tuple[int, int]:
-    """(9, 0) of ``sm_90a``."""
+    """Return the compute capability, such as (9, 0) for ``sm_90a``."""
     digits = architecture.removeprefix("sm_").rstrip("a")
     return int(digits[:-1]), int(digits[-1])
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. ``clock`` in Hz; ``shared`` bytes of shared memory a block may have; ``registers`` of 32 bits and ``threads``
-    an SM; ``l2`` and ``memory`` bytes; ``bandwidth`` bytes/s of the memory; ``source`` of the figures."""
+    """A GPU with its figures. ``clock`` is in Hz, ``shared`` is a block's maximum shared memory in bytes.
+
+    ``registers`` (of 32 bits) and ``threads`` are per SM. ``l2`` and ``memory`` are bytes, ``bandwidth`` is bytes/s of the
+    memory. ``source`` is the origin of the figures."""
 
     architecture: str
     name: str
@@ -55,48 +56,47 @@ class Gpu:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability."""
+        """The compute capability, as (major, minor)."""
         return capability_of(self.architecture)
 
     @property
     def lanes(self) -> int:
-        """fp32 lanes an SM, of 2 FLOP a cycle each."""
+        """fp32 lanes per SM, of 2 FLOP per cycle each."""
         return LANES.get(self.capability, MOST_LANES)
 
     @property
     def copies(self) -> bool:
-        """Whether threads copy into shared memory without waiting (``cp.async``)."""
+        """True if threads can copy into shared memory asynchronously (``cp.async``)."""
         return self.capability >= (8, 0)
 
     @property
     def tf32(self) -> bool:
-        """Whether tensor cores multiply tf32 and bfloat16 (CUDA C++ programming guide, "Compute Capabilities")."""
+        """True if tensor cores multiply tf32 and bfloat16 (CUDA C++ programming guide, "Compute Capabilities")."""
         return self.capability >= (8, 0)
 
     @property
     def clusters(self) -> bool:
-        """Whether blocks can be launched as clusters that share an SM's memory with each other."""
+        """True if blocks can be launched as clusters that share their SMs' memory."""
         return self.capability >= (9, 0)
 
     @property
     def dependents(self) -> bool:
-        """Whether a kernel may start before those that it depends on have finished (programmatic dependent launch)."""
+        """True if a kernel may start before its predecessors have finished (programmatic dependent launch)."""
         return self.capability >= (9, 0)
 
     @property
     def warpgroups(self) -> bool:
-        """Whether there are warpgroup products: ``wgmma`` exists on sm_90a alone."""
+        """True if warpgroup products are supported: ``wgmma`` exists only on sm_90a."""
         return self.architecture == "sm_90a"
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What a user may ask for."""
+        """The precisions that a user may request."""
         return ("float32", "tf32", "float16", "bfloat16") if self.tf32 else ("float32", "float16")
 
     @property
     def model_clock(self) -> float:
-        """Cycles a second by which the families' cost models count: an SM with fewer lanes than those of the fit counts as
-        a slower one."""
+        """Cycles per second in the families' cost models. An SM with fewer lanes than those of the fit counts as a slower one."""
         return self.flops / FITTED
 
     @property
@@ -111,11 +111,11 @@ class Gpu:
 
     @cached_property
     def vdevice(self) -> VDevice:
-        """What the compiler's core knows of it: one vEU an SM."""
+        """The device description for the compiler's core: one vEU per SM."""
         guide = "CUDA C++ programming guide"
         layers = (
             MemoryLayer("global", "device", self.memory, self.bandwidth, 32, self.source),
-            # 32 banks of 4 bytes a cycle and SM (CUDA C++ programming guide, "Shared Memory").
+            # 32 banks of 4 bytes per cycle and SM (CUDA C++ programming guide, "Shared Memory").
             MemoryLayer("shared", "veu", self.shared, 128.0 * self.clock * self.sms, 128, guide),
             MemoryLayer("register", "thread", 255 * 4, 12.0 * self.lanes * self.clock * self.sms, 4, guide),
         )
@@ -140,8 +140,8 @@ def _h200_gpu(architecture: str) -> Gpu:
     return Gpu(architecture, "H200 SXM", 132, 1.98e9, 227 << 10, 50 << 20, 141 * 10**9, 4.8e12, "NVIDIA H200 datasheet")
 
 
-#: The GPU that stands for each architecture. Figures are the vendor's, per whole chip; shared memory and threads are those of
-#: the CUDA C++ programming guide, "Compute Capabilities".
+#: The predefined GPU of each architecture. Figures are the vendor's, per whole chip. Shared memory and threads are from the CUDA
+#: C++ programming guide, "Compute Capabilities".
 _KNOWN: Final = (
     Gpu("sm_75", "T4", 40, 1.59e9, 64 << 10, 4 << 20, 16 * 10**9, 3.2e11, "NVIDIA T4 datasheet", threads=1024),
     Gpu("sm_80", "A100 SXM 80 GB", 108, 1.41e9, 163 << 10, 40 << 20, 80 * 10**9, 2.039e12, "NVIDIA A100 datasheet"),

@@ -1,4 +1,4 @@
-"""What GPU there is, asked of the driver."""
+"""GPU detection through the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer_cuda.gpu import Gpu
 
 
 def gpu_count() -> int:
-    """Number of GPUs; 0 where the driver finds none. MissingDependency without the driver."""
+    """Return the number of GPUs, 0 if the driver finds none. Raises MissingDependency without the driver."""
     api = import_driver()
     try:
         status = api.cuInit(0)[0]
@@ -27,11 +27,11 @@ def gpu_count() -> int:
 
 
 def probe_gpus() -> list[Hardware]:
-    """One Hardware a GPU. MissingDependency without the driver, or where there is a GPU but no CuPy."""
+    """Return one Hardware per GPU. Raises MissingDependency without the driver, or with a GPU but without CuPy."""
     import_driver()
-    with ThreadPoolExecutor(1) as other:  # the driver starts in 0.1 s while CuPy is imported in 0.2
+    with ThreadPoolExecutor(1) as other:  # the driver starts in 0.1 s, during the 0.2 s of CuPy's import
         found = other.submit(gpu_count)
-        with suppress(Exception):  # where there is a GPU, the import below says what is wrong
+        with suppress(Exception):  # with a GPU, the import below reports the error
             import_cupy()
         count = found.result()
     if count:
@@ -40,8 +40,8 @@ def probe_gpus() -> list[Hardware]:
 
 
 def create_context(index: int) -> threading.Thread:
-    """Begin to create the context of GPU ``index``, which takes 0.13 s, on a thread: models are read meanwhile. Wait for it
-    before the GPU is used; where it fails, that use says so."""
+    """Start to create the context of GPU ``index`` on a thread (0.13 s), while models are read. Join the thread before using the
+    GPU. If the creation fails, that use reports the error."""
 
     def create() -> None:
         module = import_cupy()
@@ -54,7 +54,7 @@ def create_context(index: int) -> threading.Thread:
 
 
 def import_cupy() -> Any:
-    """The module ``import_cupy``; MissingDependency without it."""
+    """Import the module ``cupy``. Raises MissingDependency without it."""
     try:
         import cupy as module
     except ImportError as problem:
@@ -63,11 +63,10 @@ def import_cupy() -> Any:
 
 
 class Unit:
-    """GPU ``id``: inside ``with unit:`` it is the thread's own, and so is its context.
+    """GPU ``id``. Inside ``with unit:`` it is the thread's current device with a current context.
 
-    CuPy's ``Device`` sets nothing in a thread whose device has that number, as GPU 0 has in every new thread, and a call of
-    the driver, which makes no context, would be the first to want one there.
-    """
+    CuPy's ``Device`` does nothing in a thread whose device already has that number, as GPU 0 has in every new thread. A driver
+    call, which creates no context, would then fail."""
 
     def __init__(self, index: int) -> None:
         self.id, self._runtime, self._own = index, import_cupy().cuda.runtime, threading.local()
@@ -84,12 +83,12 @@ class Unit:
             self._runtime.setDevice(before)
 
     def multiprocessors(self) -> int:
-        """SMs of the GPU."""
+        """Return the number of SMs."""
         return device_attribute(self.id, "MULTIPROCESSOR_COUNT")
 
 
 def device_attribute(index: int, name: str) -> int:
-    """A device attribute by its driver name, without the ``CU_DEVICE_ATTRIBUTE_`` prefix."""
+    """Return a device attribute by its driver name, without the ``CU_DEVICE_ATTRIBUTE_`` prefix."""
     api = import_driver()
     key = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return int(
@@ -108,15 +107,15 @@ def _query_hardware(index: int) -> Hardware:
 
 
 def device_architecture(index: int) -> str:
-    """``sm_90a`` and the like: the architecture-specific target where there is one."""
+    """Return the architecture, such as ``sm_90a``: the architecture-specific target if it exists."""
     major, minor = device_attribute(index, "COMPUTE_CAPABILITY_MAJOR"), device_attribute(index, "COMPUTE_CAPABILITY_MINOR")
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def gpu_of(unit: Hardware) -> Gpu:
-    """The figures of a GPU that ``probe_gpus`` found, every one from the driver."""
+    """Return the figures of a GPU from ``probe_gpus``, all read from the driver."""
     index = unit.index
-    # Double data rate: two transfers a memory clock (kHz) on a bus of so many bits.
+    # Double data rate: two transfers per memory clock (kHz); the bus width is in bits.
     bandwidth = 2e3 * device_attribute(index, "MEMORY_CLOCK_RATE") * device_attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
     return Gpu(
         unit.detail["architecture"],

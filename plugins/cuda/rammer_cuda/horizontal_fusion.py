@@ -1,4 +1,4 @@
-"""Launches of small independent operators as one kernel, whose blocks are each some operator's task."""
+"""Horizontal fusion: launches of small independent operators become one kernel, and each block runs one operator's task."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rammer_cuda.kernels.part import barrier_line, declare_pointer, is_narrower
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, first_consecutive
 
-#: Launches of one kernel at most, and its pointers: parameters have 4 KiB.
+#: Maximum launches of one kernel, and its pointers: parameters have 4 KiB.
 MOST_PARTS, MOST_POINTERS = 8, 256
 
 
 def fuse_launches(
     plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
 ) -> tuple[list[Launch], dict[str, TaskKernel]]:
-    """The launches, several of one wave as one where that pays, with the kernels of those by a name of their own."""
+    """Fuse launches of one wave where that pays; return the launches and their kernels, fused ones under new names."""
     pieces = _launch_pieces(plan, kernels, program, binding, gpu)
     groups = [part for group in pack_launches(pieces, gpu.launch) for part in _split_group(plan, group, kernels, gpu)]
     place = {i: number for number, group in enumerate(groups) for i in group}
@@ -49,7 +49,7 @@ def fuse_launches(
 def _launch_pieces(
     plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
 ) -> list[LaunchPiece]:
-    """The launches as the core sees them; only what could stand beside another is priced."""
+    """Return the launches as the core represents them; only those that could share a launch are priced."""
     plain = [_is_plain_launch(x, program.operator[x.operator], kernels[x.operator]) for x in plan]
     beside_others = Counter(x.after for x, may in zip(plan, plain, strict=True) if may)
     times = dict[str, float]()  # equal kernels have equal times
@@ -67,7 +67,7 @@ def _launch_pieces(
 
 
 def _is_plain_launch(launch: Launch, operator: ROperator, kernel: TaskKernel) -> bool:
-    """Whether a launch's kernel may stand beside others: not one that wants more than a plain launch."""
+    """Return True if a launch's kernel may share a launch: it needs only a plain launch."""
     alone = kernel.blocks > 1 or kernel.dynamic or operator.endings or not kernel.body
     return family_of(operator).beside and not alone and first_consecutive(launch.tasks) is not None
 
@@ -75,8 +75,8 @@ def _is_plain_launch(launch: Launch, operator: ROperator, kernel: TaskKernel) ->
 def _split_group(
     plan: Sequence[Launch], group: tuple[int, ...], kernels: Mapping[str, TaskKernel], gpu: Gpu
 ) -> list[tuple[int, ...]]:
-    """A group cut where its shared memory, pointers or parts are too many for one kernel, or its blocks, which all have as many
-    threads as the largest, are not on the GPU at once."""
+    """Split a group so that each part fits one kernel. The limits are shared memory, pointers, parts, and that all blocks are
+    resident at once. All blocks have the threads of the largest."""
     result = list[tuple[int, ...]]()
     for i in group:
         if not result or not _can_fuse([plan[k] for k in (*result[-1], i)], kernels, gpu):
@@ -94,8 +94,8 @@ def _can_fuse(launches: Sequence[Launch], kernels: Mapping[str, TaskKernel], gpu
 
 
 def combine_kernels(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
-    """One kernel of several, each with its consecutive tasks: blocks in the order of the parts, as many threads as the largest
-    has. Warps beyond those of a part leave it at once, and it waits for its own alone."""
+    """Combine kernels, each with its consecutive tasks, into one: blocks in the order of the parts. All blocks have the threads
+    of the largest part. Warps past those of a part exit at once, and its barrier covers the others only."""
     threads = max(k.threads for k, _ in parts)
     texts = list(dict.fromkeys(k.device for k, _ in parts))
     body, begin = Text(), 0
@@ -119,6 +119,6 @@ def combine_kernels(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> Task
 
 
 def _kernel_function(number: int, kernel: TaskKernel, threads: int) -> str:
-    """A kernel as a function of its own, where ``blockIdx`` and the barrier are those of its part."""
+    """Return a kernel as a function whose ``blockIdx`` and barrier are those of its part."""
     head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx"))
     return f"static __device__ void rm_part{number}({head}) {{\n{barrier_line(kernel, threads)}{kernel.body}}}\n"

@@ -1,9 +1,9 @@
-"""Runs on a GPU in turns, until it is at its clock and nobody else uses it, as far as that can be told.
+"""Interleaved timing of runs on a GPU, until the clock is up and other processes seem to leave it alone.
 
-A GPU that had nothing to do may begin at a sixth of its clock (345 of 1,980 MHz on an H200). And another process gets slices of
-time, some milliseconds long: so few runs one after the other may all be beside its slices, which says nothing of the program.
-On an H200 beside another process's products a graph's median of seven runs was what it is alone, that of a persistent kernel up
-to ten times as much: it would have told the wrong one of two in 26 of 90 cases, and the least of turns did in none of 24.
+An idle GPU may start at a sixth of its clock (345 of 1,980 MHz on an H200). Another process gets time slices of some
+milliseconds. A few consecutive runs may all overlap them or miss them, which misrepresents the program. With another process's
+products on an H200, a graph's median of seven runs was undisturbed. That of a persistent kernel was up to ten times as long. The
+median would have selected the slower of two in 26 of 90 cases, the interleaved minimum in 0 of 24.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-#: Turns of so many runs, so that constants stay in the caches as they would; and the least and the greatest number of turns.
+#: Consecutive runs per iteration, so that constants stay in the caches; and the minimum and maximum number of iterations.
 RUNS: Final = 7
 TURNS: Final = (2, 1000)
-#: Seconds of all turns at the least, and those after which no more are taken. A run of a small program keeps the GPU busy for
-#: less than its launch takes, and waits for milliseconds beside other processes: what the caller waits for counts, too.
+#: Minimum seconds of all iterations, and the limit after which they end. A small program's run occupies the GPU for less than its
+#: launch lasts, and waits for milliseconds if other processes run. The caller's waiting time therefore counts, too.
 SECONDS: Final = (0.1, 0.5)
-#: How far half of the turns may be from the least of all where nothing disturbs them: on an idle H100 1.01 to 1.03.
+#: The maximum ratio of the median iteration to the fastest on an undisturbed GPU: 1.01 to 1.03 on an idle H100.
 STEADY: Final = 1.1
 
 
 @dataclass(frozen=True)
 class TurnTimes:
-    """The least ``seconds`` of each, by its name; ``steady`` where runs were alike, so that another time would tell the same."""
+    """The minimum ``seconds`` by name; ``steady`` if the runs were alike, so that a repetition would agree."""
 
     seconds: Mapping[str, float]
     steady: bool
 
 
 def in_turns(replays: Mapping[str, Callable[[], float]], seconds: tuple[float, float] = SECONDS) -> TurnTimes:
-    """Runs of each, whose seconds on the GPU ``replays`` give, until most turns are alike; ``seconds`` as ``SECONDS``."""
+    """Time interleaved runs of all ``replays`` (GPU seconds) until most iterations are alike; ``seconds`` as ``SECONDS``."""
     leasts: dict[str, list[float]] = {name: [] for name in replays}
     begun, busy = time.perf_counter(), 0.0
 

@@ -1,4 +1,4 @@
-"""What was worked out or measured for a program, cached for the next process. Best effort."""
+"""A cache of values computed or measured for a program, for the next process. Best effort."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rammer.ir.program import RProgram
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import Writer
 
-#: What is cached of kernels.
+#: The cached form of kernels.
 FORM = KernelForm(TaskKernel, "parameters")
 
 
 class Cached(CachedValue):
-    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of what else it depends on."""
+    """A JSON value about ``program``: its kind ``what``, and the ``versions`` of its other dependencies."""
 
     def __init__(self, program: RProgram, what: str, *versions: str) -> None:
         super().__init__("cuda", program, what, *versions)
 
 
 def cached_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
-    """The kernels of a program by operator, cached for the next process. Best effort."""
+    """Return the kernels of a program by operator, cached for the next process. Best effort."""
     return FORM.cached(make_cache_entry(program, binding, "kernels"), program.operators, binding, writer)
 
 
 def make_cache_entry(program: RProgram, binding: Binding, what: str) -> Cached:
-    """A place for what follows from a program, its constants' names and the text of the generators."""
+    """Return a cache entry that depends on a program, its constants' names and the generators' text."""
     return Cached(program, what, *of_generators("rammer_cuda", binding))

@@ -1,8 +1,8 @@
-"""From an RProgram to launches: which tasks go together, and which launch waits for which.
+"""Launches of an RProgram: the grouping of tasks, and the dependencies between launches.
 
-A launch is the tasks of one operator in one wave. Edges come from the program's waits and from memory:
-two launches that touch the same bytes, one of them writing, keep the program's order. Everything else may
-run at the same time, so parallel branches of a model stay parallel.
+A launch is the tasks of one operator in one wave. Edges come from the program's waits and from memory. Two launches that touch
+the same bytes keep the program's order if one of them writes. All other launches may run at the same time, so parallel branches
+of a model stay parallel.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from rammer.plan.overlap import has_overlap
 
 from rammer_cuda.kernel_cache import Cached
 
-#: Tasks from which on a program's launches are cached: fewer are planned in a few milliseconds.
+#: Minimum tasks of a program whose launches are cached: fewer are planned in a few milliseconds.
 CACHED_FROM = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """``tasks`` of ``operator``, after the launches whose positions are in ``after``.
-
-    One of several operators has a name of its own, and numbers for their tasks: ``parts`` are the operators with theirs."""
+    """``tasks`` of ``operator``, after the launches whose positions are in ``after``. A launch of several operators has a
+    combined name and combined task numbers; ``parts`` lists the operators with their tasks."""
 
     operator: str
     tasks: tuple[int, ...]
@@ -39,7 +38,7 @@ class Launch:
 
 
 def make_launches(program: RProgram) -> list[Launch]:
-    """Launches in a legal order. DeviceFailure for a program whose rows interleave two dependent operators."""
+    """Return launches in a legal order. Raises DeviceFailure if the program's rows interleave two dependent operators."""
     placed = waves(program)
     ranges = _Ranges(program)
     groups = [group for number, wave in enumerate(placed) for group in _wave_groups(program, ranges, number, wave)]
@@ -51,7 +50,7 @@ def make_launches(program: RProgram) -> list[Launch]:
 
 
 def cached_launches(program: RProgram) -> list[Launch]:
-    """``make_launches``, cached for the next process where the program is large. Best effort."""
+    """Return ``make_launches``, cached for the next process if the program is large. Best effort."""
     if program.task_count < CACHED_FROM:
         return make_launches(program)
     return Cached(program, "launches", Path(__file__).read_text()).get(
@@ -67,7 +66,7 @@ def _encode_plan(plan: list[Launch]) -> list[list[object]]:
 
 
 def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
-    """The inverse. ValueError and the like where it does not launch every task once, after earlier launches."""
+    """Decode a cached plan. Raises ValueError or a similar error unless it launches every task once, after earlier launches."""
     plan = [Launch(operator, _decode_tasks(tasks), tuple(after)) for operator, tasks, after in record]
     found: dict[str, set[int]] = {}
     for place, launch in enumerate(plan):
@@ -83,7 +82,7 @@ def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
 
 
 def _decode_tasks(listed: list[int]) -> tuple[int, ...]:
-    """Tasks from [first, number], or from a list that ends in None."""
+    """Return tasks from [first, number], or from a list that ends in None."""
     if listed[-1] is not None and not 0 <= listed[1] <= MOST_TASKS:
         raise ValueError(f"{listed[1]} tasks")
     return tuple(listed[:-1]) if listed[-1] is None else tuple(range(listed[0], listed[0] + listed[1]))
@@ -97,8 +96,7 @@ class _Together:
 
 
 def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[WaveTask]) -> list[_Together]:
-    """One wave's operators with their tasks, in an order that every row agrees with where they depend on
-    each other."""
+    """Return one wave's operators with their tasks, dependent ones in the order of every row."""
     tasks: dict[str, list[int]] = {}
     before: dict[str, set[str]] = {}
     rows: dict[int, list[str]] = {}
@@ -126,7 +124,7 @@ def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[Wav
 
 
 def _awaited_launches(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[int, str], int]) -> list[int]:
-    """Launch -> bit set of the launches that its rows have waited for."""
+    """Return the bit set of launches that the rows of each launch have waited for."""
     wave_of = {(t.task.operator, t.task.index): t.wave for wave in placed for t in wave}
     contributing = {
         c.name: _to_bit_set({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)}) for c in program.counters
@@ -143,7 +141,7 @@ def _awaited_launches(program: RProgram, placed: list[list[WaveTask]], index: di
 
 
 def _add_memory_edges(ranges: _Ranges, groups: list[_Together], needs: list[int]) -> None:
-    """Add an edge for every pair that touches the same bytes, one of them writing, unless already ordered."""
+    """Add an edge for every unordered pair that touches the same bytes, if one of them writes."""
     accesses = _Accesses(ranges, groups)
     reach: list[int] = []
     for later in range(len(groups)):
@@ -166,8 +164,8 @@ class _Access:
 
 
 class _Ranges:
-    """Byte ranges that each operator reads and writes, in one address space: the arena first, then every other
-    buffer at a place of its own."""
+    """Byte ranges that each operator reads and writes, in one address space. The arena comes first, then every other buffer in a
+    separate range."""
 
     def __init__(self, program: RProgram) -> None:
         self.program = program
@@ -190,7 +188,7 @@ class _Ranges:
         return _Access(storage, base + low * item, base + high * item, writes)
 
     def conflict(self, earlier: str, later: str) -> bool:
-        """Whether the two operators touch common elements and at least one of them writes there."""
+        """Return True if the operators touch common elements and at least one of them writes there."""
         pair = earlier, later
         if pair not in self.known:
             self.known[pair] = any(
@@ -202,7 +200,7 @@ class _Ranges:
 
 
 def _has_shared_element(a: Storage, b: Storage) -> bool:
-    """Whether two storages whose byte ranges meet share an element; exact within one buffer."""
+    """Return True if two storages whose byte ranges overlap share an element; exact within one buffer."""
     return a.buffer != b.buffer or has_overlap(a, b)
 
 
@@ -216,7 +214,7 @@ class _Accesses:
         self.writes = np.array([r[3] for r in rows], bool)
 
     def candidates(self, later: int) -> list[int]:
-        """Earlier launches, latest first, with a byte range that meets one of ``later``'s, one of them a write."""
+        """Return earlier launches, latest first, with a byte range that overlaps one of ``later``'s, if one of them writes."""
         first, end = np.searchsorted(self.launch, [later, later + 1])
         found: set[int] = set()
         for i in range(first, end):
@@ -225,7 +223,7 @@ class _Accesses:
         return sorted(found, reverse=True)
 
     def conflict(self, earlier: int, later: int) -> bool:
-        """Whether the two share an element exactly, not only a range."""
+        """Return True if the two share an element exactly, not only a range."""
         return self.ranges.conflict(self.operators[earlier], self.operators[later])
 
 
@@ -234,7 +232,7 @@ def _to_bit_set(members: set[int]) -> int:
 
 
 def _transitive_closure(direct: int, reach: list[int]) -> int:
-    """``direct`` and everything before its members."""
+    """Return ``direct`` and all predecessors of its members."""
     result, rest = 0, direct
     while rest:
         top = rest.bit_length() - 1
@@ -244,7 +242,7 @@ def _transitive_closure(direct: int, reach: list[int]) -> int:
 
 
 def _reduce_edges(needs: list[int]) -> list[tuple[int, ...]]:
-    """Direct predecessors only: those that no other predecessor already implies."""
+    """Return direct predecessors only, without those that other predecessors imply."""
     reach: list[int] = []
     result = []
     for direct in needs:
@@ -260,6 +258,6 @@ def _reduce_edges(needs: list[int]) -> list[tuple[int, ...]]:
 
 
 def first_consecutive(tasks: Iterable[int]) -> int | None:
-    """The first of consecutive task indices, or None if there is a gap."""
+    """Return the first of consecutive task indices, or None for a gap."""
     listed = list(tasks)
     return listed[0] if listed == list(range(listed[0], listed[0] + len(listed))) else None

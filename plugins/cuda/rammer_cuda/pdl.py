@@ -1,9 +1,9 @@
-"""Programmatic dependent launch: which kernels let their dependents start early, chosen by measurement when a program is loaded.
+"""Programmatic dependent launch: kernels that let their dependents start early, chosen by measurement at load time.
 
-A dependent kernel that starts early fetches its constants while its predecessors still work, which hides most of what a
-launch costs. But its blocks are placed while the predecessors' still occupy their SMs: they may share some SMs and leave
-others idle, which costs more than it gains where blocks are few and large. Only the whole graph can tell. Results do not
-depend on the choice: every kernel waits for its predecessors before it reads what they write.
+A dependent kernel that starts early fetches its constants while its predecessors still work, which hides most of the launch cost.
+But its blocks are placed while the predecessors still occupy their SMs. They may share some SMs and leave others idle, which
+costs more than it gains if blocks are few and large. Only the whole graph can be measured. Results do not depend on the choice:
+every kernel waits for its predecessors before it reads their results.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ import numpy as np
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.interleaved_timing import STEADY, in_turns
 
-#: The device variable by which a kernel is told, in every module (``device/order.cuh``).
+#: The device variable that switches early starts of a kernel, in every module (``device/order.cuh``).
 SWITCH = b"rm_pdl"
-#: Replays of one measurement, of which there are so many where it is disturbed; kernels tried singly, those with most launches
-#: first.
+#: Replays of one measurement, its maximum repetitions if disturbed, and the kernels tried singly, most launches first.
 REPLAYS, AGAIN, TRIED = 7, 3, 24
-#: Seconds of runs before the first measurement: at least, and at most.
+#: Minimum and maximum seconds of runs before the first measurement.
 BEFORE = (0.05, 0.1)
-#: Seconds after which no further kernel is tried: a large program should not wait for what little it may gain.
+#: Seconds after which no further kernel is tried: a large program gains too little for a longer search.
 LONGEST = 0.2
-#: A change stays if it saves more than this share: about what two measurements of one graph differ by.
+#: A change stays if it saves more than this fraction: about the difference of two measurements of one graph.
 NOISE = 0.004
 
 
 class Switches:
-    """The switches of the loaded kernels: addresses by entry point. All are off at first."""
+    """The switches of the loaded kernels: addresses by entry point. All are initially off."""
 
     def __init__(self, modules: Mapping[str, object]) -> None:
         self.address = {
@@ -50,17 +49,15 @@ class Switches:
         self.on = wanted
 
     def recall(self, known: object) -> bool:
-        """Set what an earlier process chose, if ``known`` is that; whether it was."""
+        """Set an earlier process's choice from ``known``. Return False if it is malformed."""
         if not isinstance(known, list) or not all(isinstance(e, str) and e in self.address for e in known):
             return False
         self.set(known)
         return True
 
     def choose(self, launched: Iterable[str], replay: Callable[[], float]) -> float:
-        """Leave on what makes ``replay`` (seconds of one run) fastest: none or all, then kernel by kernel.
-
-        ``launched`` names the kernel of every launch. Returns the seconds measured at the end.
-        """
+        """Keep the switches that minimise ``replay`` (seconds of one run): none or all, then kernel by kernel. ``launched`` names
+        the kernel of every launch. Returns the seconds measured at the end."""
         least = in_turns({"": replay}, BEFORE).seconds[""]
         counts, begin = Counter(launched), time.perf_counter()
         best = self._measure_replays(least, replay)
@@ -75,7 +72,7 @@ class Switches:
         return best
 
     def _retain_if_faster(self, best: float, before: frozenset[str], replay: Callable[[], float]) -> float:
-        """Go back to ``before`` unless what is on now is faster than ``best``; returns the better time."""
+        """Restore ``before`` unless the current switches are faster than ``best``; return the better time."""
         seconds = self._measure_replays(best, replay)
         if seconds < best * (1 - NOISE):
             return seconds
@@ -84,7 +81,7 @@ class Switches:
 
     @staticmethod
     def _measure_replays(best: float, replay: Callable[[], float]) -> float:
-        """The least of some replays; of more where all took clearly longer than ``best``, as beside another process."""
+        """Return the minimum of some replays, of more if all were clearly longer than ``best``, as with another process."""
         least = math.inf
         for _ in range(AGAIN):
             least = min(least, *(replay() for _ in range(REPLAYS)))

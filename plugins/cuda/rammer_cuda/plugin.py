@@ -12,14 +12,14 @@ from rammer_cuda.gpu import TARGETS
 
 
 def probe() -> Sequence[Hardware]:
-    """The GPUs of this machine; MissingDependency without the driver, cuda-bindings or CuPy."""
+    """Return the GPUs of this machine. Raises MissingDependency without the driver, cuda-bindings or CuPy."""
     from rammer_cuda.hardware import probe_gpus
 
     return probe_gpus()
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """The backend of one GPU, or of the target named by ``options.target`` without one."""
+    """Return the backend of one GPU, or without a GPU that of the target ``options.target``."""
     from rammer_cuda.backend import open_backend
 
     return open_backend(options)
@@ -36,21 +36,21 @@ DEVICE = Device(
 
 
 def check_cupy() -> None:
-    """What joining GPUs needs; MissingDependency without it."""
+    """Check the requirements for joining GPUs. Raises MissingDependency without CuPy."""
     from rammer_cuda.hardware import import_cupy
 
     import_cupy()
 
 
 def peer_link_refusal(a: Site, b: Site) -> str | None:
-    """Why two GPUs are not joined by their own memory, or None."""
+    """Return the reason why two GPUs cannot join by peer access, or None."""
     from rammer_cuda.peer.fabric import connects as asked
 
     return asked(a, b)
 
 
 def open_fabric(party: Party) -> Fabric:
-    """GPUs of one host, joined."""
+    """Return a fabric of GPUs of one host."""
     from rammer_cuda.peer.fabric import PeerFabric
 
     return PeerFabric(party)
@@ -68,21 +68,21 @@ PEER = Transport(
 
 
 def check_nvshmem() -> None:
-    """What NVSHMEM needs; MissingDependency without it."""
+    """Check the requirements of NVSHMEM. Raises MissingDependency without them."""
     from rammer_cuda.peer.symmetric import probe as asked
 
     asked()
 
 
 def nvshmem_link_refusal(a: Site, b: Site) -> str | None:
-    """Why two GPUs are not joined by NVSHMEM, or None."""
+    """Return the reason why two GPUs cannot join by NVSHMEM, or None."""
     from rammer_cuda.peer.symmetric import connects as asked
 
     return asked(a, b)
 
 
 def open_symmetric(party: Party) -> Fabric:
-    """GPUs of several processes, joined by NVSHMEM."""
+    """Return a fabric of several processes' GPUs, joined by NVSHMEM."""
     from rammer_cuda.peer.symmetric import SymmetricFabric
 
     return SymmetricFabric(party)
@@ -102,11 +102,11 @@ SYMMETRIC = Transport(
 
 @hookimpl
 def rammer_transports() -> Sequence[Transport]:
-    """Transfers between GPUs."""
+    """Return the transports between GPUs."""
     return [PEER, SYMMETRIC]
 
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    """The one manifest of this plugin."""
+    """Return the one manifest of this plugin."""
     return [DEVICE]

@@ -1,4 +1,4 @@
-"""The device side of one program: its memory, constants, modules and stream. Executors add how tasks are launched."""
+"""The device side of one program: its memory, constants, modules and stream. Executors add the launches."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ from rammer_cuda.source import translation_unit
 
 @dataclass(frozen=True, eq=False)
 class OnGpu:
-    """A constant on a GPU, which lives as long as a program has it."""
+    """A constant on a GPU, which lives as long as a program holds it."""
 
     array: Any
 
 
-#: Constants of all programs of this process, by the number of the GPU: its context is the process's, too.
+#: Constants of all programs of this process, by GPU number, since a GPU's context belongs to the process.
 SHARED: Final[defaultdict[int, SharedConstants[OnGpu]]] = defaultdict(SharedConstants)
-#: Large ones among them by their bytes, as they lie there; and from how many bytes on it is worth reading them for that.
+#: Large constants by the digest of their bytes as stored, and the minimum size for which a digest pays.
 SAME: Final[defaultdict[int, weakref.WeakValueDictionary[str, OnGpu]]] = defaultdict(weakref.WeakValueDictionary)
 LARGE: Final = 32 << 20
 
 
 @dataclass
 class LastRun:
-    """The stream that got a program's last run, which the next one comes after; ``owner`` keeps it alive."""
+    """The stream of a program's last run, which the next run follows; ``owner`` keeps it alive."""
 
     last: Any
     owner: Any = None
 
 
 class Resident:
-    """Buffers of ``program`` on the GPU of number ``index`` at addresses that stay, its constants uploaded, and a stream.
+    """Buffers of ``program`` on GPU ``index`` at fixed addresses, its constants uploaded, and a stream.
 
-    With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only. A program
-    ``beside`` another one never runs at the same time: it has that one's stream, ports and arena, where that is large enough.
-    DeviceFailure where the memory does not suffice. Everything that launches kernels lives in executors, which
-    share nothing but this.
+    With ``read``, the buffers that kernels read unpacked, other constants are omitted: they are needed packed only. The last
+    argument is another program's state, whose stream, ports and arena (if large enough) are shared. The two programs never run at
+    the same time. Raises DeviceFailure if the memory does not suffice. Launch state belongs to executors, which share nothing but
+    this.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Resident:
         self.cp = import_cupy()
         self.device = Unit(index)
         self.modules: list[Any] = []
-        self._unload = weakref.finalize(self, _unload_modules, self.device, self.modules)  # nobody need close a program
+        self._unload = weakref.finalize(self, _unload_modules, self.device, self.modules)  # closing a program is optional
         self._unload.atexit = False  # the driver may be gone by then
         self.shared = SHARED[index]
         self.constants: list[OnGpu] = []
@@ -92,13 +92,13 @@ class Resident:
             self.buffers = self._allocate_buffers(constants, read, self._common_ports(beside) if beside is not None else {})
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
-        """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
+        """Return the same program with other arrays (CuPy, dense) for some buffers: for addresses only."""
         other = copy(self)
         other.buffers = {**self.buffers, **buffers}
         return other
 
     def _common_ports(self, beside: Resident) -> dict[str, Any]:
-        """The buffers of ports that are another program's, too."""
+        """Return the buffers of ports that another program shares."""
         others = {b.name: b for b in beside.program.buffers}
         ports = [b for b in self.program.buffers if b.kind not in ("arena", "constant") and others.get(b.name) == b]
         return {b.name: beside.buffers[b.name] for b in ports}
@@ -106,7 +106,7 @@ class Resident:
     def _allocate_buffers(
         self, constants: Mapping[str, Array], read: Collection[str] | None, common: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Buffer name -> device bytes: one arena, one allocation for each other buffer but those in ``common``."""
+        """Return buffer name -> device bytes: one arena, one allocation for each other buffer but those in ``common``."""
         cp, program = self.cp, self.program
         values, parts = {program.storage[n].buffer: n for n in constants}, parts_of(constants)
         kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
@@ -123,7 +123,7 @@ class Resident:
         try:
             self.arena = arena = self.arena if fits else self._allocate_poisoned(program.arena_bytes)
             result: dict[str, Any] = dict(common)
-            # All at once: for one after the other threads began and ended each time.
+            # All at once: separate calls would each start and end threads.
             wanted = {b.name: plain[b.name] for b in kept if b.kind != "arena" and b.name in plain and b.name not in common}
             held = self._acquire_forms({how.form: how for how in wanted.values()})
             for b in kept:
@@ -140,13 +140,13 @@ class Resident:
             raise DeviceFailure(f"out of memory: {problem}", where=f"program {program.name}") from problem
 
     def _allocate_poisoned(self, nbytes: int) -> Any:
-        """Device bytes that are NaN in every float type. (``cupy.full`` would load a kernel for it.)"""
+        """Return device bytes that are NaN in every float type. (``cupy.full`` would load a kernel for it.)"""
         result = self.cp.empty(max(nbytes, 1), self.cp.uint8)
         result.data.memset(0xFF, result.nbytes)
         return result
 
     def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
-        """Upload every constant that a kernel wants arranged, once for each arrangement."""
+        """Upload every constant that a kernel needs packed, once for each arrangement."""
         wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
         parts = parts_of(constants)
         forms = {key: _packed_form(parts[key[0]], packing) for key, packing in wanted.items()}
@@ -154,24 +154,24 @@ class Resident:
         self.packed |= {key: held[how.form].array for key, how in forms.items()}
 
     def _acquire_forms(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
-        """Forms of constants on the device, which stay there as long as this program."""
+        """Return forms of constants on the device, which stay there as long as this program."""
         found = self.shared.take(wanted, self._upload_forms)
         self.constants += found.values()
         return found
 
     def _upload_forms(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
-        # NumPy copies and hashes are made outside Python's lock; a few at a time keep the memory for it small.
+        # NumPy releases Python's lock for copies and hashes; few at a time keep their memory small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             arranged, result = pool.map(lambda how: how.given(_with_digest), wanted.values()), dict[ConstantForm, OnGpu]()
             for (form, how), told in zip(wanted.items(), arranged, strict=True):
                 result[form] = self._upload_once(*told)
                 if not isinstance(how.values, ArrayRecipe):
-                    release_pages(how.values)  # a form may be the mapped values as they are
+                    release_pages(how.values)  # a form may be the mapped values unchanged
             return result
 
     def _upload_once(self, values: Array, key: str) -> OnGpu:
-        """Values on the GPU: large ones, which have a ``key``, once, whatever they were arranged from. A matrix of words that are
-        looked up is what a product wants of its transposition."""
+        """Return values on the GPU; upload large ones, which have a ``key``, once, whatever they were arranged from. An embedding
+        matrix, for example, equals a product's packed transpose of it."""
         if not key:
             return OnGpu(self._on_gpu(values))
         same = SAME[self.device.id]
@@ -184,7 +184,7 @@ class Resident:
         return self.cp.asarray(values) if values.size else self.cp.zeros(1, self.cp.uint8)
 
     def _plain(self, tensor: str, values: Part) -> WantedForm:
-        """A constant as it is in its buffer."""
+        """Return a constant as stored in its buffer."""
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         key = "" if is_whole_buffer(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
@@ -193,19 +193,19 @@ class Resident:
         )
 
     def load(self, kernels: Iterable[TaskKernel]) -> dict[str, Any]:
-        """Functions by entry point; every distinct kernel is compiled on its own, in parallel."""
+        """Return functions by entry point; every distinct kernel is compiled separately, in parallel."""
         distinct = {k.entry: k for k in kernels}
         cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, self.gpu.architecture)
         return {e: self.function(cubins[e].code, e, k.dynamic) for e, k in distinct.items()}
 
     def switches(self, functions: Mapping[str, Any]) -> Switches:
-        """The switches of loaded kernels, by entry point."""
+        """Return the switches of loaded kernels, by entry point."""
         return Switches(
             {e: check_result(import_driver().cuFuncGetModule(f), f"finding the module of {e}") for e, f in functions.items()}
         )
 
     def function(self, code: bytes, entry: str, dynamic: int) -> Any:
-        """The kernel ``entry`` of a cubin, which is loaded, allowed ``dynamic`` bytes of shared memory a block."""
+        """Load a cubin and return its kernel ``entry``, allowed ``dynamic`` bytes of shared memory per block."""
         api = import_driver()
         self.modules.append(check_result(api.cuModuleLoadData(code), "loading a module"))
         found = check_result(api.cuModuleGetFunction(self.modules[-1], entry.encode()), f"finding {entry}")
@@ -215,7 +215,7 @@ class Resident:
         return found
 
     def address(self, argument: Argument) -> int:
-        """Device address of a kernel's pointer argument: a tensor's first element, or a packed constant."""
+        """Return the device address of a kernel's pointer argument: a tensor's first element, or a packed constant."""
         if argument.packing is not None:
             return int(self.packed[argument.tensor, argument.packing.key].data.ptr)
         storage = self.program.storage[argument.tensor]
@@ -223,20 +223,18 @@ class Resident:
         return int(self.buffers[storage.buffer].data.ptr) + storage.offset * item
 
     def table(self, values: Array) -> int:
-        """Address of a copy of ``values`` on the device, which lives as long as the program."""
+        """Return the address of a device copy of ``values``, which lives as long as the program."""
         self.keep.append(self.cp.asarray(values))
         return int(self.keep[-1].data.ptr)
 
     def ready(self) -> None:
-        """Wait for the uploads: they go by another stream than runs, which does not wait for it."""
+        """Wait for the uploads: they use another stream than runs, which do not wait for it."""
         with self.device:
             self.cp.cuda.get_current_stream().synchronize()
 
     def follow(self, stream: Any, owner: Any = None) -> None:
-        """Order what ``stream`` gets next after all runs on other streams: runs of one program share its arena.
-
-        ``owner`` is kept alive as long as the stream may be waited for.
-        """
+        """Order the next work on ``stream`` after all runs on other streams: runs of one program share its arena. ``owner`` is
+        kept alive as long as the stream may be waited for."""
         if self.closed:
             raise DeviceFailure(f"program {self.program.name} was closed")
         if stream.ptr != self.order.last.ptr:
@@ -245,12 +243,12 @@ class Resident:
             self.order.last, self.order.owner = stream, owner
 
     def leave(self, stream: Any) -> None:
-        """Forget a stream that may not live on; what it was given has been waited for."""
+        """Forget a stream that may be destroyed; its work must have been waited for."""
         if stream.ptr == self.order.last.ptr:
             self.order.last, self.order.owner = self.stream, None
 
     def copy_in(self, inputs: Mapping[str, Array]) -> None:
-        """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
+        """Queue copies of the program's inputs, by ONNX name. Raises DeviceFailure once closed."""
         self.follow(self.stream)
         for port in self.program.inputs:
             self.write(port.tensor, inputs[port.external])
@@ -263,12 +261,12 @@ class Resident:
                 self.buffers[self.program.storage[tensor].buffer].set(data, stream=self.stream)
 
     def _buffer_image(self, tensor: str, values: Array) -> Array:
-        """The bytes of a tensor's buffer, zero where a strided tensor has no element."""
+        """Return the bytes of a tensor's buffer, zero between the elements of a strided tensor."""
         storage = self.program.storage[tensor]
         return buffer_image(storage, self.program.buffer[storage.buffer], values).view(np.uint8)
 
     def copy_out(self) -> dict[str, Array]:
-        """The program's outputs by ONNX name, when everything queued so far is done."""
+        """Return the program's outputs by ONNX name, after all queued work."""
         with self.device, self.stream:
             return {p.external: self._fetch_tensor(p.tensor) for p in self.program.outputs}
 
@@ -280,8 +278,8 @@ class Resident:
         return np.array(storage_view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
 
     def timed(self, launch: Callable[[], None], stream: Any = None) -> float:
-        """GPU seconds of what ``launch`` queues on ``stream`` (None: the program's own), by events; DeviceFailure if it
-        fails there."""
+        """Return the GPU seconds of the work that ``launch`` queues on ``stream`` (None: the program's), by events. Raises
+        DeviceFailure if it fails there."""
         if stream is None:
             stream = self.stream
             self.follow(stream)
@@ -294,7 +292,7 @@ class Resident:
             return float(self.cp.cuda.get_elapsed_time(*events)) * 1e-3
 
     def wait(self, queued: Any) -> None:
-        """Wait for a stream or event; DeviceFailure where what it waits for failed."""
+        """Wait for a stream or event. Raises DeviceFailure if its work failed."""
         try:
             with self.device:
                 queued.synchronize()
@@ -302,7 +300,7 @@ class Resident:
             raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
 
     def poison(self) -> None:
-        """NaN in every buffer but constants, and in the shared memory of every SM."""
+        """Write NaN to every buffer but constants, and to the shared memory of every SM."""
         with self.device:
             for b in self.program.buffers:
                 if b.kind != "constant":
@@ -322,7 +320,7 @@ class Resident:
         """Unload the modules and free all memory; closing again does nothing."""
         if not self.closed:
             self.closed = True
-            self.wait(self.order.last)  # memory that goes back to the pool may be another program's at once
+            self.wait(self.order.last)  # memory returned to the pool may be reused at once
             self._unload()
             self.buffers.clear()
             self.arena = None
@@ -332,7 +330,7 @@ class Resident:
 
 
 def _with_digest(values: Array) -> tuple[Array, str]:
-    """Values, and their digest where they are large."""
+    """Return values, and their digest if they are large."""
     return values, digest_array(values.reshape(-1).view(np.uint8)) if values.nbytes >= LARGE else ""
 
 
@@ -342,6 +340,6 @@ def _packed_form(values: Part, packing: Packing) -> WantedForm:
 
 
 def _unload_modules(unit: Unit, modules: list[Any]) -> None:
-    with unit:  # whichever thread collects them
+    with unit:  # any thread may collect them
         while modules:
             check_result(import_driver().cuModuleUnload(modules.pop()), "unloading a module")

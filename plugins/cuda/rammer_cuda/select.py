@@ -1,12 +1,11 @@
-"""Which executor runs a program: a CUDA graph of launches, one persistent kernel, or both, one behind the other.
+"""The choice of a program's executor: a CUDA graph of launches, one persistent kernel, or a mix of both.
 
-A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins by what it keeps
-on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants
-(what does not lie between such tasks is launched then), both are built and measured, and the faster one stays. Any other program
-is fitted to rows (``persistent.shape``): kernels of one block a task, chosen together wave by wave, and deep sums in parts. A
-graph of those kernels, and rows of them, are built where they are predicted to take little more than the program's own graph was
-measured to; rows of many kernels, which take long to compile, where they are predicted to take clearly less. The outcome is
-cached for the next process.
+A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel. A persistent kernel therefore wins by keeping
+constants on chip, and if independent operators have few tasks each. If rows run one task repeatedly with the same constants, both
+are built and measured, and the faster one stays. Operators that are not between those tasks are then launched. Any other program
+is fitted to rows (``persistent.fit_to_block``): kernels of one block per task, chosen together wave by wave, and deep sums in
+parts. A graph of those kernels, and rows of them, are built if their prediction is little above the graph's measured time. Rows
+of many kernels compile slowly, so they must be predicted clearly faster. The outcome is cached for the next process.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from rammer_cuda.source import Writer
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "wavewise", "persistent", "mixed")
-#: A program without such constants is built as rows where it is predicted to take less than so many times what the graph was
-#: measured to: on an H200 rows took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) what they were predicted to.
-#: NVRTC takes 0.2 s of a core for each distinct kernel, one after the other: of more than ``MANY`` the second number counts.
+#: A program without reused constants is built as rows if its predicted time is below this multiple of the graph's measured time.
+#: On an H200 rows took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) their predicted time. NVRTC takes 0.2 s of
+#: a core for each distinct kernel, in sequence: for more than ``MANY`` the second number applies.
 NEAR, CLEARLY, MANY = 1.1, 0.9, 100
-#: The same of a graph of those kernels, whose blocks share SMs as those of rows do not: on an H100 it took 0.68 to 1.14 times
-#: what rows are predicted to. It is tried for programs of ``Wavefront``, whose kernels are then chosen wave by wave.
+#: The same limit for a graph of those kernels, whose blocks share SMs, unlike those of rows: on an H100 it took 0.68 to 1.14
+#: times the predicted time of rows. It is tried for programs of ``Wavefront``, whose kernels are then chosen wave by wave.
 SHARED = 1.2
-#: Rows are predicted to take at least so many times what the program is, whose kernels may be any: of 17 models 1.07 to 2.5.
+#: Minimum ratio of the predicted time of rows to that of the program, whose kernels are unrestricted: 1.07 to 2.5 for 17 models.
 LEAST = 1.05
-#: To predict rows of many kernels takes long, too (NASNet-A, the large one: 40 s of a core). It is done where operators have at
-#: most so many tasks a row in the mean: a row runs one after the other what launches have side by side on its SM (there 1.3, and
-#: rows are predicted to take 1.75 times what the program is; the small one has 0.2).
+#: Predicting rows of many kernels also takes long (NASNet-A, the large one: 40 s of a core). It is done if operators have at most
+#: this mean number of tasks per row. A row runs in sequence the tasks that launches run concurrently on its SM. The large model
+#: has 1.3, and its predicted time of rows is 1.75 times the program's; the small one has 0.2.
 TASKS = 0.5
-#: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
+#: Upper limit of the watchdog in seconds: the kernel counts nanoseconds in 64 bits, and longer waits have no use.
 LONGEST = 86400.0
 
 Executor: TypeAlias = CudaProgram | PersistentProgram
@@ -59,15 +58,15 @@ Executor: TypeAlias = CudaProgram | PersistentProgram
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How programs are to be run: by which executor, and the nanoseconds after which a wait of the persistent one is
-    reported as a hang."""
+    """The execution options of programs: the executor, and the nanoseconds after which the persistent one reports a hang."""
 
     choice: str = "auto"
     limit: int = LIMIT
 
     @staticmethod
     def of(options: Mapping[str, str]) -> Execution:
-        """From ``--option executor=auto|graph|persistent|mixed`` and ``--option watchdog=SECONDS``; else BadInput."""
+        """Parse ``--option executor=auto|graph|wavewise|persistent|mixed`` and ``--option
+        watchdog=SECONDS``, or raise BadInput."""
         unknown = sorted(set(options) - {"executor", "watchdog"})
         if unknown:
             raise BadInput(
@@ -99,7 +98,7 @@ def open_executor(
     how: Execution = Execution(),
     writer: Writer | None = None,
 ) -> Executor:
-    """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
+    """Load the program for the requested executor; ``auto`` measures if a persistent kernel could win."""
     choice, binding = how.choice, Binding.of(program, constants)
     if choice == "auto" and not (keeps_constants(program) or could_call(program, binding)):
         choice = "graph"
@@ -116,7 +115,8 @@ def open_executor(
 def _open_mixed(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
-    """One kernel for what holds constants between launches of the others; the executor of one kind where that is all or none."""
+    """Return one kernel for constant-holding operators between launches of the others. Falls back to the executor of one kind if
+    that is all or none."""
     shape = partition_program(program, constants, gpu)
     if shape is not None:
         return PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
@@ -129,8 +129,8 @@ def _open_mixed(
 def _open_fastest(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
-    """The executor that was measured to be faster, now or by an earlier process. What others disturbed is measured anew by the
-    next one."""
+    """Return the executor that was measured to be faster, now or by an earlier process. Measurements disturbed by other processes
+    are not cached."""
     cached = Cached(program, "executor", gpu.architecture)
     known = cached.read()
     if known in CHOICES[1:]:
@@ -157,12 +157,12 @@ def _open_fastest(
 def _race_executors(
     graph: CudaProgram, rivals: Mapping[str, Callable[[], Executor]], inputs: Mapping[str, Array], cached: Cached
 ) -> Executor:
-    """The fastest of a graph, which has run, and what is built beside it, which is left out where it cannot run."""
+    """Return the fastest of a graph, which has run, and its rivals. A rival that cannot run is dropped."""
     options: dict[str, Executor] = {"graph": graph}
     lost: list[str] = []
     for kind, build in rivals.items():
         built = None
-        try:  # its blocks would not all run at once, its memory does not suffice, or a wait does not end
+        try:  # it may lack co-residency or memory, or a wait may time out
             built = build()
             built.run(inputs)
             options[kind] = built
@@ -175,7 +175,7 @@ def _race_executors(
         return graph
     try:
         found = _time_executors(options)
-    except DeviceFailure as problem:  # a wait that ended once and not again
+    except DeviceFailure as problem:  # a wait that timed out only the second time
         _close_others(options, "graph")
         graph.notes = (f"executor graph, since another one cannot: {problem.what}", *lost)
         return graph
@@ -190,15 +190,16 @@ def _race_executors(
 
 
 def _close_others(options: Mapping[str, Executor], kept: str) -> None:
-    """Close all executors but the one of a kind."""
+    """Close all executors except the one of kind ``kept``."""
     for kind in options.keys() - {kept}:
         options[kind].close()
 
 
 def could_call(program: RProgram, binding: Binding) -> bool:
-    """Whether a persistent kernel may be tried that holds nothing on chip. Turns keep their kernels and places, so that a block
-    must be able to call all of them. A block calls the generic kernel for operators of a range, which must round their operands
-    as it does: not at all."""
+    """Return True if a persistent kernel without on-chip constants may be tried.
+
+    A loop program keeps its kernels and places, so a block must be able to call all of them. A block calls the generic kernel for
+    operators of a range. It does not round operands, so their families must not either."""
     if any(o.endings and family_of(o).operand_rounding for o in program.operators):
         return False
     distinct = {binding.key(o): o for o in program.operators} if program.repeat is not None else {}
@@ -206,8 +207,8 @@ def could_call(program: RProgram, binding: Binding) -> bool:
 
 
 def _worth_building(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> tuple[Fitted | None, tuple[str, ...]]:
-    """The program fitted to rows, and the kinds of its executors that are worth building beside a graph that takes so many
-    ``seconds``. What turns take is not predicted: few kernels are tried."""
+    """Return the program fitted to rows, and its kinds of executors worth building besides a graph of ``seconds``. The time of
+    loop programs is not predicted; they are tried if their kernels are few."""
     distinct = len(set(kinds_of(program.operators, binding).values()))
     if program.repeat is not None:
         return (cached_fit(program, binding, gpu), ("persistent",)) if distinct <= MANY else (None, ())
@@ -223,13 +224,13 @@ def _worth_building(program: RProgram, binding: Binding, gpu: Gpu, seconds: floa
 
 
 def _launched_too(program: RProgram) -> bool:
-    """Whether kernels chosen for rows are tried as launches, too: where they are chosen wave by wave. Those of ranges leave early
-    as launches alone, and rows get others."""
+    """Return True if kernels chosen for rows are also tried as launches: if they are chosen wave by wave. Kernels of ranges exit
+    early only as launches, and rows get others."""
     return program.policy == str(Wavefront()) and program.repeat is None and not any(o.endings for o in program.operators)
 
 
 def keeps_constants(program: RProgram) -> bool:
-    """Whether a row runs a task with held constants more than once: what a persistent kernel can make use of."""
+    """Return True if a row runs a task with held constants more than once, from which a persistent kernel benefits."""
     held = {o.name for o in program.operators if family_of(o).own}
     if not held:
         return False
@@ -243,5 +244,5 @@ def keeps_constants(program: RProgram) -> bool:
 
 
 def _time_executors(executors: Mapping[str, Executor]) -> TurnTimes:
-    """Seconds of each, in turns, by its kind; all have run."""
+    """Return the interleaved times of executors by kind; all have run."""
     return in_turns({kind: executor.replay for kind, executor in executors.items()})

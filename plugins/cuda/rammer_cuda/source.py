@@ -1,4 +1,4 @@
-"""The CUDA text of operators, by kernel family; ``generic`` is the core's emitter and computes everything."""
+"""The CUDA text of operators, by kernel family; ``generic`` is the core's emitter and supports every operator."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rammer_cuda.kernels.task import TaskKernel
 
 
 def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled operator; equal operators have equal texts. An unknown family is computed by the generic
-    kernel; DeviceFailure where a known one cannot compute the operator."""
+    """Return the kernel of a tiled operator; equal operators have equal texts. An unknown family uses the generic kernel. Raises
+    DeviceFailure if a known family cannot compute the operator."""
     try:
         return family_of(operator).kernel(operator, binding)
     except Unsuited as problem:
@@ -25,13 +25,13 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
 
 
 class Writer(KernelWriter[TaskKernel]):
-    """Writes this device's kernels, each once."""
+    """A writer of this device's kernels, each once."""
 
     def __init__(self) -> None:
         super().__init__(lambda operator, binding: task_kernel(operator, binding))
 
 
 def translation_unit(kernels: Iterable[TaskKernel]) -> str:
-    """One source of all distinct kernels, the preamble first."""
+    """Return one source of all distinct kernels, the preamble first."""
     distinct = {k.entry: k.text for k in kernels}
     return CUDA.preamble + device_source("order") + "\n".join(distinct[entry] for entry in sorted(distinct))

@@ -1,8 +1,8 @@
-"""Measured traces: the same kernels built once more, each block noting its SM and when it worked.
+"""Measured traces: the same kernels built again, with each block recording its SM and its working time.
 
-Of a traced kernel ``rm_after()`` also declares an object whose life is the task's (``device/trace.cuh``): from the end of the
-wait for earlier kernels to the end of the kernel. So what a kernel does before that wait (fetching constants) is not in its
-time. The persistent kernel has macros at the same places of its walk (``device/record.cuh``).
+In a traced kernel, ``rm_after()`` also declares an object whose lifetime is the task's (``device/trace.cuh``): from the end of
+the wait for earlier kernels to the end of the kernel. Work before that wait (fetching constants) is thus excluded. The persistent
+kernel has macros at the same places of its walk (``device/record.cuh``).
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ from rammer_cuda.resident import Resident
 
 #: Words of 8 bytes of one RmRecord.
 WORDS = 3
-#: Replays of one trace: the one that took the median time is reported.
+#: Replays of one trace: the replay with the median time is reported.
 REPLAYS = 11
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Tasks of one run with the SMs that ran them, times in seconds from the first start.
-
-    ``seconds`` is that run by events, ``plain`` the median of the ordinary kernels: the difference is what tracing costs.
-    """
+    """Tasks of one run with the SMs that ran them, times in seconds from the first start. ``seconds`` is that run by events,
+    ``plain`` the median of the ordinary kernels; the difference is the cost of tracing."""
 
     run: Recorded
     seconds: float
@@ -56,8 +54,8 @@ def record_trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
 
 
 def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> Trace:
-    """The same of a program that is one launch, perhaps with others around it: its kernel built with records, one for each entry
-    of the table."""
+    """Trace a program that is one launch, perhaps with others around it. Its kernel is built with records, one for each entry of
+    the table."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.walked.rows
     listed = [
         [(t.operator, t.index) for row in rows for t in row],
@@ -77,7 +75,7 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
 
 
 def _trace_recipe(resident: Resident, recipe: Recipe, first: int) -> Recipe:
-    """The recipe with kernels that record: the address of the first record of each launch, from ``first`` on."""
+    """Return the recipe with recording kernels and the address of each launch's first record, from ``first`` on."""
     kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
     places = tuple(first + int(n) * WORDS * 8 for n in np.cumsum([0, *counts])[:-1])
@@ -99,7 +97,7 @@ def trace_launch(
     records: Any,
     tasks: list[tuple[str, int]],
 ) -> Trace:
-    """Replays of ``launch`` (which is closed) that fill ``records``, one for each of ``tasks``."""
+    """Replay ``launch``, which is closed afterwards, to fill ``records``, one for each of ``tasks``."""
     resident = loaded.resident
     resident.ready()
     resident.copy_in(inputs)
@@ -112,7 +110,7 @@ def trace_launch(
 
 
 def _replay_once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:
-    """Seconds and records of one replay."""
+    """Return the seconds and records of one replay."""
     with resident.device, resident.stream:
         records.fill(0)
     seconds = resident.timed(lambda: launch.launch(resident.stream.ptr))
@@ -120,7 +118,7 @@ def _replay_once(resident: Resident, launch: Launchable, records: Any) -> tuple[
 
 
 def _make_spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
-    """A span a record. DeviceFailure where a task left none."""
+    """Return one span per record. Raises DeviceFailure if a task left its record empty."""
     missing = [task for task, (start, end) in zip(tasks, records[:, :2], strict=True) if not 0 < start <= end]
     if missing:
         name, index = missing[0]
@@ -135,7 +133,7 @@ def _make_spans(program: RProgram, tasks: list[tuple[str, int]], records: Array)
 
 
 def traced_tasks(plan: Sequence[Launch], kernels: Mapping[str, TaskKernel]) -> Iterable[tuple[str, int]]:
-    """Operator and task of every block, in the order of the records."""
+    """Yield operator and task of every block, in the order of the records."""
     for launch in plan:
         blocks = kernels[launch.operator].blocks
         for operator, tasks in launch.parts or ((launch.operator, launch.tasks),):

@@ -1,6 +1,5 @@
-"""Any cuda kernel on host threads, as a runner of the search over kernels: NaN in shared memory, around operands, in results,
-and in what a kernel may read only after it has waited for the kernels before it. Clusters and bulk copies are left out.
-"""
+"""Any cuda kernel on host threads, as a runner of the search over kernels: NaN in shared memory, around operands, in results, and
+in what a kernel may read only after it has waited for the kernels before it. Clusters and bulk copies are left out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A pipeline over GPUs that are the host, a process of MPI each: what ``test_peer_processes`` starts.
 
 ``mpirun -n 2 python -m plugins.cuda.tests.peer_ranks '{"folder": "/tmp/x", "runs": 20, ...}'``. Memory of a GPU is a
-file, which the other process maps.
-"""
+file, which the other process maps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Kernels under ThreadSanitizer, on host threads: whatever two threads of a block touch, a barrier must order.
 
 It sees what NVIDIA's racecheck looks for, without a GPU, and knows barriers by what they promise rather than by what one run of
-them did: mbarriers and named barriers order those who arrive before those who wait, and nothing else.
-"""
+them did: mbarriers and named barriers order those who arrive before those who wait, and nothing else."""
 
 from __future__ import annotations
 

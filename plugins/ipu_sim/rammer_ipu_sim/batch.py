@@ -1,9 +1,8 @@
-"""A batch of tasks as NumPy work: what the exchange delivers, and the Computes over what it delivered.
+"""Batches of tasks as NumPy operations: delivery by the exchange, and the Computes over the delivered data.
 
-The tasks of a batch differ in their tiles' places only. Each Compute is rewritten so that the batch's
-grid becomes extra axes, local axes count from zero, and every load reads a staged box (or an interior
-tensor of the same task) by local indices. Boxes shared by all tasks along a grid axis are held once;
-the accounts charge every task for its own copy.
+The tasks of a batch differ only in their tiles' positions. Each Compute is rewritten with the batch's grid as extra axes and
+local axes that count from zero. Every load reads a staged box (or an interior tensor of the same task) by local indices. Boxes
+that all tasks along a grid axis share are stored once; the accounts charge every task for a copy.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ from rammer_ipu_sim.supersteps import Batch
 
 @dataclass(frozen=True)
 class LocalBox:
-    """A box held in the tasks' local memory, ``[shared grid..., box...]``.
-
-    ``spans`` are uniform over the batch; ``dims`` the grid axes' lengths (1 = shared).
-    """
+    """A box stored in the tasks' local memory, ``[shared grid..., box...]``. ``spans`` are uniform over the batch; ``dims`` are
+    the grid axes' lengths (1 = shared)."""
 
     name: str
     spans: Spans
@@ -49,16 +46,14 @@ class LocalBox:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Elements per axis of the box."""
+        """Number of elements per axis of the box."""
         return tuple(int(s.size.max(initial=0)) for s in self.spans)
 
 
 @dataclass(frozen=True)
 class StagedOperand(LocalBox):
-    """A box that the exchange delivers. Outside the tensor it holds ``fill`` (None = poison).
-
-    ``loads`` are the positions, among all loads of outside tensors in the operator, that it serves.
-    """
+    """A box that the exchange delivers. Outside the tensor it holds ``fill`` (None = poison). ``loads`` are the positions of the
+    loads that it serves, among all loads of outside tensors in the operator."""
 
     tensor: str
     fill: Number | None
@@ -67,7 +62,7 @@ class StagedOperand(LocalBox):
 
 @dataclass(frozen=True)
 class Step:
-    """Evaluate ``compute`` into ``held``; ``masks`` are copies of it with a fill outside the tensor."""
+    """A step that evaluates ``compute`` into ``held``; ``masks`` are copies of it with a fill outside the tensor."""
 
     compute: Compute
     held: LocalBox
@@ -77,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Everything a run needs: ``stages``, then ``steps``, then ``outputs`` (tensor -> held name)."""
+    """The plan of a batch: ``stages``, then ``steps``, then ``outputs`` (tensor -> name of its box)."""
 
     batch: Batch
     stages: tuple[StagedOperand, ...]
@@ -87,7 +82,7 @@ class BatchPlan:
 
 
 def output_spans(batch: Batch, clip: bool) -> Spans:
-    """The batch's output boxes, clipped to the tensor or all of full tile size."""
+    """Return the batch's output boxes, clipped to the tensor or with full tile size."""
     rank, result = len(batch.coordinates), []
     for d, (places, tile) in enumerate(zip(batch.coordinates, batch.operator.tile, strict=True)):
         shape = tuple(len(places) if i == d else 1 for i in range(rank))
@@ -105,7 +100,7 @@ def plan_batch(batch: Batch, types: Mapping[str, TensorType]) -> BatchPlan:
 
 @dataclass
 class _Planner:
-    """``sources`` finds what a load of a Compute reads: (compute, load) -> held box."""
+    """A planner of one batch; ``sources`` maps a load of a Compute, (compute, load), to its staged box."""
 
     batch: Batch
     types: Mapping[str, TensorType]
@@ -129,7 +124,7 @@ class _Planner:
         self.held: dict[str, LocalBox] = {}
 
     def plan(self) -> BatchPlan:
-        """Rewrite every needed Compute in order, then copy out outputs held in larger boxes."""
+        """Rewrite every needed Compute in order, then copy outputs out of larger boxes."""
         drafts = [s for c in self.operator.computes if c.name in self.spans for s in self._rewrite_compute(c)]
         outputs = []
         for name in self.operator.outputs:
@@ -141,7 +136,7 @@ class _Planner:
         steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
         return BatchPlan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
 
-    # --- what the exchange delivers -----------------------------------------------------------
+    # --- staged operands ----------------------------------------------------------------------
 
     def _stage_operands(self) -> tuple[StagedOperand, ...]:
         groups: dict[tuple[str, str, bool], list[tuple[str, Load, Spans, int]]] = {}
@@ -189,7 +184,7 @@ class _Planner:
         return tuple(s.uniform() for s in self.spans[name])
 
     def _rewrite_compute(self, c: Compute) -> list[Step]:
-        """The Compute over the batch's grid, after the operands that must be unfolded first."""
+        """Rewrite the Compute over the batch's grid, after the steps that unfold its operands."""
         spans = self._uniform_spans(c.name)
         body, axes = self.pinned.get(c.name) or pin_indices(c.body, axis_spans(c, spans, self.rank), self.rank)
         scope = _Rewriting(self, c, {name: s.low for name, s in axes.items()})
@@ -204,7 +199,7 @@ class _Planner:
         return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
 
     def _unfold_operands(self, compute: Compute) -> tuple[list[Step], Compute]:
-        """Gather a contraction's operands that are not affine over their own axes: BLAS can take them."""
+        """Gather a contraction's non-affine operands into tensors over the axes that they use, so that BLAS accepts them."""
         operands = contraction_operands(compute)
         if operands is None:
             return [], compute
@@ -222,24 +217,24 @@ class _Planner:
         return steps, replace(compute, body=ex.transform(compute.body, found.get)) if found else compute
 
     def table(self, values: Numbers) -> str:
-        """The name under which an array over the grid can be loaded."""
-        name = f".a{len(self.auxiliary)}"  # no identifier, so no tensor of the model
+        """Return the name under which an array over the grid can be loaded."""
+        name = f".a{len(self.auxiliary)}"  # not an identifier, so not a tensor of the model
         self.auxiliary[name] = np.ascontiguousarray(values)
         return name
 
     def masked(self, name: str, fill: Number) -> str:
-        """The copy of an interior tensor that holds ``fill`` outside its own extents."""
+        """Return the name of an interior tensor's copy that holds ``fill`` outside its extents."""
         known = self.masks.setdefault(name, {})
         for copy, value in known.items():
             if repr(value) == repr(fill):
                 return copy
-        copy = f"{name}.fill{len(known)}"  # no identifier, so no tensor of the model
+        copy = f"{name}.fill{len(known)}"  # not an identifier, so not a tensor of the model
         known[copy] = fill
         return copy
 
 
 def _merge_deliveries(members: list[tuple[str, Load, Spans, int]]) -> list[list[tuple[str, Load, Spans, int]]]:
-    """One delivery for all loads where their hull is no larger than the boxes one by one."""
+    """Merge all loads into one delivery if their hull is at most as large as the separate boxes."""
     if len(members) == 1:
         return [members]
     together = _box_volume(_box_hull([m[2] for m in members]))
@@ -271,7 +266,7 @@ def _box_volume(spans: Spans) -> int:
 
 @dataclass
 class _Rewriting:
-    """Rewriting of one Compute: ``low`` gives every axis's first value for each task of the batch."""
+    """The rewriting of one Compute; ``low`` maps every axis to its first value for each task of the batch."""
 
     planner: _Planner
     compute: Compute
@@ -279,13 +274,13 @@ class _Rewriting:
     used: set[int] = field(default_factory=set)
 
     def value(self, e: Expr) -> Expr:
-        """``e`` in local axes, with the same value."""
+        """Return ``e`` in local axes, with the same value."""
         if isinstance(e, Ref):
             return self._add_values(self._own(e.axis), self.low[e.axis])
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, Table):
-            # Tiles at the edge compute points outside the tensor, whose indices may leave the table.
+            # Tiles at the edge compute points outside the tensor, whose indices may exceed the table.
             top = Op("min", (self.value(e.index), integer(len(e.values) - 1)))
             return Table(e.values, Op("max", (top, integer(0))), e.dtype)
         if isinstance(e, Cast | Op):
@@ -293,11 +288,11 @@ class _Rewriting:
         return e
 
     def _own(self, axis: str) -> Expr:
-        """The axis counted from its first value; axes that ``pin_indices`` added have no other."""
+        """Return the axis relative to its first value, which is the only value for axes that ``pin_indices`` adds."""
         return integer(0) if axis.startswith(PIN) else Ref(axis)
 
     def _add_values(self, e: Expr, values: Numbers) -> Expr:
-        """``e`` plus an array over the grid."""
+        """Return ``e`` plus an array over the grid."""
         if values.size == 0 or np.all(values == values.flat[0]):
             first = int(values.flat[0]) if values.size else 0
             return ex.make_add(e, first)
@@ -324,7 +319,7 @@ class _Rewriting:
         return Load(name, (*self._grid_indices(dims), *indices), None if fixed else missing)
 
     def _index(self, index: Expr, start: Numbers) -> tuple[Expr, bool]:
-        """``index - start`` in local axes, and whether it is affine in them."""
+        """Return ``index - start`` in local axes, and True if it is affine in them."""
         form = ex.affine_form(index)
         if form is None:
             return self._add_values(self.value(index), -start), False

@@ -10,7 +10,7 @@ from rammer.errors import BadInput
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.untrusted_json import whole_number
 
-#: Where each figure of ``Chip`` comes from.
+#: The source of each figure of ``Chip``.
 SOURCES: Mapping[str, str] = {
     "tiles": "arXiv 1912.03413, section 1: 1,216 tiles",
     "sram": "arXiv 1912.03413, section 1: 256 KiB of local memory a tile, 304 MiB a chip",
@@ -33,14 +33,13 @@ SOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A bulk-synchronous chip of equal tiles. Rates are per tile and cycle unless they say otherwise.
+    """A bulk-synchronous chip of equal tiles. Rates are per tile and cycle unless stated otherwise.
 
-    ``tiles``: number; ``sram``: bytes a tile; ``threads``: hardware threads a tile; ``clock``: Hz;
-    ``matrix_flops``: FLOP of contractions; ``vector_flops``: FLOP of everything else; ``local_bytes``: bytes
-    to and from local memory; ``exchange_bytes``: bytes received, and also sent, over the exchange;
-    ``sync_cycles``: one chip-wide barrier; ``launch_cycles``: starting one task; ``host_bytes``: bytes per
-    second from host memory to the whole chip. ``chips``: how many there are; ``link_bytes``: bytes per second of one link
-    between two, one way; ``hop_seconds``: for a signal from chip to chip. Sources: ``SOURCES``.
+    ``tiles``: number; ``sram``: bytes per tile; ``threads``: hardware threads per tile; ``clock``: Hz; ``matrix_flops``: FLOP of
+    contractions; ``vector_flops``: FLOP of other operations; ``local_bytes``: bytes to and from local memory; ``exchange_bytes``:
+    bytes received, and also sent, over the exchange; ``sync_cycles``: one chip-wide barrier; ``launch_cycles``: starting one
+    task; ``host_bytes``: bytes per second from host memory to the whole chip. ``chips``: number of chips; ``link_bytes``: bytes
+    per second of one link between two chips, one way; ``hop_seconds``: signal latency from chip to chip. Sources: ``SOURCES``.
     """
 
     name: str = "GC2"
@@ -66,27 +65,25 @@ class Chip:
 
     @property
     def one(self) -> str:
-        """Which a device is of them."""
+        """The name of one chip among all chips."""
         return f"{replace(self, chips=1)}{f', one of {self.chips} chips' if self.chips > 1 else ''}"
 
 
 GC2 = Chip()
 
-#: Most chips that are simulated at once.
+#: Maximum number of chips that are simulated at once.
 MOST_CHIPS = 64
-#: Most tiles of a chip, and bytes of a tile: tables have a row a tile.
+#: Maximum tiles of a chip, and bytes of a tile: tables have one row per tile.
 MOST_TILES, MOST_SRAM = 1 << 16, 1 << 40
 _MOST = {"tiles": MOST_TILES, "sram": MOST_SRAM, "chips": MOST_CHIPS}
 _UNITS = {"tiles": "tiles", "sram": "bytes a tile", "chips": "chips"}
-#: Of a tile's memory this share is offered to one task; the rest holds the homes of the program's buffers.
+#: Fraction of a tile's memory that one task may use; the rest holds the homes of the program's buffers.
 TASK_SHARE = 0.5
 
 
 def configure_chip(options: Mapping[str, str], base: Chip = GC2) -> Chip:
-    """``base`` with ``tiles``, ``sram`` (bytes, a multiple of 8) and ``chips`` from ``--option`` pairs.
-
-    Raises BadInput if they are no positive integers.
-    """
+    """Return ``base`` with ``tiles``, ``sram`` (bytes, a multiple of 8) and ``chips`` from ``--option`` pairs. Raises BadInput
+    unless they are positive integers."""
     values = {}
     for key in ("tiles", "sram", "chips"):
         if key in options:
@@ -109,7 +106,7 @@ def _parse_positive(key: str, text: str) -> int:
 
 
 def make_vdevice(chip: Chip) -> VDevice:
-    """The chip as the compiler sees it: one vEU a tile, homes in remote tiles, tasks in local memory."""
+    """Return the chip as the compiler's device: one vEU per tile, homes in remote tiles, tasks in local memory."""
     total = chip.tiles * chip.clock
     homes = int(chip.tiles * chip.sram * (1 - TASK_SHARE))
     exchange, local = chip.exchange_bytes * total, chip.local_bytes * total
@@ -137,5 +134,5 @@ def make_vdevice(chip: Chip) -> VDevice:
 
 
 def make_hardware(chip: Chip = GC2) -> Hardware:
-    """The simulated unit. Nothing physical stands behind it."""
+    """Return the simulated hardware, which has no physical counterpart."""
     return Hardware(0, chip.one, "simulator", chip.tiles * chip.sram, dict(SOURCES))

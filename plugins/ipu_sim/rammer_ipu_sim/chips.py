@@ -1,4 +1,4 @@
-"""Programs over several chips: a memory for each, supersteps of its own, and a clock that transfers keep together."""
+"""Programs over several chips: a memory and supersteps for each chip, and one clock synchronised by transfers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def over_chips(program: RProgram, chip: Chip) -> bool:
-    """Whether each device of the program is a chip, rather than one chip all of them. DeviceFailure where it has too few chips or
-    tiles."""
+    """Return True if each device of the program is a chip; False if one chip runs all devices. Raises DeviceFailure if the
+    program needs more chips or tiles."""
     several = chip.chips > 1 and len(program.homes) > 1
     if several and len(program.homes) > chip.chips:
         hint = f"--option chips={len(program.homes)}"
@@ -39,7 +39,7 @@ def over_chips(program: RProgram, chip: Chip) -> bool:
 
 
 def homes_of(buffers: Sequence[Buffer], chip: Chip, several: bool) -> dict[str, Home]:
-    """Where buffers live in the tiles: of each chip, its own."""
+    """Return the home of every buffer in the tiles; with ``several``, each chip is planned separately."""
     result: dict[str, Home] = {}
     for number in sorted({b.home for b in buffers}) if several else [None]:
         result |= plan_homes([b for b in buffers if number is None or b.home == number], chip.tiles)
@@ -47,7 +47,7 @@ def homes_of(buffers: Sequence[Buffer], chip: Chip, several: bool) -> dict[str, 
 
 
 class ChipMemories:
-    """The memory of every chip, by the names of buffers."""
+    """The memory of every chip, by buffer names."""
 
     def __init__(self, chip: Chip, homes: Mapping[str, Home], constants: Mapping[str, Array] = NONE) -> None:
         self.homes: dict[str, Home] = {}
@@ -60,21 +60,21 @@ class ChipMemories:
         self._streamed = {n: v for n, v in constants.items() if n not in self._of}
 
     def read(self, name: str) -> Array:
-        """A flat copy of a buffer."""
+        """Return a flat copy of a buffer."""
         return self._of[name].read(name) if name in self._of else self._streamed[name]
 
     def write(self, name: str, values: Array) -> None:
-        """Into its chip."""
+        """Write a buffer in its chip's memory."""
         self._of[name].write(name, values)
 
     def poison(self, name: str) -> None:
-        """Nothing in it is valid any more."""
+        """Mark a buffer's contents as invalid."""
         self._of[name].poison(name)
 
 
 @dataclass(frozen=True)
 class ChipStep:
-    """A superstep of every chip that has tasks in it: their cycles and operators, and the transfers that leave."""
+    """A superstep of every chip that has tasks in it: cycles, operators, and departing transfers."""
 
     cycles: Mapping[int, StepCycles]
     operators: Mapping[int, tuple[str, ...]]
@@ -82,14 +82,14 @@ class ChipStep:
 
     @property
     def slowest(self) -> StepCycles:
-        """The cycles of the chip that takes longest."""
+        """The cycles of the slowest chip."""
         return max(self.cycles.values(), key=lambda c: c.total, default=StepCycles((), 0, 0, 0, 0, 0, 0))
 
 
 @dataclass
 class Played:
-    """Seconds of a run: when its last chip has finished and its last transfer has arrived, how long each chip was busy and with
-    what, and when each transfer arrived."""
+    """The times of a simulated run, in seconds. ``whole``: the last chip has finished and the last transfer has arrived. ``busy``
+    and ``steps``: compute time and supersteps of each chip. ``arrived``: arrival of each transfer."""
 
     whole: float = 0.0
     busy: dict[int, float] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class Played:
 
 
 class ChipClock:
-    """When the supersteps of each chip run. A chip begins one when it has finished the one before and everything that the
-    operators in it wait for has arrived. A transfer leaves when what it waits for is done; no chip waits for it to leave."""
+    """A clock of the supersteps of each chip. A chip starts a superstep after the previous one, when all transfers that its
+    operators wait for have arrived. A transfer departs when its producers have finished; chips do not wait for its departure."""
 
     def __init__(self, program: RProgram, chip: Chip) -> None:
         self.program, self.chip = program, chip
@@ -114,7 +114,7 @@ class ChipClock:
                 self.needs.setdefault(task.operator, set()).update(feeds[w.counter] for w in task.waits)
 
     def step(self, batches: Sequence[Batch], accountant: Accountant, streamed: Iterable[str]) -> ChipStep:
-        """The cycles of a superstep's batches by chip; the buffers ``streamed`` come from the host."""
+        """Return the cycles of a superstep's batches by chip; the buffers ``streamed`` come from the host."""
         moved: dict[int, int] = {}
         for name in streamed:
             buffer = self.program.buffer[name]
@@ -129,7 +129,8 @@ class ChipClock:
         return ChipStep(cycles, names, tuple(b.operator.name for b in batches if b.operator.name in self.moving))
 
     def play(self, steps: Sequence[ChipStep], runs: int = 1) -> Played:
-        """``runs`` runs in flight: of what can go on, a chip takes what can begin first, and of several the oldest."""
+        """Simulate ``runs`` runs in flight. The superstep or transfer with the earliest start is next; ties prefer the oldest
+        run."""
         traffic, now, result = Traffic(self.chip), dict[int, float](), Played()
         flights = [Flight(self, steps) for _ in range(runs)]
         while True:
@@ -147,7 +148,7 @@ class ChipClock:
 
 
 class Flight:
-    """One run on its way: what each chip has still to do, the transfers that have not left, and when what is done was done."""
+    """A run in flight: remaining supersteps of each chip, pending transfers, and completion times."""
 
     def __init__(self, clock: ChipClock, steps: Sequence[ChipStep]) -> None:
         self.clock, self.done = clock, dict[str, float]()
@@ -158,7 +159,7 @@ class Flight:
         self.transfers = [name for step in steps for name in step.transfers]
 
     def ready(self, now: Mapping[int, float]) -> Iterator[tuple[float, bool, str]]:
-        """When each chip could begin its next superstep, and each transfer leave, by the number of the chip or the name."""
+        """Yield the earliest start of each chip's next superstep and of each transfer, by chip number or transfer name."""
         for home, left in self.left.items():
             if left:
                 waits = {n for name in left[-1][1] for n in self.clock.needs[name] & self.clock.moving}
@@ -169,7 +170,7 @@ class Flight:
                 yield max([self.done[n] for n in self.clock.needs[name]], default=0.0), True, name
 
     def computed(self, home: int, when: float, now: dict[int, float], result: Played) -> None:
-        """A chip's next superstep, which begins then."""
+        """Execute a chip's next superstep, starting at ``when``."""
         cycles, names = self.left[home].pop()
         seconds = cycles.total / self.clock.chip.clock
         now[home] = when + seconds
@@ -178,7 +179,7 @@ class Flight:
         self.done |= {n: now[home] for n in names if all(n not in later for _, later in self.left[home])}
 
     def moved(self, name: str, when: float, traffic: Traffic, result: Played) -> None:
-        """A transfer leaves then."""
+        """Send a transfer that departs at ``when``."""
         program = self.clock.program
         operator = program.operator[name]
         target = program.buffer[program.storage[operator.anchor.name].buffer].home
@@ -188,7 +189,7 @@ class Flight:
 
 
 def chips_report(clock: ChipClock, played: Played) -> str:
-    """What each chip does in a run, and when its transfers have arrived."""
+    """Return a report of each chip's work in a run and the arrival times of its transfers."""
     lines = [
         str(clock.chip),
         f"{'chip':>5} {'steps':>7} {'compute':>10} {'exchange':>10} {'sync':>8} {'stream':>10} {'busy us':>9}",

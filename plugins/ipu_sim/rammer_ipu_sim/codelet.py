@@ -1,4 +1,4 @@
-"""Codelet C++: its dialect, and the text of an rKernel, a Poplar-style vertex around the emitted function."""
+"""Codelet C++: the dialect, and the text of an rKernel, a Poplar-style vertex around the emitted function."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IPU = CTarget(
 
 
 def emit_codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
-    """The vertex's C++ text and its bytes of scratch memory. Raises DeviceFailure as ``emit_operator`` does."""
+    """Return the vertex's C++ text and its bytes of scratch memory. Raises DeviceFailure as ``emit_operator`` does."""
     function = emit_operator(operator, binding, IPU)
     fields = []
     for number, (tensor, written) in enumerate(function.arguments):

@@ -1,9 +1,8 @@
-"""Cycle accounts: what a superstep costs on the chip, from its tasks' exact boxes.
+"""Cycle accounts: the cost of a superstep on the chip, from its tasks' exact boxes.
 
-Compute: a task takes the longer of its arithmetic and its local memory traffic; tiles run their tasks one
-after another and the slowest tile counts. Exchange: the tile that receives or sends most counts; a box that
-several tasks share is sent once (the fabric broadcasts) and received by each. Every exchange starts with a
-chip-wide sync.
+Compute: the time of a task is the longer of its arithmetic and its local memory traffic. Tiles run their tasks sequentially, and
+the slowest tile counts. Exchange: the tile that receives or sends most counts. A box that several tasks share is sent once (the
+fabric broadcasts) and received by each. Every exchange starts with a chip-wide sync.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True)
 class TaskCosts:
-    """Per task of a batch (arrays over its grid): bytes delivered, written and held locally; cycles."""
+    """The costs per task of a batch (arrays over its grid): bytes delivered, written and stored locally; cycles."""
 
     received: Numbers
     written: Numbers
@@ -41,10 +40,8 @@ class TaskCosts:
 
 @dataclass(frozen=True, slots=True)
 class StepCycles:
-    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once.
-
-    ``streamed`` is bytes from host memory.
-    """
+    """The cycles of one superstep by phase. ``rounds`` > 1 if the tasks' boxes do not fit in a tile at once. ``streamed`` is the
+    number of bytes from host memory."""
 
     operators: tuple[str, ...]
     tasks: int
@@ -57,13 +54,13 @@ class StepCycles:
 
     @property
     def total(self) -> int:
-        """All cycles."""
+        """The sum of all cycles."""
         return self.compute + self.exchange + self.sync + self.stream
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """When a task computes: cycles since the begin of its superstep's compute phases."""
+    """The compute interval of a task: cycles since the start of its superstep's compute phases."""
 
     operator: str
     index: int
@@ -82,7 +79,7 @@ class OutsideBox:
 
 @dataclass(frozen=True, slots=True)
 class ExactBoxes:
-    """Clipped boxes of a batch: of all Computes, of what their loads read from outside, and of each output."""
+    """The clipped boxes of a batch: of all Computes, of their loads of outside tensors, and of each output."""
 
     spans: dict[str, Spans]
     reads: list[OutsideBox]
@@ -90,7 +87,7 @@ class ExactBoxes:
 
 
 def exact_boxes(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
-    """What the tasks of a batch compute and read, and no more."""
+    """Return exactly the boxes that the tasks of a batch compute and read."""
     rank, operator = len(batch.coordinates), batch.operator
     inside = {c.name for c in operator.computes}
     output = output_spans(batch, clip=True)
@@ -107,7 +104,7 @@ def exact_boxes(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
 
 
 def box_elements(spans: Spans, rank: int) -> Numbers:
-    """Elements of a box, per task."""
+    """Return the number of elements of a box, per task."""
     if not spans:
         return constant_grid(1, rank)
     result = spans[0].size
@@ -117,7 +114,7 @@ def box_elements(spans: Spans, rank: int) -> Numbers:
 
 
 def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
-    """Costs of every task of the batch."""
+    """Return the costs of every task of the batch."""
     return _count_costs(batch, exact_boxes(batch, types), types, chip)
 
 
@@ -135,7 +132,6 @@ def _count_costs(batch: Batch, boxes: ExactBoxes, types: Mapping[str, TensorType
 
 
 def _received_bytes(reads: Sequence[OutsideBox], types: Mapping[str, TensorType], rank: int) -> Numbers:
-    """Bytes delivered to each task."""
     groups: dict[str, list[Spans]] = {}
     for read in reads:
         groups.setdefault(read.tensor, []).append(read.box)
@@ -146,7 +142,7 @@ def _received_bytes(reads: Sequence[OutsideBox], types: Mapping[str, TensorType]
 
 
 def _local_bytes(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
-    """Bytes of output tiles and of interior tensors that meet in local memory."""
+    """Return the bytes of output tiles and of interior tensors in local memory."""
     operator, rank = batch.operator, len(batch.coordinates)
     names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
     total = constant_grid(0, rank)
@@ -156,7 +152,7 @@ def _local_bytes(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, T
 
 
 def _delivered_elements(boxes: list[Spans], rank: int) -> Numbers:
-    """Elements that must be delivered for loads of one tensor: their hull, or each box where that is less."""
+    """Return the elements delivered for loads of one tensor: their hull, or the separate boxes if these are smaller."""
     hull = boxes[0]
     for box in boxes[1:]:
         hull = join_boxes(hull, box)
@@ -165,7 +161,7 @@ def _delivered_elements(boxes: list[Spans], rank: int) -> Numbers:
 
 
 def _arithmetic_cycles(c: Compute, points: Numbers, chip: Chip) -> Counts:
-    """Cycles of ``points`` outputs of ``c``: fewer outputs than threads leave issue slots empty."""
+    """Return the cycles of ``points`` outputs of ``c``: fewer outputs than threads leave issue slots empty."""
     each = max(1, ex.count_flops(c.body) + (1 if c.reduce else 0)) * math.prod(r.extent for r in c.reduce)
     rate = chip.matrix_flops if c.kind == "contraction" and c.decoded is None else chip.vector_flops
     busy = np.maximum(np.minimum(points, chip.threads), 1) / chip.threads
@@ -173,7 +169,7 @@ def _arithmetic_cycles(c: Compute, points: Numbers, chip: Chip) -> Counts:
 
 
 class Accountant:
-    """Counts a superstep's cycles tile by tile. ``staging`` is what a tile has left for its tasks (bytes)."""
+    """A tile-by-tile counter of a superstep's cycles. ``staging`` is a tile's remaining memory for tasks (bytes)."""
 
     def __init__(
         self,
@@ -186,7 +182,7 @@ class Accountant:
         self.chip, self.homes, self.storages, self.types, self.staging = chip, homes, storages, types, staging
 
     def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
-        """Cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
+        """Return the cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
         boxes = [exact_boxes(b, self.types) for b in whole]
         veus, parts, rounds = self._place_tasks(whole, boxes)
         count = int(rounds.max(initial=0)) + 1
@@ -211,8 +207,8 @@ class Accountant:
         )
 
     def compute_times(self, whole: Sequence[Batch]) -> list[ComputeTime]:
-        """When each task of a superstep computes: cycles from the begin of its compute phases, which are drawn one behind the
-        other; rounds after rounds, the tasks of a tile in the order of its row."""
+        """Return the compute interval of each task of a superstep, in cycles since the start of its compute phases. The compute
+        phases are drawn consecutively: round after round, the tasks of a tile in row order."""
         veus, parts, rounds = self._place_tasks(whole, [exact_boxes(b, self.types) for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
         names = [(b.operator.name, int(i)) for b in whole for i in b.tasks.ravel()]
@@ -228,7 +224,7 @@ class Accountant:
         return result
 
     def _place_tasks(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[Numbers, dict[str, Any], Numbers]:
-        """The tiles of all tasks, their costs by field of TaskCosts, and their rounds."""
+        """Return the tiles of all tasks, their costs by field of TaskCosts, and their rounds."""
         costs = [_count_costs(b, made, self.types, self.chip) for b, made in zip(whole, boxes, strict=True)]
         veus = np.concatenate([b.veus.ravel() for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
@@ -238,7 +234,7 @@ class Accountant:
         return veus, parts, self._assign_rounds(veus, orders, parts["footprint"])
 
     def _assign_rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
-        """The round of each task: a tile stages as many tasks at once, in row order, as fit."""
+        """Return the round of each task: a tile stages as many tasks at once, in row order, as fit."""
         rounds = np.zeros(len(veus), dtype=np.int64)
         full = np.bincount(veus, weights=footprint, minlength=self.chip.tiles)
         if full.max(initial=0) <= self.staging:
@@ -254,7 +250,7 @@ class Accountant:
         return rounds
 
     def _peak_home_traffic(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[float, float]:
-        """Most bytes that one home tile sends, and most that one receives back."""
+        """Return the maximum bytes that one home tile sends, and that one receives back."""
         sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
         for made in boxes:
             for read in made.reads:
@@ -264,7 +260,7 @@ class Accountant:
         return float(sent.max()), float(stored.max())
 
     def _spread_bytes(self, tiles: Counts, name: str, box: Spans) -> None:
-        """Add the bytes of all different boxes of a tensor, evenly over the home tiles that they cover."""
+        """Add the bytes of all distinct boxes of a tensor, spread evenly over the home tiles that they cover."""
         storage = self.storages[name]
         if storage.buffer not in self.homes:
             return
@@ -285,7 +281,7 @@ COLUMNS = (("tasks", 7), ("rounds", 6), ("compute", 10), ("exchange", 10), ("syn
 
 
 def cycle_report(steps: Sequence[StepCycles], chip: Chip) -> str:
-    """The cycle table of a program, one line a superstep and a total."""
+    """Return the cycle table of a program, with one line per superstep and a total."""
     head = " ".join(f"{name:>{width}}" for name, width in COLUMNS)
     lines = [str(chip), f"{'step':>5} {head}  operators"]
     for number, step in enumerate(steps):

@@ -18,12 +18,12 @@ from rammer_ipu_sim.supersteps import Batch
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-#: A tensor is padded where that makes it at most so many times as large as what is read and made.
+#: Limit for padding a tensor: at most this multiple of the elements that are read and produced.
 PADDED = 8
 
 
 def tensor_view(buffer: Array, storage: Storage) -> Array:
-    """The tensor inside its flat buffer; a view."""
+    """Return a view of the tensor inside its flat buffer."""
     if 0 in storage.shape:
         return np.empty(storage.shape, dtype=buffer.dtype)
     strides = tuple(s * buffer.itemsize for s in storage.strides)
@@ -31,7 +31,7 @@ def tensor_view(buffer: Array, storage: Storage) -> Array:
 
 
 def gather_boxes(stage: StagedOperand, tensor: Array) -> Array:
-    """A copy of every task's box, ``[shared grid..., box...]``; outside the tensor ``fill`` or poison."""
+    """Return a copy of every task's box, ``[shared grid..., box...]``; outside the tensor ``fill`` or poison."""
     missing = poison_value(tensor.dtype.name) if stage.fill is None else stage.fill
     steps = [_grid_steps(s.low, stage.dims) for s in stage.spans]
     if 0 in tensor.shape or 0 in stage.extents or any(s is None for s in steps):
@@ -52,7 +52,7 @@ def gather_boxes(stage: StagedOperand, tensor: Array) -> Array:
 
 
 def _grid_steps(low: Numbers, dims: tuple[int, ...]) -> list[int] | None:
-    """The constant step along each grid axis, if ``low`` rises evenly (never falls)."""
+    """Return the constant step along each grid axis, or None unless ``low`` rises evenly (never falls)."""
     result = []
     for d, n in enumerate(low.shape):
         step = 0
@@ -66,7 +66,7 @@ def _grid_steps(low: Numbers, dims: tuple[int, ...]) -> list[int] | None:
 
 
 def _gather_any(stage: StagedOperand, tensor: Array, missing: float | int | bool) -> Array:
-    """Any box places at all, by index arrays."""
+    """Gather boxes at arbitrary positions, by index arrays."""
     rank, boxes = len(stage.dims), len(stage.extents)
     shape = (*stage.dims, *stage.extents)
     if 0 in tensor.shape:
@@ -83,7 +83,7 @@ def _gather_any(stage: StagedOperand, tensor: Array, missing: float | int | bool
 
 
 def fill_outside(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | int | bool) -> Array:
-    """``values`` of an interior tensor of ``shape`` with ``fill`` at positions outside that shape."""
+    """Return ``values`` of an interior tensor of ``shape`` with ``fill`` at positions outside that shape."""
     rank, boxes = len(held.dims), len(held.extents)
     inside: Any = True
     for d, (span, extent, n) in enumerate(zip(held.spans, held.extents, shape, strict=True)):
@@ -97,7 +97,7 @@ def scatter_tiles(batch: Batch, output: str, values: Array, tensor: Array) -> No
     """Write every task's part of ``output``, ``values`` (``[grid or 1..., part...]``), into its ``tensor``, clipped to it."""
     own, rank = batch.operator.shared[output], len(batch.coordinates)
     values = np.broadcast_to(values, (*(len(c) for c in batch.coordinates), *values.shape[rank:]))
-    values = values[tuple(slice(None) if d in own else 0 for d in range(rank))]  # one task there has all of it
+    values = values[tuple(slice(None) if d in own else 0 for d in range(rank))]  # one task computes all of it along other axes
     kept = [d for d in range(rank) if d in own]
     pairs, target = list[int](), list[Any]()
     for axis, (d, extent) in enumerate(zip(own, tensor.shape, strict=True)):
@@ -108,7 +108,7 @@ def scatter_tiles(batch: Batch, output: str, values: Array, tensor: Array) -> No
         target.append(index[index < extent])
     counts = [1 if d is None else len(batch.coordinates[d]) for d in own]
     flat = values.transpose(pairs).reshape([n * t for n, t in zip(counts, values.shape[len(kept) :], strict=True)])
-    # Only the last tile along an axis can stick out, and coordinates rise: the valid part is a prefix.
+    # Only the last tile along an axis can exceed it, and coordinates rise: the valid part is a prefix.
     flat = flat[tuple(slice(0, len(i)) for i in target)]
     if all(len(i) and i[-1] - i[0] + 1 == len(i) for i in target):
         tensor[tuple(slice(int(i[0]), int(i[-1]) + 1) for i in target)] = flat

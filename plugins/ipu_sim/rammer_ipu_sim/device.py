@@ -1,4 +1,4 @@
-"""The backend: an opened simulated chip."""
+"""The backend of an opened simulated chip."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, counted_seconds, operator_times, task_resources
 from rammer_ipu_sim.supersteps import lengths_of, mask_batch
 
-#: Raised whenever generated codelets or the cycle accounts change.
+#: Version of the generated codelets and the cycle accounts; increment it when either changes.
 GENERATOR = 1
 
-#: Tilings returned for an operator.
+#: Number of tilings returned for an operator.
 CANDIDATES = 8
-#: Of the peak; what is counted to reach less is told as this.
+#: Minimum reported rate, as a fraction of the peak.
 LEAST_RATE = 1e-4
-#: More than there are.
+#: More than the number of tilings.
 EVERY = 1 << 20
 
 OPTIONS = ("tiles", "sram", "chips", "no_stream")
 
 
 class SimulatorBackend:
-    """An opened simulated chip."""
+    """A backend of an opened simulated chip."""
 
     def __init__(self, options: OpenOptions) -> None:
         unknown = sorted(set(options.options) - set(OPTIONS))
@@ -50,62 +50,62 @@ class SimulatorBackend:
 
     @property
     def vdevice(self) -> VDevice:
-        """One vEU a tile."""
+        """The VDevice with one vEU per tile."""
         return make_vdevice(self.chip)
 
     @property
     def hardware(self) -> Hardware:
-        """What is simulated, with the sources of its figures."""
+        """The simulated hardware, with the sources of its figures."""
         return make_hardware(self.chip)
 
     @property
     def profiler(self) -> SimulatedProfiler:
-        """Cycle counts, always labelled simulated."""
+        """A profiler of cycle counts, always labelled simulated."""
         return self._profiler
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the chip's figures and with the generator."""
+        """A hash key that changes with the chip's figures and the generator."""
         return f"ipu_sim generator {GENERATOR} {self.chip!r}"
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
-        """Codelets are generic."""
+        """The kernel families: only the generic family."""
         return {"": {}}
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tilings whose tasks fit in a tile, best predicted first; of a program for a range by what they are counted to take at
+        """Return tilings whose tasks fit in a tile, best predicted first. Ranged operators are ranked by their counted times at
         several lengths."""
         found = candidates(operator, binding, self.vdevice, CANDIDATES)
         return sorted(found, key=lambda o: self._tiled_seconds(o, binding)) if operator.lengths else found
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Every tiling that the search looks at."""
+        """Return every tiling that the search considers."""
         return candidates(operator, binding, self.vdevice, EVERY)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the best tiling is counted to reach of the peak, its exchange among the seconds: maps and reductions along rows
-        run at an eighth of the rate of products, and a task that holds rows receives all weights."""
+        """Return the best tiling's fraction of the peak, including its exchange. Maps and reductions along rows run at an eighth
+        of the rate of products. A task with resident rows receives all weights."""
         peak = operator.flops / (self.vdevice.flops * self.chip.tiles)
         return max(LEAST_RATE, peak / max(self._best_seconds(operator, binding), 1 / self.chip.clock))
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """The counted seconds of the best tiling without the maps, which every task computes anew, over those with them."""
+        """Return the best tiling's counted seconds without the prologue, which every task recomputes, over those with it."""
         without, whole = (self._best_seconds(o, binding) for o in prologue_variants(operator))
         return min(1.0, without / whole)
 
     def _best_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Seconds of all tasks in the best of the likely tilings; infinite where none fits."""
+        """Return the seconds of all tasks in the best likely tiling; infinite if none fits."""
         tiled = candidates(operator, binding, self.vdevice, CANDIDATES)
         return min((self._tiled_seconds(t, binding) for t in tiled), default=float("inf"))
 
     def _tiled_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Counted seconds of all tasks of a tiled operator; of one of a program for a range the mean over lengths."""
+        """Return the counted seconds of all tasks of a tiled operator; for a ranged operator, the mean over lengths."""
         whole = shrink_to_parts(operator) if operator.lengths else (operator,)
         return sum(counted_seconds(o, binding.types, self.chip) for o in whole) / len(whole)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""
+        """Return codelet text, resources and counted times. Raises DeviceFailure if a task exceeds a tile's memory."""
         need = task_resources(operator, binding.types, self.chip)
         limit = self.chip.sram
         if need.local_bytes > limit:
@@ -116,19 +116,19 @@ class SimulatorBackend:
 
     @property
     def repeats(self) -> bool:
-        """The supersteps of a turn run again and again."""
+        """True, because the supersteps of an iteration can be repeated."""
         return True
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
-        """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
+        """Place buffers in the tiles and plan all supersteps. Raises DeviceFailure if memory is insufficient."""
         return LoadedProgram(program, constants, self.chip, self.stream, shared=self.constants)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
-        """When and on which tile each task of a run computes, by the simulated clock."""
+        """Return the compute interval and tile of each task of a run, by the simulated clock."""
         return Recorded(program, trace(self.load(program, constants), inputs))
 
     def close(self) -> None:
-        """A description holds nothing."""
+        """Do nothing: a simulated chip has no resources."""
 
 
 def _parse_flag(text: str) -> bool:
@@ -138,11 +138,8 @@ def _parse_flag(text: str) -> bool:
 
 
 def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:
-    """The tasks of a run with these inputs, in seconds by the chip's clock.
-
-    Of a superstep, what goes before and behind (streaming, syncs, exchanges both ways) is drawn before all compute phases. Tasks
-    that end at a run's length take no time.
-    """
+    """Return the tasks of a run with these inputs, in seconds by the chip's clock. All other phases of a superstep (streaming,
+    syncs, exchanges both ways) are drawn before its compute phases. Tasks past a run's length take no time."""
     accountant, clock, now, spans = loaded.accountant(), loaded.chip.clock, 0.0, list[Span]()
     point = lengths_of(loaded.program, loaded.lengths, inputs)
     for group, step in zip(loaded.whole, loaded.at(inputs), strict=True):

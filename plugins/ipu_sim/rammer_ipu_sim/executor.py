@@ -1,4 +1,4 @@
-"""Runs an RProgram superstep by superstep on the simulated chip."""
+"""Execution of an rProgram superstep by superstep on the simulated chip."""
 
 from __future__ import annotations
 
@@ -33,18 +33,16 @@ from rammer_ipu_sim.supersteps import Batch, group_batches, halve_batch, isolate
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Lengths whose supersteps are kept.
+#: Number of length sets whose superstep plans are cached.
 PLANNED = 4
-#: A superstep in which every tile has ended.
+#: A superstep in which all tiles are past their lengths.
 IDLE = StepCycles((), 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A planted fault: in ``superstep`` the transfer of ``operator``'s ``task`` for its ``load`` is lost.
-
-    Loads are counted among those of tensors from outside the operator.
-    """
+    """An injected fault: in ``superstep`` the transfer of ``operator``'s ``task`` for its ``load`` is lost. Loads are counted
+    among those of tensors from outside the operator."""
 
     superstep: int
     operator: str
@@ -61,8 +59,8 @@ class HeldConstant:
 
 @dataclass(frozen=True)
 class Superstep:
-    """Plans of one superstep, what else is written beyond the lengths of a run, the buffers that die with its reads, and
-    its cycles: of several ``chips`` those of the slowest."""
+    """The plan of one superstep. The fields are batch plans, fills past the lengths of a run, buffers that die with its reads,
+    and cycles. With several ``chips`` the cycles are those of the slowest chip."""
 
     plans: tuple[BatchPlan, ...]
     fills: tuple[tuple[Batch, tuple[float | None, ...]], ...]
@@ -95,16 +93,16 @@ class LoadedProgram:
         self.supersteps = self._plan_supersteps(whole)
         self.whole = whole
         self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
-        self.skipped = 0  #: Turns that a run has less than there may be.
+        self.skipped = 0  #: Iterations below the maximum trip count that a run skips.
         self.shorter: dict[tuple[int, ...], list[Superstep]] = {}
         self.open = True
 
     # --- loading ------------------------------------------------------------------------------
 
     def _choose_streamed(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
-        """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
+        """Return the constant buffers that stay in host memory. Raises DeviceFailure if streaming does not free enough memory."""
         computing = [[b for b in group if not self.clock or b.operator.family not in CROSSING] for group in whole]
-        need, where = _largest_task(computing, self.program, self.chip)  # what crosses goes from home to home
+        need, where = _largest_task(computing, self.program, self.chip)  # transfers copy from home to home
         names: set[str] = set()
         candidates = sorted((b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name))
         while True:
@@ -131,7 +129,7 @@ class LoadedProgram:
     def _acquire_constants(
         self, constants: Mapping[str, Array], shared: SharedConstants[HeldConstant]
     ) -> dict[str, HeldConstant]:
-        """The constants by buffer; one that fills its buffer may be another program's, too."""
+        """Return the constants by buffer. Constants that fill their buffer may be shared with other programs."""
         own, wanted = dict[str, Array](), dict[str, WantedForm]()
         for name, value in parts_of(constants).items():
             if name not in self.program.storage:
@@ -147,7 +145,7 @@ class LoadedProgram:
         return {n: held[w.form] for n, w in wanted.items()} | {n: HeldConstant(a) for n, a in own.items()}
 
     def _plan_supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
-        """The plan of ``whole``, without the tasks that end at the lengths of ``point``."""
+        """Return the plan of ``whole``, without the tasks past the lengths of ``point``."""
         program, accountant = self.program, self.accountant()
         deaths = _dying_buffers(program, whole)
         result = []
@@ -164,12 +162,12 @@ class LoadedProgram:
         return result
 
     def accountant(self) -> Accountant:
-        """Counts the cycles of supersteps, as the chip's memory is taken."""
+        """Return an accountant for the cycles of supersteps, with the chip's free memory."""
         staging = self.chip.sram - peak_tile_bytes(self.homes)
         return Accountant(self.chip, self.homes, self.program.storage, self.program.types, staging)
 
     def at(self, inputs: Mapping[str, Array]) -> list[Superstep]:
-        """The supersteps of a run with these inputs."""
+        """Return the supersteps of a run with these inputs."""
         if not self.lengths:
             return self.supersteps
         point = lengths_of(self.program, self.lengths, inputs)
@@ -184,20 +182,20 @@ class LoadedProgram:
 
     @property
     def kernels(self) -> int:
-        """Supersteps of one run."""
+        """Number of supersteps of one run."""
         return len(self.supersteps) * self.program.turns + count_exchanges(self.program)
 
     @property
     def cycles(self) -> list[StepCycles]:
-        """Cycles of every superstep."""
+        """The cycles of every superstep."""
         return [s.cycles for s in self.supersteps]
 
     def report(self) -> str:
-        """The cycle table, or one of the chips."""
+        """Return the cycle table, or the chips' table for several chips."""
         return cycle_report(self.cycles, self.chip) if self.clock is None else chips_report(self.clock, self.played())
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run; inputs by ONNX name. Raises BadInput for a missing input or a wrong type or shape."""
+        """Execute one run; inputs by ONNX name. Raises BadInput for a missing input or a wrong type or shape."""
         if not self.open:
             raise DeviceFailure("the program was closed", self.program.name)
         for b in self.program.buffers:
@@ -211,11 +209,11 @@ class LoadedProgram:
         return RunResult(outputs, self.seconds(cycles, steps), tuple(self._run_notes(cycles)))
 
     def seconds(self, cycles: Sequence[StepCycles], steps: Sequence[Superstep]) -> float:
-        """Of a run of ``steps`` that takes these cycles."""
+        """Return the seconds of a run of ``steps`` with these cycles."""
         return self.played(steps).whole if self.clock else sum(c.total for c in cycles) / self.chip.clock
 
     def played(self, steps: Sequence[Superstep] | None = None, runs: int = 1) -> Played:
-        """When what happens, of a program over several chips, with ``runs`` in flight."""
+        """Return the times of a program over several chips, with ``runs`` in flight."""
         assert self.clock is not None
         return self.clock.play([s.chips for s in (self.supersteps if steps is None else steps) if s.chips], runs)
 
@@ -223,7 +221,8 @@ class LoadedProgram:
         return moved(self.program, self.chip, self.memory, when, turn, self.skipped)
 
     def _turns(self, steps: Sequence[Superstep]) -> list[StepCycles]:
-        """All turns (of most programs one); their cycles. What a turn wrote is poison for the next one, but what moves left."""
+        """Run all iterations (most programs have one) and return their cycles. Between iterations, arena and output buffers are
+        poisoned, except targets of the moves."""
         count = self.program.turns_at(lambda name: int(self._tensor(name).item()))
         kept, self.skipped = {m.target for m in self.program.moves("after")}, self.program.turns - count
         cycles = self._move_buffers("once") + self._move_buffers("first")
@@ -240,7 +239,7 @@ class LoadedProgram:
         return cycles + self._move_buffers("last")
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Fixed host arrays; the simulated host reads and writes them in every run."""
+        """Bind fixed host arrays; the simulated host reads and writes them in every run."""
         return HostBound(self.program, self.run, inputs, outputs, stream, "simulated cycles")
 
     def _write_inputs(self, inputs: Mapping[str, Array]) -> None:
@@ -267,7 +266,7 @@ class LoadedProgram:
         return tensor_view(self._read_buffer(storage.buffer), storage)
 
     def _run_superstep(self, step: Superstep) -> None:
-        """Exchange in, compute, exchange out: no task sees what another one writes in this superstep."""
+        """Run exchange in, compute and exchange out: tasks do not see each other's writes in this superstep."""
         images: dict[str, Array] = {}
         staged: list[dict[str, Array]] = []
         for plan in step.plans:
@@ -284,16 +283,16 @@ class LoadedProgram:
         for plan, local in zip(step.plans, staged, strict=True):
             self._evaluate_steps(plan, local)
             operator = plan.batch.operator
-            for tensor, held in plan.outputs:  # what ends does so where its anchor does
+            for tensor, held in plan.outputs:  # the anchor's extents also bound the other outputs
                 ends = [slice(None) if d is None else slice(operator.anchor.axes[d].extent) for d in operator.shared[tensor]]
-                within: Any = (*ends, ...)  # of a scalar, a view of it too
+                within: Any = (*ends, ...)  # keeps a view for a scalar, too
                 scatter_tiles(plan.batch, tensor, local[held], self._written_view(tensor, written)[within])
             local.clear()
         for name, image in written.items():
             self.memory.write(name, image)
 
     def _written_view(self, tensor: str, written: dict[str, Array]) -> Array:
-        """A tensor in the new image of its buffer."""
+        """Return a view of a tensor in the new image of its buffer."""
         storage = self.program.storage[tensor]
         if storage.buffer not in written:
             written[storage.buffer] = self.memory.read(storage.buffer)
@@ -313,7 +312,7 @@ class LoadedProgram:
         return local
 
     def _evaluate_steps(self, plan: BatchPlan, local: dict[str, Array]) -> None:
-        """Evaluate the plan's Computes over ``local`` memory and nothing else."""
+        """Evaluate the plan's Computes over ``local`` memory only."""
         local.update(plan.auxiliary)
         for step in plan.steps:
             values = evaluate_compute(step.compute, local).reshape(step.shape)
@@ -332,7 +331,7 @@ class LoadedProgram:
         return notes
 
     def close(self) -> None:
-        """Free the simulated memory."""
+        """Free the simulated memory of the program."""
         self.open = False
         self.memory = HomeMemory(self.chip, {})
         self.constants.clear()
@@ -343,12 +342,12 @@ def _make_held_constants(wanted: Mapping[ConstantForm, WantedForm]) -> dict[Cons
 
 
 def _flatten_values(values: Array) -> Array:
-    """The values in order, in memory that nobody writes to."""
+    """Return the values in order, in read-only memory."""
     return np.array(values).reshape(-1) if values.flags.writeable else np.ascontiguousarray(in_memory(values)).reshape(-1)
 
 
 def _batch_supersteps(program: RProgram, drop: Drop | None) -> list[list[Batch]]:
-    """Every superstep's tasks as batches; BadInput when ``drop`` names no transfer."""
+    """Return every superstep's tasks as batches. Raises BadInput if ``drop`` names no transfer."""
     result = []
     for number, step in enumerate(split_supersteps(program)):
         group: list[Batch] = []
@@ -364,7 +363,7 @@ def _batch_supersteps(program: RProgram, drop: Drop | None) -> list[list[Batch]]
 
 
 def _largest_task(whole: Sequence[Sequence[Batch]], program: RProgram, chip: Chip) -> tuple[int, str]:
-    """Bytes of local memory of the task that needs most, and its name with its tile."""
+    """Return the bytes of local memory of the largest task, and its name with its tile."""
     best, where = 0, "no task"
     for group in whole:
         for batch in group:
@@ -378,7 +377,7 @@ def _largest_task(whole: Sequence[Sequence[Batch]], program: RProgram, chip: Chi
 
 
 def _dying_buffers(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, list[str]]:
-    """Superstep -> arena buffers whose last reader runs in it (and that nobody writes later)."""
+    """Map supersteps to arena buffers whose last reader runs in it and that are not written later."""
     keep = {program.storage[p.tensor].buffer for p in program.outputs}
     last: dict[str, int] = {}
     for number, group in enumerate(whole):
@@ -394,12 +393,12 @@ def _dying_buffers(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[
     return result
 
 
-#: Bytes of the host's memory that one batch may take while it is simulated.
+#: Bytes of host memory that the simulation of one batch may use.
 BUDGET: Final = 1 << 28
 
 
 def plan_within_memory(batch: Batch, program: RProgram) -> list[BatchPlan]:
-    """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
+    """Return the batch's plan, or plans of smaller batches if simulating it at once needs too much memory."""
     plan = plan_batch(batch, program.types)
     if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
         return [plan]
@@ -407,7 +406,7 @@ def plan_within_memory(batch: Batch, program: RProgram) -> list[BatchPlan]:
 
 
 def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
-    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
+    """Return the bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
     total = 0
     for stage in plan.stages:
         total += math.prod((*stage.dims, *stage.extents)) * itemsize(program.types[stage.tensor].dtype)
@@ -419,21 +418,22 @@ def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
     return total
 
 
-#: Where buffers are.
+#: The memory that holds the buffers.
 Held: TypeAlias = HomeMemory | ChipMemories
-#: What moves once, and what in every turn.
+#: Times of moves once per run, and of moves in every iteration.
 ONCE: Final[tuple[MoveTime, ...]] = ("once", "first", "last")
 EACH: Final[tuple[MoveTime, ...]] = ("before", "after")
 
 
 def count_exchanges(program: RProgram) -> int:
-    """Supersteps that only move, in all turns."""
+    """Return the number of supersteps that only move, in all iterations."""
     once, each = (sum(bool(program.moves(when)) for when in times) for times in (ONCE, EACH))
     return once + each * program.turns
 
 
 def moved(program: RProgram, chip: Chip, memory: Held, when: MoveTime, turn: int, skipped: int) -> list[StepCycles]:
-    """Move what is to be moved then, ``skipped`` turns less than there may be; the cycles of the tile that receives most."""
+    """Execute the moves at time ``when`` and return the cycles of the tile that receives most. ``skipped`` is the number of
+    iterations below the maximum trip count."""
     moves, received = program.moves(when), 0
     for move in moves:
         image, source = memory.read(move.target), memory.read(move.source)

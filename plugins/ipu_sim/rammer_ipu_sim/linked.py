@@ -1,5 +1,5 @@
-"""The transport ``chips``: simulated chips of one process. Tensors cross in memory of this process; what that takes is what the
-chips' links take, which are not measured but known, and a run is played on all chips at once for its time on them."""
+"""The transport ``chips``: simulated chips of one process. Tensors are transferred in memory of this process. Transfer times are
+those of the chips' links, which are specified, not measured. A run is simulated on all chips at once to obtain its time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rammer_ipu_sim.links import make_links
 
 __all__ = ["chip_link_refusal", "chip_links", "simulate_runs"]
 
-#: Runs in flight by which the time between results is told.
+#: Runs in flight for estimating the time between results.
 RUNS: Final = 8
 
 
 def chip_link_refusal(a: Site, b: Site) -> str | None:
-    """Why two sites are not chips of one simulation, or None."""
+    """Return the reason why two sites are not chips of one simulation, or None."""
     for site in (a, b):
         if site.device.partition(":")[0] != "ipu_sim":
             return f"{site.device} is no simulated chip"
@@ -33,12 +33,12 @@ def chip_link_refusal(a: Site, b: Site) -> str | None:
 
 
 def chip_links(count: int) -> tuple[Link, ...]:
-    """The links between so many chips."""
+    """Return the links between ``count`` chips."""
     return make_links(replace(GC2, chips=count))
 
 
 def simulate_runs(spread: DistributedProgram, backend: Any) -> Sequence[str]:
-    """What runs take on the chips that ``backend`` describes, all together: seconds of one, and between results."""
+    """Return a report of simulated runs on the chips of ``backend``: seconds of one run, and between results."""
     count, whole = len(spread.parts), spread.whole
     apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
     if apart or spread.ranged is not None:

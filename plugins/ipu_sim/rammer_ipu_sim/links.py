@@ -1,8 +1,7 @@
-"""The links between chips: which ways there are, how fast each is, and when what crosses has arrived.
+"""The links between chips: topology, bandwidth, and arrival times of transfers.
 
-Two chips are a card, and cards are a ladder: chips of one card are joined by links of their own, and each chip to the one in its
-place on the cards above and below. What goes to the other side of another card first crosses within its own.
-"""
+Two chips form a card, and cards form a ladder. Dedicated links join the chips of one card. Each chip is linked to the chip at its
+position on the cards above and below. A transfer to the other side of another card first crosses within its card."""
 
 from __future__ import annotations
 
@@ -16,19 +15,19 @@ from rammer_ipu_sim.chip import Chip
 
 __all__ = ["CARD", "SOURCE", "Traffic", "find_route", "make_link", "make_links"]
 
-#: Chips of a card.
+#: Number of chips per card.
 CARD: Final = 2
-#: Links side by side: between the chips of a card, those there that pass on what goes to other cards, and from card to card.
+#: Parallel links: between the chips of a card, those of them that forward to other cards, and from card to card.
 SIDE_BY_SIDE: Final[Mapping[str, int]] = {"card": 4, "across": 2, "up": 2, "down": 2}
-#: Where the topology and these numbers come from.
+#: Source of the topology and these numbers.
 SOURCE: Final = "Graphcore poplibs' IPU model of GC2 (poplibs_test, addGlobalExchangeConstraints)"
 
-#: A chip, and which of its ways out.
+#: A chip, and the name of an outgoing link.
 Hop: TypeAlias = tuple[int, str]
 
 
 def find_route(source: int, target: int) -> Iterator[Hop]:
-    """The ways out that a message takes, one behind the other."""
+    """Yield the outgoing links on a message's route, in order."""
     if source // CARD == target // CARD:
         yield source, "card"
         return
@@ -43,12 +42,13 @@ def find_route(source: int, target: int) -> Iterator[Hop]:
 
 
 def link_bandwidth(chip: Chip, hop: Hop) -> float:
-    """Bytes a second of a way out."""
+    """Return the bytes per second of an outgoing link."""
     return SIDE_BY_SIDE[hop[1]] * chip.link_bytes
 
 
 def make_link(chip: Chip, source: int, target: int) -> Link:
-    """From chip to chip where nobody else sends: a sync of both, there and back over every hop, and then the slowest hop."""
+    """Return the link from chip to chip without other traffic. Its latency is a sync of both chips, there and back over every
+    hop. Its bandwidth is that of the slowest hop."""
     hops = list(find_route(source, target))
     latency = chip.sync_cycles / chip.clock + 2 * len(hops) * chip.hop_seconds
     through = tuple((f"chip {at} {kind}", link_bandwidth(chip, (at, kind))) for at, kind in hops)
@@ -56,19 +56,20 @@ def make_link(chip: Chip, source: int, target: int) -> Link:
 
 
 def make_links(chip: Chip) -> tuple[Link, ...]:
-    """Between any two of the chips."""
+    """Return the links between every two chips."""
     return tuple(make_link(chip, a, b) for a in range(chip.chips) for b in range(chip.chips) if a != b)
 
 
 @dataclass
 class Traffic:
-    """What is on the links, and until when (seconds)."""
+    """The traffic on the links, and the time (seconds) when each link is free."""
 
     chip: Chip
     free: dict[Hop, float] = field(default_factory=dict)
 
     def carry(self, ready: float, source: int, target: int, nbytes: int) -> float:
-        """When a message that is ready at some time has arrived: all hops of its route carry it at once, when all are free."""
+        """Return the arrival time of a message that is ready at ``ready``. All hops of its route carry it at once, when all are
+        free."""
         hops = list(find_route(source, target))
         begin = max([ready, *(self.free.get(hop, 0.0) for hop in hops)])
         for hop in hops:

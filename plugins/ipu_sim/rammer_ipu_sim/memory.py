@@ -1,8 +1,5 @@
-"""Tile memory: where every buffer's blocks live, and the bytes themselves.
-
-A buffer is striped over the tiles in equal blocks at one offset in every tile (its home). Memory that holds
-nothing yet, or nothing any more, holds a pattern that is NaN in every float type.
-"""
+"""Tile memory: the locations of every buffer's blocks, and the bytes. A buffer is striped over the tiles in equal blocks at one
+offset in every tile (its home). Memory without valid data holds a pattern that is NaN in every float type."""
 
 from __future__ import annotations
 
@@ -30,20 +27,20 @@ GRAIN = 8
 
 
 def poison_value(dtype: str) -> float | int | bool:
-    """One poisoned element of ``dtype``: what a task finds where nothing was delivered."""
+    """Return one poisoned element of ``dtype``: the value that a task reads without a delivery."""
     if is_float(dtype):
         return float("nan")
     return np.full(4, POISON).view(dtype)[0].item()  # type: ignore[no-any-return]
 
 
 def make_poisoned(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array full of poison."""
+    """Return an array full of poison."""
     return np.full(shape, poison_value(dtype), dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Block ``k`` (below ``blocks``) of ``buffer``: ``block`` elements in tile ``k`` at byte ``offset``."""
+    """The home of ``buffer``: block ``k`` (below ``blocks``) has ``block`` elements in tile ``k`` at byte ``offset``."""
 
     buffer: Buffer
     offset: int
@@ -52,7 +49,7 @@ class Home:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken in a tile."""
+        """Number of bytes in a tile."""
         return self.block * itemsize(self.buffer.dtype)
 
 
@@ -64,7 +61,7 @@ def stripe_buffer(buffer: Buffer, offset: int, tiles: int) -> Home:
 
 
 def plan_homes(buffers: Sequence[Buffer], tiles: int) -> dict[str, Home]:
-    """A home for every buffer, arena buffers above all others. The result's height is ``height(homes)``."""
+    """Return a home for every buffer, arena buffers above all others. The height is ``peak_tile_bytes(homes)``."""
     homes: dict[str, Home] = {}
     top = 0
     for b in buffers:
@@ -75,11 +72,10 @@ def plan_homes(buffers: Sequence[Buffer], tiles: int) -> dict[str, Home]:
 
 
 def _place_arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
-    """Each buffer goes above all that lie wholly below it in the program's arena.
+    """Place each buffer above all buffers that are entirely below it in the program's arena.
 
-    Of two buffers whose byte ranges in the program are disjoint one lies wholly below the other, so their
-    homes are disjoint too: only buffers that share memory in the program can share it here.
-    """
+    If the byte ranges of two buffers are disjoint in the program, one buffer is entirely below the other. Their homes are
+    therefore disjoint too: only buffers that share memory in the program can share it here."""
     homes: dict[str, Home] = {}
     open_: list[tuple[int, int]] = []
     floor = base
@@ -92,13 +88,13 @@ def _place_arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, 
 
 
 def peak_tile_bytes(homes: Mapping[str, Home]) -> int:
-    """Bytes of the fullest tile."""
+    """Return the bytes of the fullest tile."""
     return max((h.offset + h.nbytes for h in homes.values()), default=0)
 
 
 class HomeMemory:
-    """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does. ``constants`` are flat
-    buffers that are read only, and may be other programs', too: their homes are counted, not simulated."""
+    """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does. ``constants`` are
+    read-only flat buffers that other programs may share: their homes are counted, not simulated."""
 
     def __init__(self, chip: Chip, homes: Mapping[str, Home], constants: Mapping[str, Array] = NONE) -> None:
         self.constants = constants
@@ -117,13 +113,13 @@ class HomeMemory:
         return rows[: h.blocks, first : first + h.block]
 
     def read(self, name: str) -> Array:
-        """A flat copy of a buffer, gathered from its home blocks; a constant as it is."""
+        """Return a flat copy of a buffer, gathered from its home blocks, or a constant itself."""
         if name in self.constants:
             return self.constants[name]
         return self._home_blocks(name).reshape(-1)[: self.homes[name].buffer.size].copy()
 
     def write(self, name: str, values: Array) -> None:
-        """Scatter a flat buffer to its home blocks; the rest of the last block stays as it is."""
+        """Scatter a flat buffer to its home blocks; the rest of the last block is unchanged."""
         h, blocks = self.homes[name], self._home_blocks(name)
         whole = h.buffer.size // h.block
         blocks[:whole] = values[: whole * h.block].reshape(whole, h.block)
@@ -131,6 +127,6 @@ class HomeMemory:
             blocks[whole, : h.buffer.size - whole * h.block] = values[whole * h.block :]
 
     def poison(self, name: str) -> None:
-        """Nothing in this buffer is valid any more."""
+        """Mark this buffer's contents as invalid."""
         h = self.homes[name]
         self.words[: h.blocks, h.offset // 2 : (h.offset + h.nbytes) // 2] = POISON

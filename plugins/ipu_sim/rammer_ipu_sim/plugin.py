@@ -1,4 +1,6 @@
-"""The entry point: the manifest of the ``ipu_sim`` device. Importing it loads no simulator: every start of rammer does."""
+"""The entry point: the manifest of the ``ipu_sim`` device.
+
+Every start of rammer imports it, so importing it loads no simulator."""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from rammer_ipu_sim.chip import make_hardware
 
 
 def probe() -> Sequence[Hardware]:
-    """Always one simulated chip."""
+    """Return one simulated chip, which is always available."""
     return [make_hardware()]
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """The simulator with the chip that the options describe."""
+    """Return the simulator with the chip that the options describe."""
     from rammer_ipu_sim.device import SimulatorBackend
 
     return SimulatorBackend(options)
@@ -38,21 +40,21 @@ DEVICE = Device(
 
 
 def chip_link_refusal(a: Site, b: Site) -> str | None:
-    """Why two sites are not chips of one simulation, or None."""
+    """Return the reason why two sites are not chips of one simulation, or None."""
     from rammer_ipu_sim.linked import chip_link_refusal as asked
 
     return asked(a, b)
 
 
 def chip_links(count: int) -> Sequence[Link]:
-    """The links between so many chips."""
+    """Return the links between ``count`` chips."""
     from rammer_ipu_sim.linked import chip_links as asked
 
     return asked(count)
 
 
 def simulate_runs(spread: DistributedProgram, backend: Backend) -> Sequence[str]:
-    """What runs take on all chips together."""
+    """Return a report of simulated runs on all chips together."""
     from rammer_ipu_sim.linked import simulate_runs as asked
 
     return asked(spread, backend)
@@ -73,11 +75,11 @@ CHIPS = Transport(
 
 @hookimpl
 def rammer_transports() -> Sequence[Transport]:
-    """Transfers between chips."""
+    """Return the transport that transfers between chips."""
     return [CHIPS]
 
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    """The simulator's manifest."""
+    """Return the manifest of the simulator."""
     return [DEVICE]

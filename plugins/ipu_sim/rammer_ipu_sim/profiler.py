@@ -1,4 +1,4 @@
-"""Rammer's three measurements, answered by the simulator's own clock: its cycle counter."""
+"""Rammer's three measurements, taken from the simulator's cycle counter."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rammer_ipu_sim.supersteps import group_batches, make_placed_tasks
 
 
 class SimulatedProfiler:
-    """Times are cycles of the simulated clock, repeatable to the cycle."""
+    """A profiler whose times are cycles of the simulated clock, repeatable to the cycle."""
 
     def __init__(self, chip: Chip, stream: bool = True) -> None:
         self.chip, self.stream = chip, stream
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of one rTask alone, and with a task on every tile; a superstep's syncs are not included."""
+        """Return the seconds of one rTask alone, and with a task on every tile; a superstep's syncs are excluded."""
         return operator_times(kernel.operator, binding.types, self.chip)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Threads of a tile, and the local memory that the exchange fills for one task."""
+        """Return the threads of a tile, and the local memory that the exchange fills for one task."""
         return task_resources(kernel.operator, binding.types, self.chip)
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` adds nothing, and they do not hang on
-        values: nothing is computed but turns, of which the inputs tell how many there are."""
+        """Return the seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` is ignored. Cycles do not
+        depend on values either, so only loop programs are executed: their inputs determine the trip count."""
         loaded = LoadedProgram(program, constants, self.chip, self.stream)
         try:
             inputs = random_inputs(program, np.random.default_rng(0))
@@ -48,7 +48,7 @@ class SimulatedProfiler:
 
 
 def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> tuple[float, float]:
-    """Counted seconds of a superstep with one task, and with one task a tile; 0 for an operator without tasks."""
+    """Return the counted seconds of a superstep with one task, and with one task per tile; 0 for an operator without tasks."""
     if not operator.task_count:
         return 0.0, 0.0
     alone, crowded = (_superstep_seconds(operator, types, chip, count) for count in (1, operator.task_count))
@@ -56,12 +56,12 @@ def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: C
 
 
 def counted_seconds(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> float:
-    """Counted seconds of all tasks: as many supersteps as a tile has tasks."""
+    """Return the counted seconds of all tasks: as many supersteps as a tile has tasks."""
     return -(-operator.task_count // chip.tiles) * _superstep_seconds(operator, types, chip, operator.task_count)
 
 
 def _superstep_seconds(operator: ROperator, types: Mapping[str, TensorType], chip: Chip, tasks: int) -> float:
-    """Counted seconds of a superstep of so many tasks, as far as there are tiles."""
+    """Return the counted seconds of a superstep of ``tasks`` tasks, at most one per tile."""
     names = (*operator.inputs, *operator.outputs)
     buffers = [Buffer(n, types[n].dtype, types[n].size, "input") for n in names]
     storages = {n: _dense_storage(n, types[n]) for n in names}
@@ -76,7 +76,7 @@ def _dense_storage(name: str, kind: TensorType) -> Storage:
 
 
 def task_resources(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> Resources:
-    """Local bytes of the largest task; registers and spills are not modelled."""
+    """Return the local bytes of the largest task; registers and spills are not modelled."""
     count = operator.task_count
     whole = group_batches(operator, make_placed_tasks([0] * count, [0] * count, range(count)))
     need = max((int(task_costs(b, types, chip).footprint.max()) for b in whole), default=0)

@@ -1,8 +1,8 @@
 """A happens-before oracle: replays a program task by task over shadow memory, byte by byte.
 
-Slow and simple on purpose (it is for programs of a few thousand tasks), and independent of the core's
-verifier: it sees only addresses, rows and waits. The bulk-synchronous barriers of the simulated chip hide
-races that another device would show; this does not.
+It is slow and simple on purpose (for programs of a few thousand tasks), and independent of the core's verifier. It uses only
+addresses, rows and waits. The bulk-synchronous barriers of the simulated chip hide races that another device would expose; this
+oracle does not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rammer_ipu_sim.supersteps import group_batches, make_placed_tasks
 
 Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-#: A task knows its counters only when they have reached their full totals; smaller thresholds order nothing.
+#: A task depends on counters only at their full totals; smaller thresholds order nothing.
 NEVER = -1
 
 
 @dataclass
 class _Shadow:
-    """For each byte who wrote it last (row and place), and the latest reader of it in every row."""
+    """The last writer (row and place) of each byte, and its latest reader in every row."""
 
     row: Indices
     place: Indices
@@ -35,16 +35,14 @@ class _Shadow:
 
     @staticmethod
     def blank(size: int, veus: int, ready: bool) -> _Shadow:
-        """``ready`` memory (inputs, constants) counts as written before the run."""
+        """Return fresh shadow memory. ``ready`` memory (inputs, constants) counts as written before the run."""
         row = np.full(size, NEVER, dtype=np.int64)
         return _Shadow(row, np.full(size, -1 if ready else 0, dtype=np.int64), np.full((size, veus), -1, dtype=np.int64))
 
 
 def find_races(program: RProgram) -> list[str]:
-    """What is not ordered by waits and rows, one line each; empty for a race-free program.
-
-    Raises ValueError when rows wait for each other in a circle.
-    """
+    """Return the accesses that waits and rows do not order, one line each; empty for a race-free program. Raises ValueError if
+    rows wait for each other in a cycle."""
     return _Replay(program).run()
 
 
@@ -74,7 +72,7 @@ class _Replay:
         return self.problems
 
     def _task_clock(self, task: Task, before: Indices) -> Indices:
-        """How many tasks of each row are known to have finished when ``task`` starts."""
+        """Return the number of tasks of each row that must have finished when ``task`` starts."""
         clock = before
         for wait in task.waits:
             counter = self.program.counter[wait.counter]
@@ -96,7 +94,7 @@ class _Replay:
         for tensor, box in boxes.written.items():
             shadow, where = self._shadow_bytes(tensor, box)
             mine = clock.copy()
-            mine[veu] = place + 1  # what a task reads before it writes there
+            mine[veu] = place + 1  # a task's reads precede its writes
             if not _is_unused(shadow, where, mine):
                 self.problems.append(f"{name} writes {tensor} over memory still in use")
             shadow.row[where], shadow.place[where] = veu, place
@@ -122,7 +120,7 @@ def _box_addresses(storage: Storage, box: Spans) -> Indices:
 
 
 def _is_finished(rows: Indices, places: Indices, clock: Indices) -> Any:
-    """Whether the tasks at ``places`` of ``rows`` have finished for sure."""
+    """Return True for tasks at ``places`` of ``rows`` that must have finished."""
     return places < np.where(rows >= 0, clock[rows], 0)
 
 
@@ -131,7 +129,7 @@ def _is_written(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
 
 
 def _is_unused(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
-    """No writer or reader of the old value can still be running."""
+    """Return True if every writer and reader of the old value must have finished."""
     written = shadow.row[where] >= 0
     writers = ~written | _is_finished(shadow.row[where], shadow.place[where], clock)
     return bool(np.all(writers) and np.all(shadow.readers[where] < clock))

@@ -1,8 +1,5 @@
-"""Tile propagation over many tasks at once: bounds as arrays over the grid of a batch of tasks.
-
-Every array here has one axis per output axis of the operator's anchor, of length one where the value is
-the same for all tiles along that axis.
-"""
+"""Tile propagation over many tasks at once: bounds as arrays over the grid of a batch of tasks. Every array here has one axis per
+output axis of the operator's anchor. An axis has length one if all tiles along it have the same value."""
 
 from __future__ import annotations
 
@@ -27,19 +24,19 @@ PIN = "__pin"
 
 @dataclass(frozen=True)
 class IndexRange:
-    """Inclusive bounds of one axis for every task of a batch; ``high < low`` is empty."""
+    """The inclusive bounds of one axis for every task of a batch; ``high < low`` is empty."""
 
     low: Numbers
     high: Numbers
 
     @cached_property
     def size(self) -> Numbers:
-        """Elements, never negative."""
+        """Number of elements, never negative."""
         size: Numbers = np.maximum(self.high - self.low + 1, 0)
         return size
 
     def uniform(self) -> IndexRange:
-        """The same lower bounds with the largest size everywhere."""
+        """Return the same lower bounds with the largest size for every task."""
         size = int(self.size.max(initial=0))
         return IndexRange(self.low, self.low + size - 1)
 
@@ -49,19 +46,19 @@ Spans: TypeAlias = "tuple[IndexRange, ...]"
 
 @lru_cache(1024)
 def constant_grid(value: int, rank: int) -> Numbers:
-    """``value`` for every task of a grid of ``rank`` axes; nobody may write to it."""
+    """Return ``value`` for every task of a grid of ``rank`` axes, as a read-only array."""
     made = np.full((1,) * rank, value, dtype=np.int64)
     made.flags.writeable = False
     return made
 
 
 def is_affine(load: Load) -> bool:
-    """Whether every index is affine in the axes."""
+    """Return True if every index is affine in the axes."""
     return all(ex.affine_form(i) is not None for i in load.indices)
 
 
 def expression_bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | None:
-    """``rammer.ir.expr.interval`` for all tasks of a batch at once; None if ``e`` depends on data."""
+    """Return the bounds as ``rammer.ir.expr.interval`` does, for all tasks of a batch; None if ``e`` depends on data."""
     if isinstance(e, Ref):
         return axes[e.axis]
     form = ex.affine_form(e)
@@ -124,11 +121,8 @@ def _combine_bounds(fn: str, p: list[IndexRange]) -> IndexRange | None:
 
 
 def pin_indices(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[Expr, dict[str, IndexRange]]:
-    """``body`` with affine load indices where possible, and ``axes`` with the axes added for it.
-
-    Every part of an index that is not affine but has one value within each task (such as the group of a
-    grouped convolution) becomes an axis of its own, one value long.
-    """
+    """Return ``body`` with affine load indices if possible, and ``axes`` with the added axes. A non-affine part of an index may
+    have one value within each task, as in grouped convolutions. Every part of this kind becomes a separate axis of length one."""
     known = dict(axes)
 
     def constant_part(e: Expr) -> Expr | None:
@@ -150,10 +144,8 @@ def pin_indices(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[
 
 
 def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...], rank: int, clip: bool) -> Spans:
-    """What ``load`` reads of its tensor: clipped to the tensor, or (``clip=False``) as the indices say.
-
-    Indices that depend on data read their whole axis. Loads that are not affine are clipped in any case.
-    """
+    """Return the box that ``load`` reads: clipped to the tensor, or (``clip=False``) the plain bounds of its indices. Indices
+    that depend on data read their whole axis. Non-affine loads are always clipped."""
     result = []
     clip = clip or not is_affine(load)
     for index, extent in zip(load.indices, shape, strict=True):
@@ -166,13 +158,13 @@ def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...
 
 
 def axis_spans(compute: Compute, spans: Spans, rank: int) -> dict[str, IndexRange]:
-    """Bounds of all axes of ``compute``: output axes over ``spans``, reduction axes whole."""
+    """Return the bounds of all axes of ``compute``: output axes over ``spans``, reduction axes whole."""
     axes = {a.name: s for a, s in zip(compute.axes, spans, strict=True)}
     return axes | {r.name: IndexRange(constant_grid(0, rank), constant_grid(r.extent - 1, rank)) for r in compute.reduce}
 
 
 def join_boxes(a: Spans, b: Spans) -> Spans:
-    """The hull of two boxes, task by task; an empty box contributes nothing."""
+    """Return the hull of two boxes, task by task; an empty box contributes nothing."""
     empty_a, empty_b = _is_empty(a), _is_empty(b)
     result = []
     for p, q in zip(a, b, strict=True):
@@ -190,7 +182,7 @@ def _is_empty(spans: Spans) -> Any:
 
 
 def _drop_constant_axes(span: IndexRange) -> IndexRange:
-    """Drop grid axes along which both bounds are constant, so that equal boxes stay recognisable."""
+    """Drop grid axes along which both bounds are constant, so that equal boxes can be compared."""
     low, high = np.broadcast_arrays(span.low, span.high)
     for d in range(low.ndim):
         if low.shape[d] > 1:
@@ -201,7 +193,7 @@ def _drop_constant_axes(span: IndexRange) -> IndexRange:
 
 
 def written_boxes(operator: ROperator, output: Spans) -> dict[str, Spans]:
-    """What tasks write of every output, from their boxes of the anchor."""
+    """Return the boxes of every output that tasks write, from their boxes of the anchor."""
     rank, shapes = len(output), {c.name: c.shape for c in operator.computes}
     result = dict[str, Spans]()
     for name, own in operator.shared.items():
@@ -211,11 +203,8 @@ def written_boxes(operator: ROperator, output: Spans) -> dict[str, Spans]:
 
 
 def propagate_boxes(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
-    """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
-
-    ``clip=True`` gives what the tasks really need; ``clip=False`` boxes of one size for all tasks, which
-    may lie partly outside their tensors.
-    """
+    """Propagate the tasks' output boxes backwards to a box of every Compute of ``operator``. ``clip=True`` returns exactly the
+    needed boxes. ``clip=False`` returns boxes of one size for all tasks, which may be partly outside their tensors."""
     rank = len(output)
     inside = {c.name for c in operator.computes}
     result = written_boxes(operator, output)

@@ -1,8 +1,7 @@
-"""From waves to supersteps, and from the tasks of a superstep to batches that NumPy can run at once.
+"""Conversion of waves to supersteps, and of a superstep's tasks to batches that NumPy can run at once.
 
-A superstep reads everything at its start and writes everything at its end. A wave becomes several
-supersteps where a task reads what an earlier task of its own row wrote in the same wave.
-"""
+A superstep reads all inputs at its start and writes all outputs at its end. A wave becomes several supersteps if a task reads
+data from an earlier task of its row and wave."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class Batch:
     """Tasks of one operator whose tiles form a product: tile ``coordinates`` along every anchor axis.
 
-    ``tasks``, ``veus`` and ``orders`` (rising along each row) have one axis per anchor axis. ``lost`` is
-    the load whose transfer is dropped (-1 = none), a fault that tests inject.
-    """
+    ``tasks``, ``veus`` and ``orders`` (rising along each row) have one axis per anchor axis. ``lost`` is the load whose transfer
+    is dropped (-1 = none), a fault that tests inject."""
 
     operator: ROperator
     coordinates: tuple[tuple[int, ...], ...]
@@ -37,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class PlacedTasks:
-    """Tasks of one operator in a superstep: row, place among the superstep's tasks of that row, index."""
+    """The tasks of one operator in a superstep: row, position among the row's tasks in the superstep, index."""
 
     veus: Indices
     orders: Indices
@@ -45,12 +43,12 @@ class PlacedTasks:
 
 
 def make_placed_tasks(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> PlacedTasks:
-    """From lists."""
+    """Convert lists to placed tasks."""
     return PlacedTasks(*(np.asarray(a, dtype=np.int64) for a in (veus, orders, tasks)))
 
 
 def split_supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
-    """The tasks of every superstep, by operator name in order of first appearance."""
+    """Return the tasks of every superstep, by operator name in order of first appearance."""
     conflicts = _Conflicts(program)
     result: list[dict[str, PlacedTasks]] = []
     for wave in waves(program):
@@ -68,7 +66,7 @@ def split_supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
 
 
 def _assign_phases(wave: Sequence[WaveTask], conflicts: _Conflicts) -> list[int]:
-    """For each task the first phase after every earlier task of its row on which it depends."""
+    """Return for each task the first phase after all earlier tasks of its row on which it depends."""
     rows: dict[int, dict[str, int]] = {}
     result = []
     for item in wave:
@@ -83,7 +81,7 @@ def _assign_phases(wave: Sequence[WaveTask], conflicts: _Conflicts) -> list[int]
 
 
 class _Conflicts:
-    """Whether a later operator must see what an earlier one wrote, or must write after it."""
+    """A cache of conflicts: the later operator must see the earlier operator's writes, or must write after it."""
 
     def __init__(self, program: RProgram) -> None:
         self.program = program
@@ -96,7 +94,7 @@ class _Conflicts:
         return self.known[key]
 
     def among(self, names: Sequence[str]) -> bool:
-        """Whether any two of ``names`` conflict."""
+        """Return True if any two of ``names`` conflict."""
         return any(self(a, b) for a in names for b in names if a != b)
 
     def _has_conflict(self, earlier: ROperator, later: ROperator) -> bool:
@@ -112,7 +110,7 @@ class _Conflicts:
 
 
 def can_overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether two storages may share memory (by the hull of their addresses)."""
+    """Return True if two storages may share memory (by the hull of their addresses)."""
     if a.buffer == b.buffer:
         (p, q), (r, s) = a.span(), b.span()
         return p < s and r < q
@@ -136,14 +134,14 @@ def group_batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
 
 
 def _select_part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
-    """The tasks of ``whole`` at the product of positions ``places``."""
+    """Return the tasks of ``whole`` at the product of positions ``places``."""
     cell = np.ix_(*places) if places else ()
     coordinates = tuple(tuple(c[i] for i in part) for c, part in zip(whole.coordinates, places, strict=True))
     return Batch(whole.operator, coordinates, whole.tasks[cell], whole.veus[cell], whole.orders[cell], lost)
 
 
 def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The elements of the tensors ``lengths`` in a run: ``n`` where there is one, ``n[3]`` of several."""
+    """Return the elements of the tensors ``lengths`` of a run, as ``n[3]``, and as ``n`` for single elements."""
     ports, found = {p.tensor: p.external for p in program.inputs}, dict[str, int]()
     for name in lengths:
         values = np.asarray(inputs[ports[name]]).reshape(-1).tolist()
@@ -153,8 +151,8 @@ def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, A
 
 
 def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tuple[Batch, tuple[float | None, ...]]]]:
-    """The tasks that compute where the lengths are those of ``point``, as batches, and those that write fills: all of their
-    tiles, of which the first ones then compute what lies before the length."""
+    """Return the batches of tasks that compute at the lengths ``point``, and the batches that write fills. Fill tasks store whole
+    tiles. The first of them then also compute the part before the length."""
     kept, fills = _mask_extents(batch, point)
     if kept is None:
         return [], fills
@@ -166,7 +164,7 @@ def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], lis
 
 
 def _mask_row_window(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
-    """The tasks that are no others than those of the rows; all of them, where tasks have more places than one."""
+    """Return the tasks inside the row window, or all tasks if a tile has several positions along its axes."""
     rows, axes = ending.beside, [a.name for a in operator.anchor.axes]
     assert rows is not None
     d, by, ((tensor, _),) = axes.index(ending.axis), axes.index(rows.by), ending.extent.terms
@@ -182,7 +180,7 @@ def _mask_row_window(batch: Batch, operator: ROperator, ending: SkipTasks, point
 
 
 def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
-    """Those that begin before, and end behind, all lengths."""
+    """Return the tasks that start before (``below``: end after) all lengths as a batch or None, and the fills."""
     fills = list[tuple[Batch, tuple[float | None, ...]]]()
     axes = [a.name for a in batch.operator.anchor.axes]
     for ending in (e for e in batch.operator.endings if e.beside is None):
@@ -203,7 +201,7 @@ def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None,
 
 
 def halve_batch(batch: Batch) -> list[Batch]:
-    """The batch cut in two along its longest axis."""
+    """Return the batch cut in two along its longest axis."""
     sizes = [len(c) for c in batch.coordinates]
     axis = sizes.index(max(sizes))
     middle = sizes[axis] // 2
@@ -214,7 +212,7 @@ def halve_batch(batch: Batch) -> list[Batch]:
 
 
 def _decompose_grid(present: Any) -> list[tuple[tuple[int, ...], ...]]:
-    """A boolean grid as disjoint products of coordinates."""
+    """Decompose a boolean grid into disjoint products of coordinates."""
     if present.ndim == 0:
         return [()] if present else []
     if present.all():
@@ -229,7 +227,7 @@ def _decompose_grid(present: Any) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def isolate_task(whole: Sequence[Batch], task: int, load: int) -> list[Batch]:
-    """The same batches with ``task`` in one of its own whose ``load`` loses its transfer."""
+    """Return the same batches with ``task`` in a separate batch whose ``load`` loses its transfer."""
     result: list[Batch] = []
     for batch in whole:
         if task not in batch.tasks:

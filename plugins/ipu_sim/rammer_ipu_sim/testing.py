@@ -1,4 +1,4 @@
-"""Hand-built programs for the simulator's tests: Computes, tiles and rows are given, waits derived simply."""
+"""Hand-built programs for the simulator's tests: explicit Computes, tiles and rows, and simply derived waits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rammer.ir.types import TensorType
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Places in the arena that ``program(reuse=True)`` hands out in turn.
+#: Number of arena slots that ``make_program(reuse=True)`` uses in rotation.
 PLACES = 3
 
 
 def make_operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequence[str] = ()) -> ROperator:
-    """An operator whose Computes meet in the vEU's memory."""
+    """Return an operator whose Computes are connected in the vEU's memory."""
     computes = tuple(Compute.parse(line) for line in lines)
     inside = {c.name for c in computes}
     links = tuple(Connection(r, c.name, "veu") for c in computes for r in c.reads if r in inside)
@@ -36,10 +36,8 @@ def make_program(
     veus: int,
     reuse: bool = False,
 ) -> RProgram:
-    """Tasks round-robin over ``veus`` rows; each operator waits for all tasks of those it reads from.
-
-    With ``reuse`` the arena has three places only: right for a chain of operators, wrong for more.
-    """
+    """Return a program with tasks round-robin over ``veus`` rows; each operator waits for all tasks of its producers. With
+    ``reuse`` the arena has only three slots: right for a chain of operators, wrong for other graphs."""
     stored: dict[str, tuple[TensorType, BufferKind]] = {n: (t, "input") for n, t in inputs.items()}
     stored |= {n: (t, "constant") for n, t in constants.items()}
     made = {c.name: c.type for o in operators for c in o.computes if c.name in o.outputs}
@@ -72,7 +70,7 @@ def make_program(
 
 
 def _make_buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -> list[Buffer]:
-    """Arena buffers side by side, or with ``reuse`` in three places that they take in turn."""
+    """Return arena buffers in sequence, or with ``reuse`` in three slots in rotation."""
     result: list[Buffer] = []
     widest = max(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t, _ in stored.values())
     turn = 0
@@ -86,7 +84,7 @@ def _make_buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bo
 
 
 def reference_values(operators: Sequence[ROperator], values: Mapping[str, Array]) -> dict[str, Array]:
-    """Every tensor in float64."""
+    """Return every tensor in float64."""
     known: dict[str, Array] = dict(values)
     for o in operators:
         for c in o.computes:
@@ -95,13 +93,13 @@ def reference_values(operators: Sequence[ROperator], values: Mapping[str, Array]
 
 
 def relative_error(got: Array, want: Array) -> float:
-    """Relative L2 error; NaN where anything is NaN."""
+    """Return the relative L2 error; NaN if any value is NaN."""
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     norm = float(np.linalg.norm(want64))
     return float(np.linalg.norm(got64 - want64)) / (norm or 1.0)
 
 
 def without_waits(p: RProgram, name: str) -> RProgram:
-    """The program with the waits of one operator's tasks removed."""
+    """Return the program without the waits of one operator's tasks."""
     rows = tuple(tuple(replace(t, waits=()) if t.operator == name else t for t in row) for row in p.rows)
     return replace(p, rows=rows)

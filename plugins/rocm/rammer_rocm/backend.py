@@ -29,14 +29,14 @@ from rammer_rocm.resources import measure_resources
 from rammer_rocm.trace import TracedProgram, record_trace
 from rammer_rocm.units import make_hardware, virtual_device
 
-#: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
+#: ``--option executor=...``: one launch per program (CPUs only), or one launch per wave.
 EXECUTORS = ("single", "waves")
-#: ``--option winograd=...``: whether convolutions of 3 x 3 may go by sums of their inputs.
+#: ``--option winograd=...``: the Winograd kernel for 3 x 3 convolutions may be used.
 WINOGRAD = ("on", "off")
 
 
 def open_backend(options: OpenOptions) -> Backend:
-    """The unit that ``options`` name. DeviceUnavailable where there is none or it is of another kind."""
+    """Open the unit that ``options`` name. Raises DeviceUnavailable if it is missing or of another kind."""
     found = units()
     if options.index >= len(found):
         raise DeviceUnavailable(
@@ -53,7 +53,7 @@ def open_backend(options: OpenOptions) -> Backend:
 
 
 class OpenClBackend(OpenClKernels):
-    """One OpenCL unit with a context and an in-order queue."""
+    """An OpenCL unit with a context and an in-order queue."""
 
     def __init__(self, device: Any, options: OpenOptions) -> None:
         cl = import_opencl()
@@ -70,42 +70,44 @@ class OpenClBackend(OpenClKernels):
 
     @property
     def profiler(self) -> OpenClProfiler:
-        """Real measurements on this unit."""
+        """The profiler, which measures on this unit."""
         return OpenClProfiler(self.vdevice, self.load, None if self.vdevice.threads == 1 else self.resources)
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
-        """What a GPU's compiler reports of an operator's kernel."""
+        """Return the GPU compiler's resource report for an operator's kernel."""
         return measure_resources(self, operator, binding, self.context, self.builder.options)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Device, driver, the text of the kernel generators, and what is not offered."""
+        """Device, driver, the text of the kernel generators, and the excluded families."""
         detail, without = self.hardware.detail, "".join(f" without {name}" for name in self.without)
         driver = f"{detail['platform_version']} {detail['driver']}"
         return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
     @property
     def repeats(self) -> bool:
-        """Turns are queued one behind the other, or all of them by one launch."""
+        """True: iterations are queued in order, or all run in one launch."""
         return True
 
     @property
     def between(self) -> Between:
-        """One launch runs all turns, and layers copy in steps that are not left: on a core of an EPYC what is between two turns
-        took 3 us, a step of an LSTM of 64 units 1.2 us, and a row of its product with the inputs, which is not skipped, 0.4."""
+        """The cost between iterations: one launch runs all of them, and layers copy in steps that are not skipped.
+
+        Measured on a core of an EPYC: 3 us between two iterations, 1.2 us for a step of an LSTM of 64 units. A row of its product
+        with the inputs, which is not skipped, took 0.4 us."""
         return Between(4, 4) if self.single else Between()
 
     @property
     def host_room(self) -> HostRoom:
-        """Of arrays that kernels use where they are, on a CPU."""
+        """The alignment and readable tail of arrays that kernels use in place, on a CPU."""
         return ROOM
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled and resident."""
+        """Return the program, compiled and resident."""
         return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
-        """When each task of a run began and ended, by row; kernels are built once more, with what notes it."""
+        """Return the start and end of each task of a run, by row; kernels are built again with recording."""
         loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
         try:
             return Recorded(program, record_trace(loaded, inputs))
@@ -113,13 +115,13 @@ class OpenClBackend(OpenClKernels):
             loaded.close()
 
     def close(self) -> None:
-        """Free the queue, built kernels and the context, which is this object's own."""
+        """Free the queue, built kernels and the context, which this object owns."""
         self.queue.finish()
         del self.constants, self.builder, self.queue, self.context
 
 
 def _is_single_launch(options: Mapping[str, str], able: bool) -> bool:
-    """Whether one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
+    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
     unknown = sorted(set(options) - {"executor", "winograd"})
     if unknown:
         raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves, winograd=on|off")
@@ -132,7 +134,7 @@ def _is_single_launch(options: Mapping[str, str], able: bool) -> bool:
 
 
 def _excluded_families(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The families that are not to be offered."""
+    """Return the families that are excluded from the search."""
     asked = options.get("winograd", "on")
     if asked not in WINOGRAD:
         raise BadInput(f"unknown winograd {asked!r}", hint=f"one of: {', '.join(WINOGRAD)}")
@@ -140,7 +142,7 @@ def _excluded_families(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class OpenClProfiler:
-    """Measures through ``load``, the backend's own way to run a program; ``needs`` says what a GPU's compiler reports."""
+    """A profiler that measures through the backend's ``load``; ``needs`` returns a GPU compiler's resource report."""
 
     def __init__(
         self,
@@ -151,15 +153,16 @@ class OpenClProfiler:
         self.device, self.load, self.needs = device, load, needs
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of one task: with one row busy, and with every row busy (rows run different tasks)."""
+        """Return the seconds of one task: with one row busy, and with every row busy (rows run different tasks)."""
         return task_times(self.load, kernel.operator, binding, self.device.veus)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Work-items, registers, spills and local bytes as the compiler reports them; of a CPU work-items and scratch bytes."""
+        """Return work-items, registers, spills and local bytes as the compiler reports them. For a CPU, return work-items and
+        scratch bytes."""
         return kernel.resources if self.needs is None else self.needs(kernel.operator, binding)
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Median seconds of ``iterations`` runs on random inputs, after one that is not counted."""
+        """Return the median seconds of ``iterations`` runs on random inputs, after an uncounted one."""
         loaded = self.load(program, constants)
         try:
             inputs = random_inputs(program, np.random.default_rng(0))

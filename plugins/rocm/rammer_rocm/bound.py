@@ -20,7 +20,7 @@ from rammer_rocm.placement import ROOM, Placement
 
 
 class Queued(Protocol):
-    """What a bound call asks of its program: one memory buffer on a device, and runs on a queue."""
+    """The interface of a bound call's program: one memory buffer on a device, and runs on a queue."""
 
     program: RProgram
     queue: Any
@@ -29,40 +29,40 @@ class Queued(Protocol):
     closed: bool
 
     def start(self, tensor: str) -> int:
-        """First byte of a tensor in the buffer."""
+        """Return the first byte of a tensor in the buffer."""
         ...
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
-        """Queue a copy from the host."""
+        """Queue a copy of values from the host."""
         ...
 
     def read(self, tensor: str) -> Array:
-        """A tensor's values, when all before is done."""
+        """Return a tensor's values, after all queued work."""
         ...
 
     def seen(self, tensor: str) -> Array | None:
-        """A tensor's elements in the device's memory, where the host sees it, between runs."""
+        """Return a tensor's elements in the device's memory between runs, or None if the host cannot access it."""
         ...
 
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
-        """Where buffers are for a call with these arrays, by port."""
+        """Return the placement of buffers for a call with these arrays, by port."""
         ...
 
     def queue_run(self, at: Placement | None = None) -> None:
-        """Queue one run."""
+        """Queue one run of the program."""
         ...
 
     def failures(self) -> AbstractContextManager[None]:
-        """Turns the runtime's errors into DeviceFailure."""
+        """Convert the runtime's errors to DeviceFailure."""
         ...
 
 
 class OpenClBound:
-    """Fixed arrays of a program (``rammer.device.manifest.Bound``).
+    """A bound call: fixed arrays of a program (``rammer.device.manifest.Bound``).
 
-    A program's tensors are parts of one OpenCL buffer, so every run copies its inputs there and its outputs out of it,
-    in the device's memory. On a CPU that memory is the host's, the arrays are NumPy's, and kernels use those that have
-    ``placement.ROOM`` where they are. On a GPU they are ``pyopencl.array.Array``; a host array is copied to one when it is bound.
+    A program's tensors are parts of one OpenCL buffer. Every run copies its inputs to it and its outputs out of it, in the
+    device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. Kernels use arrays that satisfy
+    ``placement.ROOM`` in place. On a GPU the arrays are ``pyopencl.array.Array``; a host array is copied to one when it is bound.
     """
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
@@ -93,7 +93,7 @@ class OpenClBound:
         self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
 
     def _is_in_place(self, port: Port) -> bool:
-        """Whether kernels use the port's array where it is."""
+        """Return True if kernels use the port's array in place."""
         return self._program.program.storage[port.tensor].buffer in self._at.arrays
 
     def _bind_input(self, port: Port, given: Any) -> Any:
@@ -127,7 +127,7 @@ class OpenClBound:
         return given
 
     def run(self) -> None:
-        """Queue one run; DeviceFailure once closed. With the executor ``single`` it has finished when this returns."""
+        """Queue one run. Raises DeviceFailure once closed. With the executor ``single`` it has finished on return."""
         self._check_open()
         program = self._program
         with program.failures():
@@ -172,12 +172,12 @@ class OpenClBound:
             np.copyto(array, self._program.read(tensor))
 
     def synchronize(self) -> None:
-        """Wait for the queue; DeviceFailure where something on it failed."""
+        """Wait for the queue. Raises DeviceFailure if queued work failed."""
         with self._program.failures():
             self.stream.finish()
 
     def seconds(self) -> float:
-        """One run by the wall clock, its copies in the device's memory included."""
+        """Return the wall-clock time of one run, its copies in the device's memory included."""
         self.synchronize()
         start = time.perf_counter()
         self.run()
@@ -185,7 +185,7 @@ class OpenClBound:
         return time.perf_counter() - start
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into bound inputs, after the runs queued so far."""
+        """Copy values into bound inputs, after the runs queued before."""
         self._check_open()
         check_names("input", inputs, self.inputs)
         self.synchronize()
@@ -204,7 +204,7 @@ class OpenClBound:
         self.synchronize()
 
     def to_host(self, *names: str) -> dict[str, Array]:
-        """Copies of outputs after the runs queued so far."""
+        """Return copies of outputs after the runs queued before."""
         self._check_open()
         self.synchronize()
         found = {n: self.outputs[n] for n in names or self.outputs}
@@ -218,7 +218,7 @@ class OpenClBound:
             raise DeviceFailure(f"program {self._program.program.name}: the bound call was closed")
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Release the arrays after waiting for the queue."""
         if not self._closed and not self._program.closed:
             self.synchronize()
         self._closed = True
@@ -226,7 +226,6 @@ class OpenClBound:
 
 
 def _array_module() -> Any:
-    """The module ``pyopencl.array``."""
     import_opencl()
     import pyopencl.array
 
@@ -234,7 +233,7 @@ def _array_module() -> Any:
 
 
 def _has_overlap(a: Any, b: Any) -> bool:
-    """Whether two arrays overlap; of OpenCL arrays, whether they are in one buffer and their ranges meet."""
+    """Return True if two arrays overlap; OpenCL arrays overlap if their ranges in one buffer do."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or a.base_data != b.base_data:

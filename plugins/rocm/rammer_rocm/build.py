@@ -1,4 +1,4 @@
-"""Compiling OpenCL C, with errors that a reader can use."""
+"""Compilation of OpenCL C, with readable error messages."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from rammer.errors import DeviceFailure, print_warning
 
 from rammer_rocm.opencl_runtime import import_opencl
 
-#: What makes a unit that can divide right do so, and tells the text (``dialect.ROUNDED``).
+#: Build options for correctly rounded division, on devices that support it. The define informs the source (``dialect.ROUNDED``).
 ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 
-#: Lines of a build log that are worth showing.
+#: Maximum number of build log lines in an error message.
 LOG_LINES = 12
-#: Built programs kept in memory.
+#: Maximum number of built programs cached in memory.
 REMEMBERED = 4
-#: Held while a filter of warnings, which is the whole process's, is set for a build.
+#: Held while a build filters warnings, because warning filters are process-wide.
 _FILTERED: Final = Lock()
 
 
 class Builder:
-    """Builds programs for one context and remembers the last few: measuring a kernel loads the same text again
-    and again. pyopencl keeps binaries on disk besides."""
+    """An LRU cache of built programs for one context. Measuring a kernel loads the same source repeatedly. pyopencl also caches
+    binaries on disk."""
 
     def __init__(self, context: Any, options: tuple[str, ...]) -> None:
         self.context, self.options = context, options
         self._recent: OrderedDict[str, Any] = OrderedDict()
 
     def __call__(self, source: str) -> Any:
-        """The built program. Raises DeviceFailure."""
+        """Return the built program. Raises DeviceFailure."""
         if source not in self._recent:
             self._recent[source] = build_program(self.context, source, self.options)
             if len(self._recent) > REMEMBERED:
@@ -46,13 +46,12 @@ class Builder:
 
 
 def build_program(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
-    """The built program (from pyopencl's binary cache where it was built before).
+    """Build a program, or load it from pyopencl's binary cache.
 
-    Raises DeviceFailure with the first error lines of the build log.
-    """
+    Raises DeviceFailure with the first error lines of the build log."""
     cl = import_opencl()
     with _FILTERED, warnings.catch_warnings():
-        # Runtimes print a banner into the log of every build; pyopencl warns of any output.
+        # Runtimes print a banner into every build log, and pyopencl warns of any output.
         warnings.simplefilter("ignore")
         try:
             return cl.Program(context, source).build(options=list(options), cache_dir=None if _binaries_trusted() else False)
@@ -62,7 +61,7 @@ def build_program(context: Any, source: str, options: tuple[str, ...] = ()) -> A
 
 @cache
 def _binaries_trusted() -> bool:
-    """Return True if nobody else may write where pyopencl keeps binaries; a warning tells of a folder that is not used."""
+    """Return True if only this user can write to pyopencl's binary cache; otherwise print a warning."""
     folder = Path(platformdirs.user_cache_dir("pyopencl", "pyopencl"))
     why = why_shared(folder)
     if why:
@@ -77,7 +76,7 @@ def _extract_errors(log: str) -> str:
 
 
 def build_options(device: Any) -> tuple[str, ...]:
-    """Build options: the newest language version of ours that the device accepts, and right division where it can."""
+    """Return the build options: the newest supported language version, and correctly rounded division if available."""
     known = language_version(device)
     language = ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
     able = device.single_fp_config & import_opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
@@ -85,7 +84,7 @@ def build_options(device: Any) -> tuple[str, ...]:
 
 
 def language_version(device: Any) -> tuple[int, int]:
-    """Newest OpenCL C version of ``device``. An OpenCL 3.0 device may still name 1.2 as its default language."""
+    """Return the newest OpenCL C version of ``device``. An OpenCL 3.0 device may still name 1.2 as its default language."""
     language = device.opencl_c_version.split()[2]
     whole = device.version.split()[1]
     return max(_parse_version(language), _parse_version(whole) if _parse_version(whole) >= (3, 0) else (1, 0))

@@ -1,8 +1,7 @@
-"""Constants on an OpenCL unit: each form of each constant once, for all programs that the unit was given.
+"""Constants on an OpenCL device: each form is stored once for all loaded programs.
 
-What a program finds there already stays where it is; all else that it wants goes into one new buffer. So a program's kernels take
-few buffers as arguments, and a constant is known by the number of its buffer and a place in it.
-"""
+A program reuses forms that are already on the device. All other forms are stored in one new buffer, so kernels need few buffer
+arguments. A constant is addressed by the number of its buffer and an offset."""
 
 from __future__ import annotations
 
@@ -27,27 +26,29 @@ from rammer.runtime.host_memory import buffer_image, is_whole_buffer
 
 from rammer_rocm.opencl_runtime import import_opencl
 
-#: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
+#: Bytes of alignment between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident. Constants use
+#: LINE.
 PART: Final = 4096
 LINE: Final = 64
-#: Bytes past the end that vector kernels may read (never use): wider than any vector.
+#: Bytes past the end that vector kernels may read but never use: wider than any vector.
 SLACK: Final = 4096
-#: Bytes of forms that one thread makes in a row.
+#: Bytes of forms that one thread writes per job.
 SHARE: Final = 4 << 20
-#: Most buffers with constants of one program: OpenCL promises room for 128 pointers, and kernels choose among these.
+#: Maximum number of constant buffers of one program: OpenCL guarantees 128 pointer arguments, and kernels select among the
+#: buffers.
 MOST: Final = 8
-#: A constant of a program: the buffer that it fills, or its tensor, and the key of its arrangement.
+#: A constant of a program: its buffer or its tensor, and the key of its packing.
 Name: TypeAlias = tuple[str, str]
 
 
 def round_up(size: int, unit: int) -> int:
-    """``size`` as whole units."""
+    """Round ``size`` up to a multiple of ``unit``."""
     return -(-size // unit) * unit
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedForm:
-    """A form on the device: the buffer that it is in, and where it begins. The buffer lives as long as any of its parts."""
+    """A constant form on the device: its buffer and start byte. The buffer lives as long as any of its parts."""
 
     buffer: Any
     start: int
@@ -55,7 +56,7 @@ class PlacedForm:
 
 @dataclass(frozen=True)
 class PlacedConstants:
-    """Where the constants of a program are: the number of a buffer, of ``buffers`` from 1, and the first byte in it."""
+    """Locations of a program's constants: the number of the buffer (counted from 1 in ``buffers``) and the first byte."""
 
     buffers: tuple[Any, ...]
     places: Mapping[Name, tuple[int, int]]
@@ -63,20 +64,21 @@ class PlacedConstants:
 
 
 def packed_form(values: Part, packing: Packing) -> WantedForm:
-    """A constant as kernels want it arranged."""
+    """Return the form of a constant that a kernel needs in packed arrangement."""
     nbytes = packing.size * itemsize(packing.dtype)
     return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: np.asarray(packing.make(given), packing.dtype))
 
 
 def plain_form(values: Part, storage: Storage, buffer: Buffer) -> WantedForm:
-    """A constant as it is in its buffer."""
+    """Return the form of a constant that equals its buffer's contents."""
     key = "" if is_whole_buffer(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
     return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: buffer_image(storage, buffer, given))
 
 
 @dataclass(frozen=True)
 class DeviceConstants:
-    """The constants that programs of one unit share, of which one is loaded at a time. ``on_cpu``: its memory is the host's."""
+    """A store of constants that the programs of one device share. Programs are loaded one at a time. ``on_cpu``: the device
+    memory is host memory."""
 
     queue: Any
     on_cpu: bool
@@ -87,7 +89,8 @@ class DeviceConstants:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Meanwhile threads make what is ``placed``; at the end all of it is there, or none of it is known."""
+        """Run the threads that write the ``placed`` constants. On exit all constants are written. After an error the store drops
+        all of them."""
         with reader_pool() as pool:
             self.pool.append(pool)
             try:
@@ -103,7 +106,8 @@ class DeviceConstants:
                 self.fresh.clear()
 
     def placed(self, wanted: Mapping[Name, WantedForm]) -> PlacedConstants:
-        """Each on the device, where ``filling`` ends. MemoryError of OpenCL's where there is no room."""
+        """Store all wanted constants on the device; they are complete when ``filling`` exits. OpenCL raises MemoryError if memory
+        is insufficient."""
         ways = {w.form: w for w in wanted.values()}
         found = self.shared.take(ways, self._upload_forms)
         size = Counter[int]()
@@ -124,7 +128,7 @@ class DeviceConstants:
         for form in wanted:
             starts[form] = end
             end += round_up(form.nbytes, LINE)
-        if self.on_cpu:  # it is the host's memory: forms are made where they stay
+        if self.on_cpu:  # host memory: forms are written in place
             host = host_bytes(end + SLACK)
             shares = by_bytes(wanted.items(), lambda item: item[0].nbytes, SHARE)
 
@@ -143,7 +147,6 @@ class DeviceConstants:
         return {form: PlacedForm(buffer, start) for form, start in starts.items()}
 
     def _copy_form(self, buffer: Any, start: int, made: Array) -> None:
-        """Copy a form to byte ``start`` of a buffer."""
         import_opencl().enqueue_copy(self.queue, buffer, np.ascontiguousarray(made), dst_offset=start, is_blocking=True)
 
 
@@ -152,8 +155,8 @@ PAGE: Final = 4096
 
 
 def host_bytes(nbytes: int) -> Array:
-    """So many bytes, from the beginning of a page on. For much memory NumPy asks the operating system for large pages, as no
-    runtime does: panels read a line of each channel, and channels are on more pages of 4 KiB than a core remembers."""
+    """Return page-aligned host memory of ``nbytes`` bytes. For large arrays NumPy requests huge pages from the operating system,
+    unlike the runtimes. Panels read one line of each channel, and 4 KiB pages of all channels exceed a core's TLB."""
     whole = np.empty(nbytes + PAGE, np.uint8)
     start = -whole.ctypes.data % PAGE
     return whole[start : start + nbytes]

@@ -1,4 +1,4 @@
-"""OpenCL C as a dialect: its types, functions and vectors."""
+"""The OpenCL C dialect: types, functions and vectors."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a,
 
 
 def _define_builtin(function: str, width: int) -> str:
-    """OpenCL's own functions take vectors."""
+    """Return the definition of a builtin for vectors: OpenCL functions accept vectors."""
     return f"#define {vector_name(function, width)} {_SPELLED.get(function, function)}\n"
 
 
 _SPELLED: Final = {"round": "rint", "abs": "fabs"}
 
-#: The bits of numbers.
+#: Bit casts between numeric types.
 _BITS: Final = {f"as_{t}": f"as_{_TYPES[t]}({{v}})" for t in ("uint32", "float32", "uint64", "float64")}
 
-#: A quotient of float32 as IEEE 754 has it, as codes of numbers at a tie need it: OpenCL's may be 2.5 units off unless a program
-#: is built to divide right (RM_ROUNDED). A step along the residual leaves less than one unit, and the residuals, which are exact,
-#: say which of two neighbours is nearer. Beyond 1e-20 and 1e20 the quotient is what the unit says.
+#: A float32 quotient rounded as in IEEE 754, which quantisation at ties needs. OpenCL allows an error of 2.5 ulp unless the
+#: program is built with correctly rounded division (RM_ROUNDED). One step along the residual reduces the error below one ulp. The
+#: exact residuals then decide which of two neighbours is nearer. Outside 1e-20 to 1e20 the quotient is the device's result.
 ROUNDED: Final = """
 inline static float rm_rounded(float a, float b, float q) {
   if (!(fabs(q) > 1e-20f && fabs(q) < 1e20f && fabs(a) < 1e37f)) return q;
@@ -88,8 +88,8 @@ inline static float rm_quotient(float a, float b) { return rm_rounded(a, b, a / 
 #endif
 """
 
-#: Every operation of a map rounds, as in the models that it comes from: a product and its sum in one rounding move numbers at
-#: ties to the code beside theirs. Sums of products say ``fma``.
+#: Every operation of a map rounds separately, as in the source models. A contracted multiply-add would move numbers at ties to
+#: the neighbouring quantised value. Sums of products use ``fma`` explicitly.
 EACH_ROUNDED: Final = "#pragma OPENCL FP_CONTRACT OFF\n"
 
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.

@@ -1,4 +1,4 @@
-"""Running RPrograms on an OpenCL device: one memory buffer, one table, launches on an in-order queue."""
+"""Execution of rPrograms on an OpenCL device: one memory buffer, one table, launches on an in-order queue."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
-#: What is cached of functions: not of those that call another. Operators from which on they are: fewer are quickly written, and
-#: whoever measures kernels loads thousands of programs of one.
+#: Form of cached task functions, excluding functions that call another. Below this number of operators, writing them is fast and
+#: caching is skipped: kernel measurement loads thousands of programs with one operator.
 FORM, CACHED_FROM = KernelForm(TaskFunction, "types", lambda function: function.inner is None), 8
-#: What the printed rows do not promise.
+#: Note for run results: the rows that are printed do not determine the compute units.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
 
 
 def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) -> dict[str, TaskFunction]:
-    """The function of every operator that has a task, by name; of a model's many cached for the next process."""
+    """Return the function of every operator with tasks, by name. Functions of large models are cached for later processes."""
     used = {task.operator for row in program.rows for task in row}
     operators = [o for o in program.operators if o.name in used]
     if len(operators) < CACHED_FROM:
@@ -55,7 +55,7 @@ def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) 
 class OpenClProgram:
     """A program resident on an OpenCL device."""
 
-    #: Whether kernels note when each task begins and ends (``trace.py``).
+    #: True if kernels record the start and end of each task (``trace.py``).
     traced = False
 
     def __init__(
@@ -75,22 +75,22 @@ class OpenClProgram:
         functions = task_functions(kernels, program, binding)
         dialect, operator = dialect_of(device), program.operator
         functions = {o: ended(operator[o], f, binding, dialect) for o, f in functions.items()}
-        if program.repeat is not None:  # the last turn has fewer steps
+        if program.repeat is not None:  # the last iteration has fewer steps
             functions = {o: skip_unchanged_task(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
         self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
         scratch = round_up(max((f.scratch for f in distinct.values()), default=0), PART)
         self.threads, self.epoch, self.moved, self.launch = device.threads, 0, 0, 0
-        # With one launch the groups are the device's units, however many rows the program has.
+        # A single launch uses at most one group per compute unit, regardless of the number of program rows.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
-        with shared.filling():  # while the runtime compiles, or reads what it has compiled
+        with shared.filling():  # while the runtime compiles or loads its cached binary
             self.constants = self.placed(functions, constants, shared)
             self.pointers = [a for f in functions.values() for a in f.arguments]
             arguments, row_of = self._argument_table(functions)
             self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
-            #: Whether one launch runs all turns.
+            #: True if one launch runs all iterations.
             self.turning = single and program.repeat is not None
             shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
             text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
@@ -101,13 +101,13 @@ class OpenClProgram:
 
     @property
     def kernels(self) -> int:
-        """Launches of one run (with ``single``: where no launch ends early)."""
+        """Number of launches of one run (with ``single``: if no launch ends early)."""
         return 1 if self.single else self.program.turns * len(self.table.kernel_of_wave)
 
     def placed(
         self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
-        """The constants that kernels read, on the device in the forms that they want."""
+        """Store the constants that kernels read on the device, in the required forms."""
         filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
         wanted, parts = dict[tuple[str, str], WantedForm](), parts_of(constants)
         for a in (a for f in functions.values() for a in f.arguments):
@@ -124,7 +124,7 @@ class OpenClProgram:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
     def _argument_table(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
-        """Buffer and byte address in it of every pointer of every operator, and where each operator's begin."""
+        """Return the argument table (buffer number and byte offset per pointer), and each operator's start in it."""
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():
             row_of[name] = 2 * len(addresses)
@@ -154,11 +154,11 @@ class OpenClProgram:
                 )
 
     def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
-        """Put memory, constants that are outputs, and the tables on the device."""
+        """Upload memory, constants that are outputs, and the tables to the device."""
         cl = import_opencl()
         flags = cl.mem_flags
         try:
-            # The host's views are there where runs have finished when they return: nobody else is at it then.
+            # The host views memory only if runs have finished when they return: then no kernel accesses it.
             self.buffer, self.host = shared_memory(context, self.memory.nbytes, self.threads == 1, self.single)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
@@ -168,17 +168,17 @@ class OpenClProgram:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
 
     def upload_constants(self, constants: Mapping[str, Array]) -> None:
-        """Write constants that are outputs."""
+        """Write the constants that are outputs."""
         for name in sorted(constants):
             if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
                 self.write(name, constants[name])
 
     def recorders(self, context: Any) -> Sequence[Any]:
-        """Buffers of a traced program's kernels besides those of all."""
+        """Return the additional kernel argument buffers of a traced program."""
         return ()
 
     def _prepare_kernels(self, context: Any) -> None:
-        """Kernels with all arguments set, so that a run only enqueues them."""
+        """Create kernels with all arguments set, so that a run only enqueues them."""
         cl = import_opencl()
         arguments, starts, runs, filled = self.tables
         common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers, *self.recorders(context))
@@ -191,10 +191,10 @@ class OpenClProgram:
             self._reset_counters()
             self.most_launches = (int(self.table.filled.sum()) + 1) * (self.program.turns + 1)
             kernel = cl.Kernel(self.binary, "program")
-            # Declared types make setting all ten arguments ten times faster than setting one without.
+            # With declared types, setting all ten arguments is ten times faster than setting one argument without.
             turning = [None, *[np.int32] * 3] if self.turning else []
             kernel.set_arg_types([*[None] * (len(common) + 2), *[np.int32] * 3, *turning])
-            self.fixed: tuple[Any, ...] = (*common[2:], filled, self.sync)  # the table is the call's
+            self.fixed: tuple[Any, ...] = (*common[2:], filled, self.sync)  # the table belongs to the call
             self.launches.append(kernel)
             return
         for wave, number in enumerate(self.table.kernel_of_wave):
@@ -203,22 +203,22 @@ class OpenClProgram:
             self.launches.append(kernel)
 
     def _reset_counters(self) -> None:
-        """Counters to zero: at the start, after an aborted run, and before the epochs would overflow."""
+        """Reset the counters to zero: at the start, after an aborted run, and before the epochs overflow."""
         cl = import_opencl()
         cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self.queue.finish()
         self.epoch = self.moved = self.launch = 0
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
+        """Execute one run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
         for port in self.program.inputs:
             self.write(port.tensor, inputs[port.external])
         seconds = self.execute()
         return RunResult({p.external: self.read(p.tensor) for p in self.program.outputs}, seconds, (PLACEMENT,))
 
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
-        """For a call with these arrays by port: those of the host's that its kernels can use are, where the host sees the
-        program's memory."""
+        """Return the placement for a call with these arrays by port. Kernels use host arrays in place where possible, if the host
+        shares the program's memory."""
         found = (
             find_usable_arrays(self.program, inputs, outputs) if self.host is not None and system_wide(self.queue.device) else {}
         )
@@ -230,11 +230,11 @@ class OpenClProgram:
         )
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Fixed arrays: the host's on a CPU, ``pyopencl.array.Array`` on a GPU."""
+        """Bind fixed arrays: host arrays on a CPU, ``pyopencl.array.Array`` on a GPU."""
         return OpenClBound(self, inputs, outputs, stream)
 
     def execute(self) -> float:
-        """Run on the inputs already there; seconds. Raises DeviceFailure when the device reports an error."""
+        """Run on the current inputs and return the seconds. Raises DeviceFailure if the device reports an error."""
         start = time.perf_counter()
         with self.failures():
             self.queue_run()
@@ -242,7 +242,7 @@ class OpenClProgram:
         return time.perf_counter() - start
 
     def queue_run(self, at: Placement | None = None) -> None:
-        """Queue one run on the inputs already there; with ``single`` it has finished when this returns."""
+        """Queue one run on the current inputs; with ``single`` the run is complete on return."""
         at = at or self.own
         if self.program.repeat is None:
             self._queue_turn(at)
@@ -257,12 +257,12 @@ class OpenClProgram:
         return int((self.read(tensor) if seen is None else seen).item())
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy between addresses, as distances from the program's memory."""
+        """Queue a copy between addresses, as offsets from the program's memory."""
         queue, buffer = self.queue, self.buffer
         import_opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
 
     def _queue_turn(self, at: Placement) -> None:
-        """Queue one turn of the table."""
+        """Queue one iteration of the table."""
         if not self.single:
             for kernel in self.launches:
                 self._enqueue_kernel(kernel)
@@ -274,7 +274,7 @@ class OpenClProgram:
         self._run_single(at.arguments, self.epoch, (), count - 1, int(self.table.filled[-1]) * self.epoch)
 
     def _run_turns(self, at: Placement) -> None:
-        """All turns of the table by one launch, with what moves between them."""
+        """Run all iterations of the table, including the moves between them, in one launch."""
         turns = self.program.turns_at(lambda name: self._read_length(name, at))
         first, moved, moves = self.epoch + 1, self.moved + 1, at.moves(self.program, self.queue.context)
         self.epoch, self.moved = self.epoch + turns, self.moved + turns + 1
@@ -282,7 +282,7 @@ class OpenClProgram:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """OpenCL's errors as DeviceFailure."""
+        """Convert OpenCL errors to DeviceFailure."""
         try:
             yield
         except import_opencl().Error as problem:
@@ -294,8 +294,8 @@ class OpenClProgram:
         import_opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
 
     def _run_single(self, arguments: Any, epoch: int, turning: tuple[Any, ...], last: int, target: int) -> None:
-        """Launch until the counter of the ``last`` wave says that it is done: once, or again after each early end. Every launch
-        finishes a row."""
+        """Launch until the counter of the ``last`` wave reaches ``target``: once, or again after each early exit. Every launch
+        finishes at least one row."""
         kernel, count = self.launches[0], len(self.table.kernel_of_wave)
         for _ in range(self.most_launches):
             self.launch += 1
@@ -309,7 +309,7 @@ class OpenClProgram:
         raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")
 
     def _finished_rows(self, wave: int) -> int:
-        """What the counter of a wave says when all that was queued is done."""
+        """Return the counter of a wave after all queued work has finished."""
         place = wave * LINE_WORDS
         if self.counters is not None:
             self.queue.finish()
@@ -319,7 +319,7 @@ class OpenClProgram:
         return int(done[0])
 
     def poison(self) -> None:
-        """Fill arena, inputs, outputs and scratch with NaN (all bits set): what a run does not write then shows."""
+        """Fill arena, inputs, outputs and scratch with NaN (all bits set) to expose values that a run does not write."""
         cl = import_opencl()
         cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
         for buffer in self.program.buffers:
@@ -329,11 +329,11 @@ class OpenClProgram:
                 )
 
     def start(self, tensor: str) -> int:
-        """Byte address of a dense tensor, which has a buffer of its own."""
+        """Return the byte address of a dense tensor that fills its buffer."""
         return self.memory.buffers[self.program.storage[tensor].buffer]
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
-        """Host values into a tensor's storage; without ``blocking`` a dense copy may end later, in the queue's order."""
+        """Write host values into a tensor's storage. Without ``blocking`` a dense copy may finish later, in queue order."""
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         if not buffer.nbytes:
@@ -356,14 +356,14 @@ class OpenClProgram:
             import_opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
 
     def read(self, tensor: str) -> Array:
-        """A copy of a tensor after the runs queued so far."""
+        """Return a copy of a tensor after all queued runs."""
         seen, storage = self.seen(tensor), self.program.storage[tensor]
         if seen is not None:
             return seen.copy()
         return np.ascontiguousarray(storage_view(self.flat(storage.buffer), storage)).reshape(storage.shape)
 
     def seen(self, tensor: str) -> Array | None:
-        """A tensor's elements where they are, between runs; None where the host does not see the device's memory."""
+        """Return a view of a tensor's elements, valid between runs, or None if the host cannot access device memory."""
         if self.host is None:
             return None
         if tensor not in self.views:
@@ -374,7 +374,7 @@ class OpenClProgram:
         return self.views[tensor]
 
     def flat(self, name: str) -> Array:
-        """What is in a buffer after the runs queued so far."""
+        """Return the contents of a buffer after all queued runs."""
         buffer = self.program.buffer[name]
         flat = np.empty(buffer.size, buffer.dtype)
         if buffer.nbytes:
@@ -382,7 +382,7 @@ class OpenClProgram:
         return flat
 
     def close(self) -> None:
-        """Free the device memory, when what was queued is done."""
+        """Free the device memory when all queued work has finished."""
         self.closed = True
         self.queue.finish()
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
@@ -390,12 +390,12 @@ class OpenClProgram:
         self.launches.clear()
         self.views.clear()
         self.fixed, self.host, self.counters = (), None, None
-        self.constants = PlacedConstants((), {}, ())  # others may have them yet
+        self.constants = PlacedConstants((), {}, ())  # other programs may still share them
 
 
 @dataclass(frozen=True)
 class WaveTable:
-    """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, ``filled`` counts a wave's busy rows."""
+    """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, and ``filled`` counts a wave's non-empty rows."""
 
     starts: Array
     runs: Array

@@ -1,14 +1,13 @@
-"""Make an OpenCL runtime reachable before pyopencl is imported.
+"""Setup of an OpenCL runtime before pyopencl is imported.
 
-The loader inside the pyopencl wheel reads one folder of ``*.icd`` files, each naming a driver library. A
-machine without a system-wide driver can still run OpenCL on its CPU through the PyPI packages
-``intel-opencl-rt`` and ``intel-cmplr-lib-rt``, but the ``.icd`` file they ship names a path that does not
-exist and the libraries find each other only where pip put both packages into one folder.
-:func:`prepare_icd` therefore builds a private folder that holds the system's ``.icd`` files (so that AMD
-GPUs and PoCL stay visible) next to one that names the installed Intel library, loads what that library
-needs, and points ``OCL_ICD_VENDORS`` at the folder.
+The loader in the pyopencl wheel reads one folder of ``*.icd`` files, each naming a driver library. A machine without a
+system-wide driver can still run OpenCL on its CPU through the PyPI packages ``intel-opencl-rt`` and ``intel-cmplr-lib-rt``.
+However, their ``.icd`` file names a path that does not exist. The libraries also find each other only if pip installs both
+packages into one folder. :func:`prepare_icd` therefore builds a private folder with two kinds of ``.icd`` files. The system's
+files keep AMD GPUs and PoCL visible; one more file names the installed Intel library. The function then loads the library's
+dependencies and points ``OCL_ICD_VENDORS`` at the folder.
 
-No function here raises for a missing runtime: the report says what was found and why.
+A missing runtime raises no error: the report contains the drivers and the reasons.
 """
 
 from __future__ import annotations
@@ -38,26 +37,24 @@ EMBEDDED_ICD: Final = "rammer-intel.icd"
 RUNTIME_PACKAGE: Final = "intel-opencl-rt"
 SUPPORT_PACKAGE: Final = "intel-cmplr-lib-rt"
 _RUNTIME_LIBRARY: Final = "libintelocl.so"
-# libintlc.so itself is a linker script, only the versioned file can be loaded; it comes first since the other
-# three resolve symbols in it.
+# libintlc.so itself is a linker script; only the versioned file can be loaded. It is first because the other three resolve
+# symbols in it.
 _PRELOADED: Final = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
-#: The runtime's own search path has empty entries, which are the current directory. What it needs of the system is therefore
-#: loaded before, by the search path of this process; a library that is loaded is not searched for again.
+#: The runtime's search path has empty entries, which denote the current directory. Its system dependencies are therefore loaded
+#: first, through this process's search path. The loader does not search for a library that is already loaded.
 _SYSTEM: Final = ("libdl.so.2", "librt.so.1", "libm.so.6", "libz.so.1", "libgcc_s.so.1", "libpthread.so.0", "libstdc++.so.6")
-#: The runtime's threading library, loaded by its path: where a process has another copy of that name (OpenVINO brings an older
-#: one), the loader would give the runtime that, which lacks functions. Without the package the system's is as good.
+#: The runtime's threading library, loaded by path. If the process has another copy of that name (OpenVINO ships an older one),
+#: the loader would use that copy, which lacks functions. Without the package, the system's library is used.
 _THREADS_PACKAGE: Final = "tbb"
 _THREADS_LIBRARY: Final = "libtbb.so.12"
 
 
 @dataclass(frozen=True)
 class IcdReport:
-    """What :func:`prepare_icd` found and did.
+    """The result of :func:`prepare_icd`.
 
-    ``vendors_dir`` is the folder the OpenCL loader reads, ``system_icds`` the file names of the system's
-    drivers in it, ``embedded`` the path of the pip-installed driver library (None where there is none, see
-    ``why``).
-    """
+    ``vendors_dir`` is the folder that the OpenCL loader reads. ``system_icds`` are the file names of the system's drivers in it.
+    ``embedded`` is the path of the pip-installed driver library, or None with the reason in ``why``."""
 
     vendors_dir: str
     system_icds: tuple[str, ...]
@@ -70,10 +67,8 @@ _report: IcdReport | None = None
 
 
 def prepare_icd() -> IcdReport:
-    """Point the OpenCL loader at every runtime of this machine; call it before ``import pyopencl``.
-
-    Later calls return the first report and touch nothing. A user's own ``OCL_ICD_VENDORS`` is respected.
-    """
+    """Point the OpenCL loader at every runtime of this machine; call it before ``import pyopencl``. Later calls return the first
+    report and change nothing. An ``OCL_ICD_VENDORS`` value that the user sets is respected."""
     global _report
     with _lock:
         if _report is None:
@@ -83,7 +78,7 @@ def prepare_icd() -> IcdReport:
 
 def _prepare_vendors() -> IcdReport:
     chosen = os.environ.get(VENDORS_VARIABLE)
-    # A child process inherits the folder its parent made; it still has to load the support libraries itself.
+    # A child process inherits its parent's folder, but must load the support libraries itself.
     if chosen and not (Path(chosen) / EMBEDDED_ICD).is_file():
         return IcdReport(chosen, _icd_names(Path(chosen)), None, f"{VENDORS_VARIABLE} was set by the user")
     system = _system_icds()
@@ -109,7 +104,7 @@ def _icd_names(folder: Path) -> tuple[str, ...]:
 
 
 def _system_icds() -> dict[str, bytes]:
-    """The system's readable ``.icd`` files by name; an unreadable one is left out, as the loader would do."""
+    """Return the system's readable ``.icd`` files by name. Unreadable files are skipped, as the loader does."""
     found: dict[str, bytes] = {}
     for name in _icd_names(SYSTEM_VENDORS):
         try:
@@ -120,14 +115,14 @@ def _system_icds() -> dict[str, bytes]:
 
 
 def _load_runtime() -> tuple[Path | None, str]:
-    """The Intel CPU driver with its support libraries loaded, and a sentence on what came of it."""
+    """Load the Intel CPU driver's support libraries; return the driver's path, or None, and a status sentence."""
     if not sys.platform.startswith("linux"):
         return None, f"the embedded runtime is set up on Linux only, this is {sys.platform}"
     library = installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
     if library is None:
         return None, f"{RUNTIME_PACKAGE} is not installed (pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE})"
     for name in _SYSTEM:
-        with contextlib.suppress(OSError):  # a system may have put it into another library
+        with contextlib.suppress(OSError):  # the system may provide it in another library
             ctypes.CDLL(name)
     threads = installed_file(_THREADS_PACKAGE, _THREADS_LIBRARY)
     for name in (*_PRELOADED, *([_THREADS_LIBRARY] if threads else [])):
@@ -135,7 +130,7 @@ def _load_runtime() -> tuple[Path | None, str]:
         if support is None:
             return None, f"{name} is missing (pip install {SUPPORT_PACKAGE})"
         try:
-            # RTLD_GLOBAL: the driver is opened later by the loader and must find these symbols.
+            # RTLD_GLOBAL: the loader opens the driver later, which must find these symbols.
             ctypes.CDLL(str(support), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             return None, f"{support} cannot be loaded: {error}"
@@ -152,7 +147,7 @@ def _has_package(package: str) -> bool:
 
 
 def installed_file(package: str, name: str) -> Path | None:
-    """Where pip put the file ``name`` of ``package``; the prefixes' lib folders are tried as well."""
+    """Return the path of file ``name`` of the pip package ``package``; the prefixes' lib folders are searched as well."""
     candidates: list[Path] = []
     if _has_package(package):
         distribution = importlib.metadata.distribution(package)
@@ -164,7 +159,7 @@ def installed_file(package: str, name: str) -> Path | None:
 
 
 def _vendors_folder(files: dict[str, bytes]) -> Path:
-    """A folder holding exactly ``files``, in the user's cache, or a temporary one if that is unwritable."""
+    """Return a folder with exactly ``files`` in the user's cache, or a temporary folder if the cache is not writable."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -180,7 +175,7 @@ def _vendors_folder(files: dict[str, bytes]) -> Path:
 
 
 def _publish_files(files: dict[str, bytes], parent: Path, target: Path) -> Path:
-    """Write ``files`` beside ``target`` and rename: no other process ever sees a half-written folder."""
+    """Write ``files`` next to ``target`` and rename, so that other processes never see a half-written folder."""
     if _has_same_files(target, files):
         return target
     staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
@@ -191,8 +186,8 @@ def _publish_files(files: dict[str, bytes], parent: Path, target: Path) -> Path:
         try:
             new.rename(target)
         except OSError:
-            # Another process published the same content meanwhile and may be reading it: its folder stays. A folder in which
-            # somebody changed a file is replaced, since the name states the content.
+            # If another process published the same content meanwhile, it may be reading it, so its folder stays. A modified
+            # folder is replaced, because its name is a hash of the content.
             if not _has_same_files(target, files):
                 warn_of_cached(target, "somebody changed it")
                 target.rename(staging / "replaced")

@@ -1,8 +1,7 @@
-"""AMD targets without the card: clang compiles the same OpenCL C and reports what each kernel needs.
+"""Compilation for AMD targets without the card: clang compiles the same OpenCL C and reports each kernel's resources.
 
-Debian's ``clang-19``, ``lld-19`` and ``rocm-device-libs`` suffice. The device libraries decide which targets are
-known: 5.2.3 has gfx906 and gfx90a but not gfx942.
-"""
+Debian's ``clang-19``, ``lld-19`` and ``rocm-device-libs`` suffice. The device libraries determine the supported targets: 5.2.3
+has gfx906 and gfx90a but not gfx942."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ from rammer_rocm.kernels.generic import GPU_DIALECT
 from rammer_rocm.source import WalkShape, program_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
-#: clang releases that are tried, newest first; older ones do not know the option that reports resources.
+#: clang releases that are tried, newest first; older releases lack the option that reports resources.
 CLANGS = ("clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang")
-#: Where distributions put the device libraries' bitcode.
+#: Paths of the device libraries' bitcode in distributions.
 BITCODE = (
     "/usr/lib/x86_64-linux-gnu/amdgcn/bitcode",
     "/usr/lib/amdgcn/bitcode",
@@ -41,7 +40,7 @@ PACKAGES = "on Debian or Ubuntu: apt install clang-19 lld-19 rocm-device-libs"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The card that stands for a target: compute units, Hz, bytes of memory, bytes/s, bytes of LDS a unit."""
+    """The representative card of a target: compute units, Hz, bytes of memory, bytes/s, bytes of LDS per unit."""
 
     description: str
     units: int
@@ -52,10 +51,10 @@ class Card:
     lds: int = 64 << 10
 
     def vdevice(self, target: str) -> VDevice:
-        """One vEU a compute unit; 64 fp32 lanes each (GCN, CDNA and RDNA instruction set manuals)."""
+        """Return a device with one vEU per compute unit; 64 fp32 lanes each (GCN, CDNA and RDNA instruction set manuals)."""
         layers = (
             MemoryLayer("vram", "device", self.memory, self.bandwidth, 64, self.source),
-            # 32 LDS banks of 4 bytes a cycle and unit (the same manuals).
+            # 32 LDS banks of 4 bytes per cycle and unit (the same manuals).
             MemoryLayer("lds", "veu", self.lds, 128.0 * self.clock * self.units, 4, "32 banks of 4 bytes"),
             MemoryLayer("register", "thread", 255 * 4, 768.0 * self.clock * self.units, 4, "256 VGPRs a work-item"),
         )
@@ -75,7 +74,7 @@ class Card:
 
 
 GIB = 1 << 30
-#: Target -> card. Figures are AMD's published specifications.
+#: Card by target name. Figures are AMD's published specifications.
 CARDS: dict[str, Card] = {
     "gfx900": Card("Radeon Vega 64", 64, 1.546e9, 8 * GIB, 484e9, "AMD Radeon RX Vega 64 specifications"),
     "gfx906": Card("Instinct MI50", 60, 1.725e9, 16 * GIB, 1024e9, "AMD Instinct MI50 datasheet"),
@@ -88,7 +87,7 @@ CARDS: dict[str, Card] = {
 
 
 def open_target(options: OpenOptions) -> Backend:
-    """A backend that only compiles. BadInput for an unknown target, DeviceUnavailable without the tools."""
+    """Open a backend that only compiles. Raises BadInput for an unknown target, DeviceUnavailable without the tools."""
     if options.target not in CARDS:
         raise BadInput(f"unknown target {options.target!r} of device rocm", hint=f"known: {', '.join(CARDS)}")
     if options.require:
@@ -103,7 +102,7 @@ def open_target(options: OpenOptions) -> Backend:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """clang with the device libraries for one target; compiled texts are remembered."""
+    """The clang toolchain with the device libraries of one target; resources of compiled sources are cached."""
 
     clang: str
     bitcode: Path
@@ -112,7 +111,7 @@ class Toolchain:
 
     @staticmethod
     def find(target: str) -> Toolchain:
-        """The installed tools. DeviceUnavailable says which one is missing and how to get it."""
+        """Find the installed tools. Raises DeviceUnavailable with the missing tool and how to install it."""
         clang = next((path for name in CLANGS if (path := find_program(name))), None)
         if clang is None:
             raise DeviceUnavailable(f"compiling for {target} needs clang 16 or newer", hint=PACKAGES)
@@ -131,13 +130,13 @@ class Toolchain:
 
     @cached_property
     def version(self) -> str:
-        """First line of ``clang --version``."""
+        """The first line of ``clang --version``."""
         done = run_program([self.clang, "--version"])
         done.check_returncode()
         return done.stdout.splitlines()[0]
 
     def compile(self, text: str) -> Resources:
-        """Resources of the one kernel in ``text``. DeviceFailure with the compiler's first errors."""
+        """Return the resources of the single kernel in ``text``. Raises DeviceFailure with the compiler's first errors."""
         if text not in self.known:
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder) / "kernel.cl"
@@ -167,11 +166,8 @@ class Toolchain:
 
 
 def resources_in(remarks: str) -> Resources:
-    """Resources from clang's remarks: VGPRs (and AGPRs), SGPRs, LDS bytes, spilled registers.
-
-    Scratch memory beyond the spills (private arrays) counts as spills too, at 4 bytes a register: it is
-    the same traffic.
-    """
+    """Parse the resources in clang's remarks: VGPRs (and AGPRs), SGPRs, LDS bytes, spilled registers. Scratch memory beyond the
+    spills (private arrays) also counts as spills, at 4 bytes per register: the traffic is the same."""
 
     def figure(name: str) -> int:
         match = re.search(rf"remark:\s+{re.escape(name)}: (\d+)", remarks)
@@ -190,21 +186,21 @@ def resources_in(remarks: str) -> Resources:
 
 
 class OfflineProfiler:
-    """Resources only: there is no card, hence no clock."""
+    """A profiler of resources only: without a card, time cannot be measured."""
 
     def __init__(self, tools: Toolchain, kernels: OpenClKernels) -> None:
         self.tools, self.kernels = tools, kernels
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Raises DeviceUnavailable."""
+        """Raise DeviceUnavailable, because time cannot be measured."""
         raise self._make_refusal("tune (use --tune off)")
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Raises DeviceUnavailable."""
+        """Raise DeviceUnavailable, because time cannot be measured."""
         raise self._make_refusal("measure")
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """What the compiler reports for the kernel that walks a table of this task only."""
+        """Return the compiler's resource report for a kernel that walks a table of only this task."""
         function, device = self.kernels.writer.written(kernel.operator, binding), self.kernels.vdevice
         shape = WalkShape(device.veus, device.threads, function.scratch)
         return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
@@ -214,7 +210,7 @@ class OfflineProfiler:
 
 
 class OfflineBackend(OpenClKernels):
-    """Compiles for an AMD target; loading is refused."""
+    """A backend that compiles for an AMD target but cannot load programs."""
 
     def __init__(self, target: str, tools: Toolchain) -> None:
         card = CARDS[target]
@@ -226,15 +222,15 @@ class OfflineBackend(OpenClKernels):
 
     @property
     def fingerprint(self) -> str:
-        """Target, compiler and the text of the kernel generators."""
+        """A hash key of target, compiler and kernel generators."""
         return f"rocm {self.tools.target} {self.tools.version} {generator_hash('rammer_rocm')}"
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """Raises DeviceUnavailable."""
+        """Raise DeviceUnavailable, because programs cannot be loaded."""
         raise DeviceUnavailable(
             f"{self.tools.target} is compiled without the card: the program cannot run here",
             hint="rammer run without --target uses the OpenCL unit of this machine",
         )
 
     def close(self) -> None:
-        """Compiled texts go with the toolchain's object."""
+        """Do nothing: compiled sources are freed with the toolchain."""

@@ -1,4 +1,4 @@
-"""The OpenCL runtime of this machine: pyopencl with every driver, and the units that it finds."""
+"""The OpenCL runtime of this machine: pyopencl with every driver, and the available devices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rammer.errors import MissingDependency
 
 from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd
 
-#: Whether the environment has been prepared.
+#: Non-empty once the environment has been prepared.
 _READY: Final = list[bool]()
 
 
 def import_opencl() -> Any:
-    """The pyopencl module, with every driver of this machine reachable. Raises MissingDependency."""
+    """Return the pyopencl module, with every driver of this machine reachable. Raises MissingDependency."""
     if _READY and (module := sys.modules.get("pyopencl")) is not None:
-        return module  # every call of a program asks; looking at the environment took a tenth of a small one's time
+        return module  # every program call gets here; checking the environment took a tenth of a small call's time
     prepare_icd()
-    # A task on a CPU is one work-item: Intel's work-item vectoriser (mode 1 = off) could only cost build time, and
-    # it cost four fifths of it.
+    # A task on a CPU is one work-item, so Intel's work-item vectoriser (mode 1 = off) does not help. It took four fifths of the
+    # build time.
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
-    # Where it cannot write its cache, pyopencl looks this up without a default; "" makes it build without one.
+    # If the cache is not writable, pyopencl reads this variable without a default; "" makes it build without a cache.
     os.environ.setdefault("PYOPENCL_CACHE_FAILURE_FATAL", "")
     try:
         import pyopencl
@@ -42,8 +42,10 @@ def import_opencl() -> Any:
 
 
 def _prepare_calls() -> None:
-    """pyopencl keeps how kernels are called in the user's cache folder, from an import on that its first kernel makes; if
-    nobody can write there, or others can, in a folder that is removed with the process."""
+    """Import pyopencl's cache of kernel invokers with a safe cache folder.
+
+    pyopencl stores the invokers in the user's cache folder from its first kernel on. If that folder is not writable, or other
+    users can write to it, a temporary folder is used. The process removes that folder on exit."""
     folder = Path(platformdirs.user_cache_dir("pytools", "pytools"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,13 +62,13 @@ def _prepare_calls() -> None:
 
 
 def units() -> list[Any]:
-    """OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then anything else. MissingDependency where there is none: any
-    machine has a CPU, so it is a runtime that is missing."""
+    """Return the OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then others. Raises MissingDependency if the list is
+    empty: every machine has a CPU, so a runtime is missing."""
     cl = import_opencl()
     try:
         found = [device for platform in cl.get_platforms() for device in _devices(platform)]
     except cl.Error:
-        found = []  # so the loader says that there is no platform
+        found = []  # the loader's report of a missing platform
     if not found:
         raise MissingDependency(
             "an OpenCL runtime that has a unit",
@@ -84,7 +86,7 @@ def _devices(platform: Any) -> list[Any]:
 
 
 def kind_of(device: Any) -> str:
-    """``gpu``, ``cpu`` or ``accelerator``."""
+    """Return ``gpu``, ``cpu`` or ``accelerator`` for a device."""
     types = import_opencl().device_type
     if device.type & types.GPU:
         return "gpu"

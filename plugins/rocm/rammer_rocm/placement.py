@@ -1,9 +1,7 @@
-"""Where a program's buffers are for a call: all in the program's own memory, or some in arrays of the caller's.
+"""Buffer locations for a call: in the program's memory, or in the caller's arrays.
 
-On a CPU with system-wide shared virtual memory every address of the host's is one of the unit's, and kernels find tensors by
-distances from the program's memory. So an array of the host's is used where it is: the call has a table of its own, with the
-distances of that array.
-"""
+On a CPU with system-wide shared virtual memory, kernels can use every host address. They address tensors by offsets from the
+program's memory. Host arrays are therefore used in place: the call has a separate table with the offsets of these arrays."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ from rammer_rocm.constants import LINE, SLACK
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.repeat import Seam, move_table
 
-#: What kernels take for granted of every tensor of a program.
+#: Alignment and slack that kernels assume of every tensor of a program.
 ROOM: Final = HostRoom(LINE, SLACK)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """``buffers`` are the bytes from the beginning of a program's memory to each of its buffers, ``arguments`` the table on the
-    device that says so to kernels, ``arrays`` the caller's by buffer."""
+    """The buffer locations of one call. ``buffers`` are the byte offsets of the buffers from the program's memory. ``arguments``
+    is the kernels' device table of these offsets. ``arrays`` are the caller's arrays by buffer."""
 
     buffers: Mapping[str, int]
     arguments: Any
@@ -39,20 +37,20 @@ class Placement:
     _moves: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def seam(self, program: RProgram) -> Seam:
-        """What ``program``, which is this call's, copies between its turns."""
+        """Return the copies between iterations of ``program`` for this call."""
         if not self._seams:
             self._seams.append(Seam(program, self.buffers))
         return self._seams[0]
 
     def moves(self, program: RProgram, context: Any) -> Any:
-        """The same for the kernel that runs all turns, on the device."""
+        """Return the same copies on the device, for the kernel that runs all iterations."""
         if not self._moves:
             self._moves.append(words_on(context, move_table(program, self.buffers)))
         return self._moves[0]
 
 
 def find_usable_arrays(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Of the arrays by port those that can be the memory of the ports' buffers, by buffer."""
+    """Return the arrays that can replace the ports' buffers, by buffer name."""
     ports = [("input", p, inputs.get(p.external)) for p in program.inputs]
     ports += [("output", p, outputs.get(p.external)) for p in program.outputs]
     used = Counter(program.storage[p.tensor].buffer for _, p, _ in ports)
@@ -67,16 +65,16 @@ def find_usable_arrays(program: RProgram, inputs: Mapping[str, Any], outputs: Ma
 
 
 def byte_distance(array: Array, memory: Array) -> int:
-    """Bytes from the beginning of ``memory`` to that of ``array``."""
+    """Return the bytes from the start of ``memory`` to that of ``array``."""
     return int(array.ctypes.data - memory.ctypes.data)
 
 
 def make_address_table(context: Any, addresses: list[tuple[int, int]]) -> Any:
-    """Buffers' numbers and bytes in them, on the device."""
+    """Return a device table of buffer numbers and byte offsets."""
     return words_on(context, np.array(addresses or [(0, 0)], np.int64))
 
 
 def words_on(context: Any, words: Array) -> Any:
-    """A table on the device."""
+    """Return a read-only device buffer with ``words``."""
     flags = import_opencl().mem_flags
     return import_opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=words)

@@ -9,7 +9,7 @@ from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 
 
 def probe() -> Sequence[Hardware]:
-    """OpenCL units, AMD GPUs first; raises MissingDependency without pyopencl."""
+    """Return the OpenCL devices, AMD GPUs first. Raises MissingDependency without pyopencl."""
     from rammer_rocm.opencl_runtime import units
     from rammer_rocm.units import make_hardware
 
@@ -17,7 +17,7 @@ def probe() -> Sequence[Hardware]:
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """The backend of one unit, or of the AMD target named by ``options.target`` without hardware."""
+    """Return the backend of one device, or of the AMD target ``options.target`` without hardware."""
     if options.target:
         from rammer_rocm.offline import open_target
 
@@ -27,7 +27,7 @@ def open_device(options: OpenOptions) -> Backend:
     return open_backend(options)
 
 
-#: AMD architectures that kernels are compiled for without the card.
+#: AMD architectures that kernels can be compiled for without the card.
 TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
 DEVICE = Device(
@@ -42,5 +42,5 @@ DEVICE = Device(
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    """The one manifest of this plugin."""
+    """Return the manifest of this plugin."""
     return [DEVICE]

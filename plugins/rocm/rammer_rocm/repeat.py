@@ -1,7 +1,5 @@
-"""Repeated programs: the turn again and again, and what is to be moved between two turns.
-
-Where one launch runs all turns (``source._TURNS``), moves are data that the kernel reads; else the host copies, and queues turns.
-"""
+"""Loop programs: repeated iterations, and the moves between two iterations. If one launch runs all iterations
+(``source._TURNS``), the kernel reads the moves as data. Otherwise the host queues copies and iterations."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from rammer.device.manifest import Array
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 
-#: The times of moves in the order of their table, and 64-bit words of one: bytes from the program's memory to where it goes in
-#: turn 0, and how much further on in every turn; the same of where it comes from; its bytes, and where both buffers end.
+#: Move times in table order, and the 64-bit words of a move. Target: byte offset in iteration 0, and increment per iteration.
+#: Source: the same. Then the size in bytes, and the ends of both buffers.
 TIMES: Final[tuple[MoveTime, ...]] = ("once", "first", "before", "after", "last")
 MOVE_WORDS: Final = 7
 
-#: Byte addresses of target and source in turn 0, how much further on they are in every turn, and how many bytes.
+#: Byte addresses of target and source in iteration 0, their increments per iteration, and the size in bytes.
 Copy: TypeAlias = tuple[int, int, int, int, int]
 
 
 def move_table(program: RProgram, places: Mapping[str, int]) -> Array:
-    """The moves of ``program``, whose buffers begin at byte ``places``, as its kernel reads them: where those of each time
-    begin, then all of them."""
+    """Return the move table of ``program`` for its kernel; ``places`` maps buffers to their start bytes. The table holds the
+    start index of each move time, then all moves."""
     starts, rows = [0], list[int]()
     for when in TIMES:
         for m in program.moves(when):
@@ -38,14 +36,15 @@ def move_table(program: RProgram, places: Mapping[str, int]) -> Array:
 
 
 class Seam:
-    """The copies of ``program``, whose buffers begin at byte ``places``: worked out once for each number of turns."""
+    """The copies between iterations of ``program``, cached per trip count; ``places`` maps buffers to their start bytes."""
 
     def __init__(self, program: RProgram, places: Mapping[str, int]) -> None:
         self.program, self.places = program, places
         self._copies: dict[tuple[MoveTime, int, int], list[Copy]] = {}
 
     def copies(self, when: MoveTime, turn: int, count: int) -> list[Copy]:
-        """Those of one turn of ``count``. Only the first turn and the last of all may have a slice that ends with its buffer."""
+        """Return the copies of iteration ``turn`` of ``count``. Only the first and the last iteration may clip a slice at its
+        buffer's end."""
         edge = turn if turn in (0, count - 1) else -1
         key = when, edge, count
         if key not in self._copies:
@@ -67,8 +66,8 @@ class Seam:
         return found
 
     def run(self, one: Callable[[], None], copy: Callable[[int, int, int], None], length: Callable[[str], int]) -> None:
-        """All turns: ``one`` runs a turn, ``copy`` moves bytes (target, source, number), ``length`` reads an input of one
-        element."""
+        """Run all iterations. ``one`` runs an iteration, ``copy`` moves bytes (target, source, number), and ``length`` reads a
+        one-element input."""
         count = self.program.turns_at(length)
 
         def move(when: MoveTime, turn: int = 0) -> None:

@@ -1,8 +1,8 @@
-"""What one task needs of a unit's registers and memory, where the runtime tells: GPUs of NVIDIA and AMD.
+"""Registers and memory of one task, if the runtime reports them: GPUs of NVIDIA and AMD.
 
-OpenCL itself tells the local bytes of a built kernel. NVIDIA's compiler writes registers and spills into the build log
-when asked to (``cl_nv_compiler_options``); AMD's leaves them in the code object, as MessagePack under names of the AMDGPU backend
-("Code Object V4 Metadata", LLVM's AMDGPU usage). A CPU's runtime tells neither.
+OpenCL reports only the local bytes of a built kernel. NVIDIA's compiler writes registers and spills into the build log on request
+(``cl_nv_compiler_options``). AMD's compiler stores them in the code object, as MessagePack under names of the AMDGPU backend
+("Code Object V4 Metadata", LLVM's AMDGPU usage). A CPU's runtime reports neither.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.source import WalkShape, program_text
 
-#: Asks NVIDIA's compiler for its report; the extension that has it.
+#: The option that requests NVIDIA's report, and the extension that provides it.
 _VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")
-#: A whole number in MessagePack: up to 127 in one byte, else behind one that says how many follow.
+#: A whole number in MessagePack: up to 127 in one byte, otherwise after a byte that gives its size.
 _NUMBER: Final = rb"(?:([\x00-\x7f])|\xcc(.)|\xcd(..)|\xce(....))"
 
 
 def measure_resources(
     kernels: OpenClKernels, operator: ROperator, binding: Binding, context: Any, options: tuple[str, ...]
 ) -> Resources:
-    """Of the kernel that walks a table of this operator's tasks alone, built anew: a kept binary has no log."""
+    """Return the resources of a kernel that walks only this operator's tasks. It is rebuilt, since a cached binary has no log."""
     cl, device = import_opencl(), context.devices[0]
     vdevice: VDevice = kernels.vdevice
     function = kernels.writer.written(operator, binding)
@@ -37,7 +37,7 @@ def measure_resources(
     text = program_text([function], [(0,)], shape, dialect_of(vdevice), single=False)
     asked = [_VERBOSE[0]] if _VERBOSE[1] in device.extensions.split() else []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report is output, of which pyopencl warns
+        warnings.simplefilter("ignore")  # the report is output, which makes pyopencl warn
         program = cl.Program(context, text).build([*options, *asked], cache_dir=False)
     info, walk = cl.kernel_work_group_info, cl.Kernel(program, "wave_0")
     local = int(walk.get_work_group_info(info.LOCAL_MEM_SIZE, device))
@@ -47,7 +47,7 @@ def measure_resources(
 
 
 def of_log(log: str) -> tuple[int, int, int] | None:
-    """Registers of a thread, spilled registers (of 4 bytes) and -1, from NVIDIA's build log; None where it reports none."""
+    """Parse NVIDIA's build log: registers per thread, spilled registers (of 4 bytes) and -1; None without a report."""
     used = re.findall(r"Used (\d+) registers", log)
     if not used:
         return None
@@ -56,7 +56,7 @@ def of_log(log: str) -> tuple[int, int, int] | None:
 
 
 def of_code_object(binary: bytes) -> tuple[int, int, int] | None:
-    """Vector registers, spilled registers and scalar registers from an AMD code object; None for another binary."""
+    """Parse an AMD code object: vector registers, spilled registers and scalar registers; None for another binary."""
 
     def figure(name: str) -> int | None:
         found = re.search(re.escape(name.encode()) + _NUMBER, binary, re.DOTALL)

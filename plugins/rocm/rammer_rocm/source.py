@@ -1,11 +1,11 @@
-"""The OpenCL program of an RProgram: task functions and the kernels that walk the table.
+"""The OpenCL program of an rProgram: task functions and the kernels that walk the table.
 
-Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``single``: one launch
-for the whole program, where work-groups claim the rows of a wave and meet at its end. A group never waits for a row
-that nobody runs, so the launch ends with any number of co-resident groups. A group that has waited long (its
-partner was interrupted, or has much more to do) ends the launch early: everybody leaves at the next row, the thread may
-sleep instead of spinning, and the host launches again where the program stopped. Of a repeated program one launch is all
-turns: what moves between two of them is a wave of one row, and each turn has the next epoch.
+Two executors share them. ``waves``: one launch per wave, one work-group per vEU. ``single``: one launch for the whole program, in
+which work-groups claim the rows of a wave and synchronise at its end. A group never waits for an unclaimed row, so the launch
+ends with any number of co-resident groups. A group that has waited too long ends the launch early: its partner was interrupted,
+or has much more work. All groups then exit at the next row. The thread may sleep instead of spinning, and the host relaunches
+where the program stopped. For a loop program one launch runs all iterations. The moves between two iterations are a wave of one
+row, and each iteration has the next epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rammer_rocm.kernels.task import TaskFunction
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5
-#: Polls of a counter before a waiting group ends the launch: about 0.1 ms, where a launch costs a few us.
+#: Polls of a counter before a waiting group ends the launch: about 0.1 ms, while a launch costs a few us.
 PATIENCE = 50_000
 #: 32-bit words between the counters of two waves: one cache line.
 LINE_WORDS = 16
@@ -34,7 +34,7 @@ _WALK = """  for (int r = starts[{row}]; r < starts[{row} + 1]; ++r) {{
     }}
   }}
 """
-#: The unit's clock, in ticks of its own length. On a GPU of NVIDIA's it is the whole chip's, where OpenCL C names only an SM's.
+#: The device's clock, in device-specific ticks. On an NVIDIA GPU it is chip-wide, while OpenCL C names only an SM's clock.
 CLOCK: Final = """
 #if defined(cl_khr_kernel_clock) && defined(__opencl_c_kernel_clock_scope_device)
 #define rm_clock() clock_read_device()
@@ -47,7 +47,7 @@ inline static ulong rm_clock(void) { ulong t; asm volatile("mov.u64 %0, %%global
 #endif
 __kernel void clock_now(__global ulong *now) { *now = rm_clock(); }
 """
-#: What a traced walk does before and after a task.
+#: Code of a traced walk before and after a task.
 _BEGIN = "\n      const ulong begin = rm_clock();"
 _END = """
       if (!get_local_id(0)) { records[2 * (firsts[r] + i)] = begin; records[2 * (firsts[r] + i) + 1] = rm_clock(); }"""
@@ -132,7 +132,7 @@ __kernel void program({parameters}, __global const int *filled, volatile __globa
   }}
 }}
 """
-#: ``moves`` begins with where those of each time begin (``repeat.TIMES``); ``repeat.MOVE_WORDS`` tell one.
+#: ``moves`` begins with the start index of each move time (``repeat.TIMES``); ``repeat.MOVE_WORDS`` is the size of a move.
 _BETWEEN: Final = """
 inline static void rm_move(__global char *memory, __global const long *moves, int when, int turn, int skipped) {
   for (long i = moves[when]; i < moves[when + 1]; ++i) {
@@ -163,8 +163,10 @@ __kernel void wave_{number}({parameters}, int first)
 
 @dataclass(frozen=True, slots=True)
 class WalkShape:
-    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants; whether
-    they note when each task begins and ends, and whether one launch is all turns of a repeated program."""
+    """The specialisation of the walking kernels.
+
+    The fields are vEUs, work-items per group, scratch bytes per vEU, and constant buffers. ``traced``: kernels record the start
+    and end of each task. ``turns``: one launch runs all iterations of a loop program."""
 
     veus: int
     threads: int
@@ -175,13 +177,13 @@ class WalkShape:
 
     @property
     def parameters(self) -> str:
-        """Those of every kernel."""
+        """The parameters common to all kernels."""
         constants = "".join(f", __global char *constants{i}" for i in range(self.constants))
         records = ", __global ulong *records, __global const int *firsts" if self.traced else ""
         return _PARAMETERS.format(constants=constants + records)
 
     def base(self, number: str) -> str:
-        """The buffer with this number: 0 is the program's own, constants follow."""
+        """Return the buffer with this number: 0 is the program's buffer, constants follow."""
         others = "".join(f"{number} == {i + 1} ? constants{i} : " for i in range(self.constants))
         return f"({others}memory)" if others else "memory"
 
@@ -189,8 +191,8 @@ class WalkShape:
 def program_text(
     functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: WalkShape, dialect: CTarget, single: bool
 ) -> str:
-    """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
-    ``single`` there is one kernel, ``program``, that calls them all."""
+    """Return the complete OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls. With ``single`` one
+    kernel, ``program``, calls all functions."""
     called = [f for function in functions for f in _ordered_callees(function)]
     parts = [
         dialect.preamble,
@@ -221,14 +223,14 @@ def program_text(
 
 
 def _ordered_callees(function: TaskFunction) -> list[TaskFunction]:
-    """What a function calls, in an order in which they can be declared."""
+    """Return the functions that a function calls, in declaration order."""
     inner = function.inner
     return [] if inner is None else [*_ordered_callees(inner), inner]
 
 
 def _walk_text(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
     cases = "".join(f"        case {i}: {_call_text(functions[i], shape)}; break;\n" for i in members)
-    # Tasks of a row may depend on each other: the whole group must have finished one before the next.
+    # Tasks of a row may depend on each other: the whole group must finish one task before the next.
     fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
     begin, end = (_BEGIN, _END) if shape.traced else ("", "")
     return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence, begin=begin, end=end)

@@ -1,8 +1,7 @@
-"""When each task of a run began and ended, by a clock that the unit's kernels read themselves.
+"""Start and end times of each task of a run, by a clock that the kernels read.
 
-OpenCL tells the times of launches only. Every processor has a counter that its runtime's compiler can name
-(``source.CLOCK``); how long its ticks are is found by reading it twice, some time apart.
-"""
+OpenCL reports only the times of launches. Every processor has a counter that its runtime's compiler can name (``source.CLOCK``).
+Two readings at a fixed interval give the length of its ticks."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ from rammer.ir.program import RProgram, waves
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.opencl_runtime import import_opencl
 
-#: Seconds between the two readings: a reading comes some 10 us late, which is 0.02% of it.
+#: Seconds between the two readings: a reading is about 10 us late, which is 0.02% of the interval.
 APART: Final = 0.05
 
 
 class TracedProgram(OpenClProgram):
-    """A program whose kernels leave two times a task."""
+    """A program whose kernels record two times per task."""
 
     traced = True
 
     def recorders(self, context: Any) -> Sequence[Any]:
-        """Two words of 64 bits a task, and where those of each run of the table begin."""
+        """Return the record buffer (two 64-bit words per task) and the first record of each run of the table."""
         cl, counts = import_opencl(), self.table.runs[:, 3]
         firsts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
         self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(int(counts.sum()), 1))
@@ -37,17 +36,17 @@ class TracedProgram(OpenClProgram):
         return self.records, self.firsts
 
     def times(self) -> Array:
-        """Begin and end of every task of the last run, in ticks."""
+        """Return the start and end of every task of the last run, in ticks."""
         found = np.zeros((self.records.size // 16, 2), np.uint64)
         import_opencl().enqueue_copy(self.queue, found, self.records)
         return found
 
     def tick(self) -> float:
-        """Seconds of a tick."""
+        """Return the length of a tick in seconds."""
         cl, words = import_opencl(), np.zeros(1, np.uint64)
         kernel = cl.Kernel(self.binary, "clock_now")
         readings = list[tuple[int, float]]()
-        for pause in (0.0, 0.0, APART):  # the first run of a kernel takes longer
+        for pause in (0.0, 0.0, APART):  # the first run of a kernel is slower
             time.sleep(pause)
             kernel(self.queue, (1,), (1,), self.records)
             self.queue.finish()
@@ -60,14 +59,14 @@ class TracedProgram(OpenClProgram):
         return (ended - begun) / (last - first)
 
     def close(self) -> None:
-        """Free the records, too."""
+        """Free the device memory, including the records."""
         super().close()
         self.records.release()
         self.firsts.release()
 
 
 def record_trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
-    """The tasks of the second of two runs, by the rows of the table: which compute unit runs a row OpenCL does not tell."""
+    """Record the tasks of the second of two runs, by table rows: OpenCL does not report the compute unit of a row."""
     for _ in range(2):
         loaded.run(inputs)
     times = loaded.times()
@@ -81,7 +80,7 @@ def record_trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Spa
 
 
 def _list_tasks(program: RProgram) -> list[tuple[int, str, int]]:
-    """Row, operator and index of every task, in the order of the table: waves, of each its rows."""
+    """Return row, operator and index of every task, in table order: by wave, then by row."""
     result = list[tuple[int, str, int]]()
     for wave in waves(program):
         rows: list[list[tuple[int, str, int]]] = [[] for _ in range(program.veus)]

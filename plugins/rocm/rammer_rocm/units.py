@@ -1,4 +1,4 @@
-"""OpenCL units described as Hardware and VDevice."""
+"""Descriptions of OpenCL devices as Hardware and VDevice."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 
-#: vload_half and vstore_half belong to every OpenCL (specification 1.2, 6.12.7): float16 needs no cl_khr_fp16.
+#: vload_half and vstore_half are part of every OpenCL (specification 1.2, 6.12.7): float16 needs no cl_khr_fp16.
 PRECISIONS = ("float32", "float16")
-#: Bytes per second of two DDR channels, the least a desktop CPU has (JEDEC DDR4-2933, 23.5 GB/s each).
+#: Bytes per second of two DDR channels, the minimum of a desktop CPU (JEDEC DDR4-2933, 23.5 GB/s each).
 CPU_DRAM = 47e9
-#: FLOP per cycle and lane of one fused multiply-add unit. Cores with two units (Intel server parts, Zen 5)
-#: reach twice that; a low estimate only scales all predictions alike.
+#: FLOP per cycle and lane of one fused multiply-add unit. Cores with two units (Intel server parts, Zen 5) reach twice that. A
+#: low estimate only scales all predictions equally.
 FLOP_PER_LANE = 2
 #: Seconds of one wave boundary: a launch on an in-order queue (2 to 3 us on CPU runtimes, 5 us on GPUs).
 CPU_LAUNCH, GPU_LAUNCH = 3e-6, 5e-6
-#: On one core, which waits for no other: the next operator's first task (0.5 us measured on Zen 4).
+#: The same on one core, which never waits for another: the next operator's first task (0.5 us measured on Zen 4).
 ONE_CORE = 5e-7
-#: By how much the share of time that a stitched operator is predicted to save is off (standard deviation): 420 random graphs on
-#: a core of a Zen 4 CPU.
+#: Standard deviation of the error in the predicted fraction of time that stitching saves: 420 random graphs on a core of a Zen 4
+#: CPU.
 CPU_DOUBT = 0.066
 #: Work-items that cooperate on one task on a GPU: four wavefronts of 64.
 GPU_THREADS = 256
 
 
 def make_hardware(index: int, device: Any) -> Hardware:
-    """What unit ``index`` really is."""
+    """Return the Hardware description of OpenCL device ``index``."""
     detail = {
         "platform": device.platform.name.strip(),
         "platform_version": device.platform.version.strip(),
@@ -44,7 +44,7 @@ def make_hardware(index: int, device: Any) -> Hardware:
 
 
 def virtual_device(device: Any) -> VDevice:
-    """The VDevice of an OpenCL unit; ``source`` of each figure says where it comes from."""
+    """Return the VDevice of an OpenCL device; ``source`` of each figure names its origin."""
     return _make_gpu(device) if kind_of(device) == "gpu" else _make_cpu(device)
 
 
@@ -55,7 +55,7 @@ def _make_cpu(device: Any) -> VDevice:
     cache, cache_source = _l2_bytes(device)
     layers = (
         MemoryLayer("dram", "device", int(device.global_mem_size), CPU_DRAM, 64, "two DDR4-2933 channels"),
-        # 32 bytes a cycle between L2 and L1 on every x86 core since Haswell (vendors' optimisation guides).
+        # 32 bytes per cycle between L2 and L1 on every x86 core since Haswell (vendors' optimisation guides).
         MemoryLayer("cache", "veu", cache, cores * clock * 32, 64, cache_source),
         MemoryLayer("register", "thread", 32 * 4 * lanes, cores * clock * 64, 4 * lanes, "32 vector registers"),
     )
@@ -82,10 +82,10 @@ def _make_gpu(device: Any) -> VDevice:
     threads = min(GPU_THREADS, int(device.max_work_group_size))
     clock = max(1, int(device.max_clock_frequency)) * 1e6
     layers = (
-        # 16 bytes a cycle per compute unit: within 30% of gfx906, gfx90a and H200 data sheets.
+        # 16 bytes per cycle and compute unit: within 30% of gfx906, gfx90a and H200 data sheets.
         MemoryLayer("vram", "device", int(device.global_mem_size), groups * clock * 8, 64, "estimate per unit"),
         MemoryLayer("lds", "veu", int(device.local_mem_size), groups * clock * 128, 4, "CL_DEVICE_LOCAL_MEM_SIZE"),
-        # 256 registers a work-item is the architectural limit of both AMD and NVIDIA.
+        # 256 registers per work-item is the architectural limit of both AMD and NVIDIA.
         MemoryLayer("register", "thread", 255 * 4, groups * clock * 512, 4, "255 registers a work-item"),
     )
     return VDevice(
@@ -93,7 +93,7 @@ def _make_gpu(device: Any) -> VDevice:
         description=device.name.strip(),
         veus=groups,
         layers=layers,
-        # 64 lanes a compute unit (AMD CDNA and GCN instruction set manuals), one FMA each a cycle.
+        # 64 lanes per compute unit (AMD CDNA and GCN instruction set manuals), one FMA each per cycle.
         flops=clock * 64 * FLOP_PER_LANE,
         launch=GPU_LAUNCH,
         threads=threads,
@@ -105,7 +105,7 @@ def _make_gpu(device: Any) -> VDevice:
 
 
 def _clock_rate(device: Any) -> tuple[float, str]:
-    """Clock in Hz; some CPU runtimes answer 0, then the kernel's figure, then 2 GHz."""
+    """Return the clock in Hz and its source. If the runtime reports 0, use /proc/cpuinfo, else 2 GHz."""
     if device.max_clock_frequency > 0:
         return device.max_clock_frequency * 1e6, "CL_DEVICE_MAX_CLOCK_FREQUENCY"
     try:
@@ -117,7 +117,7 @@ def _clock_rate(device: Any) -> tuple[float, str]:
 
 
 def _l2_bytes(device: Any) -> tuple[int, str]:
-    """Bytes of one core's L2."""
+    """Return the bytes of one core's L2, and the source."""
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
             level, size = (folder / "level").read_text().strip(), (folder / "size").read_text().strip()
@@ -126,5 +126,5 @@ def _l2_bytes(device: Any) -> tuple[int, str]:
         if level == "2" and re.fullmatch(r"\d+K", size):
             return int(size[:-1]) * 1024, str(folder)
     known = int(device.global_mem_cache_size)
-    # Some runtimes report the shared last level: half a megabyte is what every recent core has at least.
+    # Some runtimes report the shared last level; every recent core has at least half a megabyte.
     return min(known, 1 << 19) if known else 1 << 18, "CL_DEVICE_GLOBAL_MEM_CACHE_SIZE"

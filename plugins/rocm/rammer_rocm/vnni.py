@@ -1,8 +1,8 @@
 """``RM_DOT``: four unsigned by four signed bytes in each lane, summed into 32 bits.
 
-x86 has one instruction for it (``vpdpbusd``, of AVX512-VNNI and AVX-VNNI), which OpenCL C does not name: ``dot_acc_sat`` becomes
-shifts and multiplications. Runtimes made of clang pass a function with an intrinsic's name on to LLVM, which knows it. One that
-does not would end the process, so whether it works is tried in a process of its own, once for every driver and processor.
+x86 has one instruction for it (``vpdpbusd``, of AVX512-VNNI and AVX-VNNI), which OpenCL C cannot name: ``dot_acc_sat`` compiles
+to shifts and multiplications. Runtimes based on clang pass a function with an intrinsic's name on to LLVM, which recognises it. A
+runtime that does not would crash the process. Support is therefore tested in a subprocess, once for every driver and processor.
 Products of all 64 bytes of a vector then take a cycle; in plain OpenCL C they take six or more.
 """
 
@@ -22,22 +22,22 @@ from rammer.child_processes import python_command, run_program
 
 from rammer_rocm.opencl_runtime import import_opencl, units
 
-#: Lanes of 32 bits that vectors may have.
+#: Supported numbers of 32-bit lanes per vector.
 LANES: Final = (4, 8, 16)
-#: The processor's word for either extension, in /proc/cpuinfo.
+#: The processor's flag for either extension, in /proc/cpuinfo.
 _FLAGS: Final = re.compile(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", re.MULTILINE)
 #: Seconds for the trial: starting Python and building a kernel.
 _PATIENCE: Final = 60.0
-#: What is cached of a trial.
+#: Cached results of a trial.
 _ANSWERS: Final = ("works", "does not")
-#: The exit code of a trial whose products are wrong or whose kernel is not built, and signals of one that the instruction or the
-#: compiler ends. Any other end says nothing of the instruction.
+#: The exit code of a trial with wrong products or a failed build; and the signals if the instruction or the compiler crashes. Any
+#: other exit says nothing about the instruction.
 REFUSED: Final = 9
 _FATAL: Final = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGTRAP)
-#: Bytes that a trial multiplies; any would do that tell signs and places apart.
+#: Bytes that a trial multiplies: any values that distinguish signs and positions.
 _TRIAL: Final = ((255, 1, 128, 7), (-128, 127, -1, 3))
 
-# LLVM 22 made its operands bytes.
+# Since LLVM 22 the operands are bytes.
 _NATIVE = """
 #if __clang_major__ >= 22
 typedef char rm_quads{w} __attribute__((ext_vector_type({bytes})));
@@ -57,12 +57,12 @@ inline static int{w} rm_dot{w}(int{w} s, int{w} u, int{w} v) {{
 
 
 def dot_text(lanes: int, native: bool) -> str:
-    """What defines ``RM_DOT`` of so many lanes: the sum ``s``, the unsigned bytes ``u`` and the signed bytes ``v``."""
+    """Return the definition of ``RM_DOT`` for ``lanes`` lanes: sum ``s``, unsigned bytes ``u`` and signed bytes ``v``."""
     return (_NATIVE if native else _PLAIN).format(w=lanes, bytes=4 * lanes, bits=32 * lanes)
 
 
 def has_dots(device: Any, lanes: int) -> bool:
-    """Whether the instruction can be had of an OpenCL CPU."""
+    """Return True if an OpenCL CPU supports the instruction."""
     if lanes not in LANES:
         return False
     try:
@@ -77,14 +77,14 @@ def has_dots(device: Any, lanes: int) -> bool:
     if known in _ANSWERS:
         return known == _ANSWERS[0]
     found = _try_instruction(device, lanes)
-    if found is not None:  # else it is tried again next time
+    if found is not None:  # otherwise the next process tries again
         cache_text(path, _ANSWERS[not found])
     return bool(found)
 
 
 def _try_instruction(device: Any, lanes: int) -> bool | None:
-    """Return True if a process that multiplies some bytes by the instruction ends well, and False if the instruction or the
-    compiler ends it or multiplies wrongly. None if the trial was not finished for another reason."""
+    """Return the result of a trial process, or None if it did not finish for another reason. True: the products are right. False:
+    they are wrong, or the instruction or the compiler crashed."""
     command = python_command("rammer_rocm.vnni", device.platform.name, device.name, lanes)
     try:
         code = run_program(command, timeout=_PATIENCE).returncode
@@ -94,7 +94,7 @@ def _try_instruction(device: Any, lanes: int) -> bool | None:
 
 
 def run_trial(platform: str, name: str, lanes: int) -> bool:
-    """Whether the instruction multiplies as it should, in this process (which may end here)."""
+    """Return True if the instruction multiplies correctly in this process, which may crash."""
     import numpy as np
 
     cl = import_opencl()

@@ -1,8 +1,7 @@
-"""Tensors of one shape that go the same way cross as one: a chunk of steps is one write with one flag.
+"""Coalescing of transfers: tensors of one shape between the same devices cross as one write with one flag.
 
-The maker writes each straight into its slice and the reader reads slices: storage makes views of both. What has no elements
-crosses nowhere: every device makes its own.
-"""
+The producer writes each tensor directly into its slice and the reader reads slices: storage makes both views. Tensors without
+elements do not cross: every device computes them."""
 
 from __future__ import annotations
 
@@ -22,9 +21,10 @@ __all__ = ["pack_transfers"]
 def pack_transfers(
     graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
 ) -> tuple[ComputeGraph, Mapping[str, Spot]]:
-    """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read. What
-    those ``apart`` read or make stays as it is, but for what has no elements; so does what ends at a length, as it crosses. The
-    ``spots`` given are in order (``apart.order_spots``)."""
+    """Return ``graph`` and ``spots`` with one tensor in place of several of one type, one producer spot and equal reader spots.
+
+    Tensors that computes in ``apart`` read or write stay unchanged, except those without elements. So do masked tensors in
+    ``apart``, which cross at their current length. The ``spots`` passed must be in order (``host_steps.order_spots``)."""
     graph, spots = _drop_empty_reads(graph, spots)
     bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
     groups = [g for g in _group_transfers(graph, spots, bare) if len(g) > 1 and g[0].type.size]
@@ -35,7 +35,7 @@ def pack_transfers(
 
 
 def _drop_empty_reads(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGraph, Mapping[str, Spot]]:
-    """Tensors without elements read nothing, and are outputs of device 0."""
+    """Replace the bodies of tensors without elements by constants, and move output ones to device 0."""
     empty = {c.name for c in graph.computes if not c.type.size}
     computes = tuple(
         Compute(c.name, c.dtype, c.axes, Const(0, c.dtype), origin=c.origin) if c.name in empty else c for c in graph.computes
@@ -45,7 +45,7 @@ def _drop_empty_reads(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[C
 
 
 def _group_transfers(graph: ComputeGraph, spots: Mapping[str, Spot], bare: Collection[str]) -> list[list[Compute]]:
-    """What crosses to another device, by type, maker and readers."""
+    """Return the tensors that cross to other devices, grouped by type, producer spot and reader spots."""
     readers: dict[str, set[Spot]] = {c.name: set() for c in graph.computes}
     for c in graph.computes:
         for name in c.reads:
@@ -60,16 +60,16 @@ def _group_transfers(graph: ComputeGraph, spots: Mapping[str, Spot], bare: Colle
 
 
 class _Packing:
-    """A graph on its way. Readers on other devices read slices, which are computed, as views, where they are."""
+    """A graph under construction. Readers on other devices read slices, which are computed there as views."""
 
     def __init__(self, graph: ComputeGraph, spots: dict[str, Spot], taken: Names) -> None:
         self.graph, self.spots, self.taken = graph, spots, taken
-        self.packs: dict[str, Compute] = {}  # by the last tensor that is in it
+        self.packs: dict[str, Compute] = {}  # by the last tensor packed
         self.slot: dict[str, tuple[Compute, int]] = {}
         self.slices: dict[tuple[str, Spot], Compute] = {}
 
     def add(self, group: Sequence[Compute]) -> None:
-        """One tensor of all of ``group``."""
+        """Add one tensor that packs all of ``group``."""
         one = group[0]
         axes = (Axis("pack", len(group)), *(Axis(f"p{d}", n) for d, n in enumerate(one.shape)))
         inner = tuple(Ref(a.name) for a in axes[1:])
@@ -95,11 +95,11 @@ class _Packing:
         return replace(self.graph, computes=tuple(computes), types=types)
 
     def _is_repacked(self, name: str) -> bool:
-        """Whether other devices do not read ``name`` itself."""
+        """Return True if other devices read a replacement of ``name``."""
         return name in self.slot or (name in self.spots and not self.graph.types[name].size)
 
     def _slice(self, name: str, spot: Spot) -> tuple[str, list[Compute]]:
-        """The name of a tensor where ``spot`` reads it, and what computes it, unless that is there."""
+        """Return the name of a tensor as ``spot`` reads it, and its computes unless they exist already."""
         known = self.slices.get((name, spot))
         if known is not None:
             return known.name, []

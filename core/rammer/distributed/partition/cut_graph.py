@@ -1,8 +1,7 @@
-"""A compute graph in pieces, one for each device and stage, and what crosses between them.
+"""A compute graph partitioned into pieces, one for each device and stage, with the transfers between them.
 
-Everything here is about tensor expressions, after all passes and before storages: a cut may go through the middle of an ONNX
-operator (between two steps of an LSTM), and no piece knows that it is one.
-"""
+Operates on tensor expressions, after all passes and before storages are assigned. A cut may pass through an ONNX operator
+(between two steps of an LSTM); pieces are independent of ONNX operators."""
 
 from __future__ import annotations
 
@@ -17,20 +16,20 @@ from rammer.ir.compute import Compute, ComputeGraph
 
 __all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "cut_graph", "piece_transfers"]
 
-#: What ends where nothing does.
+#: Masked tensors of a static graph: empty.
 STATIC: Final = Ended({}, ())
 
 
 @dataclass(frozen=True)
 class Staying:
-    """What a cut has to know of a graph besides its computes: what is ``ended`` at a length, and ``states``: the user's names of
-    outputs that are an input of the next run, and of that."""
+    """The facts about a graph that a cut needs besides its computes. ``ended`` describes tensors masked at a length. ``states``
+    maps outputs, by the user's names, to the inputs of the next run."""
 
     ended: Ended = STATIC
     states: Mapping[str, str] = field(default_factory=dict)
 
     def tensors(self, graph: ComputeGraph) -> dict[str, str]:
-        """States by tensors of ``graph``. BadInput for what is no output and an input of one type."""
+        """Return the states by tensors of ``graph``. Raises BadInput unless each maps an output to an input of equal type."""
         given, made = ({graph.aliases.get(n, n): n for n in names} for names in (graph.inputs, graph.outputs))
         found = dict[str, str]()
         for output, into in self.states.items():
@@ -48,13 +47,13 @@ class Staying:
         return found
 
 
-#: Nothing ends at a length, and nothing stays.
+#: Neither masked tensors nor states.
 PLAIN: Final = Staying()
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Spot:
-    """Where a Compute runs: in a step of a ``device``, which runs its stages in order."""
+    """The location of a Compute: a step of a ``device``, which runs its stages in order."""
 
     stage: int
     device: int
@@ -62,7 +61,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class CutPiece:
-    """The Computes of one spot as a graph; its inputs and outputs are tensors that come from and go to elsewhere."""
+    """The Computes of one spot as a graph. Its inputs and outputs are tensors from and for other spots."""
 
     spot: Spot
     graph: ComputeGraph
@@ -70,7 +69,7 @@ class CutPiece:
 
 @dataclass(frozen=True)
 class Cut:
-    """Pieces in the order of stages, and all that crosses."""
+    """A partitioned graph: pieces in the order of stages, and all tensors that cross."""
 
     pieces: tuple[CutPiece, ...]
     transfers: tuple[Transfer, ...]
@@ -80,9 +79,11 @@ class Cut:
 
 
 def cut_graph(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
-    """``graph`` with every Compute at its spot. What is ended at a length crosses as long as it is; a state goes to the devices
-    that read it in the next run. BadInput for a graph that hands out what it does not compute. No tensor that crosses may be
-    without elements (``pack``), and ``spots`` are in order (``apart.order_spots``): ValueError where one is not."""
+    """Return ``graph`` cut with every Compute at its spot.
+
+    A masked tensor crosses at its current length. A state is sent to the devices that read it in the next run. Raises BadInput if
+    an output is not computed. Tensors that cross must have elements (``pack_transfers``). ``spots`` must be in order
+    (``host_steps.order_spots``), else ValueError is raised."""
     computed, ended, states = graph.producers, staying.ended, staying.tensors(graph)
     strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
     if strays:
@@ -130,7 +131,7 @@ def cut_graph(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying =
 
 
 def _length_inputs(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
-    """The scalar inputs that say where what a Compute makes ends, and what it reduces."""
+    """Return the scalar inputs that determine the mask of a Compute's output and its reduction bounds."""
     found = dict[str, dict[str, None]]()
     for c in graph.computes:
         known = _masked_tensor(c, ended)
@@ -147,7 +148,7 @@ def _masked_tensor(c: Compute, ended: Ended) -> EndedTensor | None:
 
 
 def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
-    """The shape of what ``c`` makes, where a run decides it. What nobody reads beyond is 0 there."""
+    """Return the shape of the result of ``c`` if it is dynamic. Unread elements past it are filled with 0."""
     known = _masked_tensor(c, ended)
     return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))
 
@@ -155,7 +156,8 @@ def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
 def _target_devices(
     graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], states: Mapping[str, str]
 ) -> dict[str, list[int]]:
-    """The other devices that a tensor goes to: those that read it, in this run or the next; device 0 has the user's outputs."""
+    """Return the other devices that each tensor is sent to: its readers in this run or the next, and
+    device 0 for user outputs."""
     found = dict[str, list[int]]()
     for c in graph.computes:
         users = {0} if c.name in graph.outputs and c.name not in states else set()
@@ -165,7 +167,7 @@ def _target_devices(
 
 
 def piece_transfers(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of each piece the transfers that it is the first of its device to wait for, and those that depart from it."""
+    """Return for each piece the transfers that it waits for first on its device, and those that depart from it."""
     come: dict[tuple[int, str], str] = {(t.target, t.tensor): t.name for t in found.transfers}
     leave: dict[tuple[int, str], list[str]] = {}
     order = {t.name: k for k, t in enumerate(found.transfers)}
@@ -186,7 +188,7 @@ def _make_pieces(
     readers: Mapping[str, Collection[Spot]],
     lengths: Mapping[str, Collection[str]],
 ) -> Iterable[CutPiece]:
-    """In the order of spots."""
+    """Yield the pieces in the order of spots."""
     there: dict[Spot, list[Compute]] = {}
     for c in graph.computes:
         there.setdefault(where[c.name], []).append(c)

@@ -1,7 +1,7 @@
-"""What is no tensor expression: operators that the host computes, and layers whose turns are a program that repeats.
+"""Steps without tensor expressions: host operators, and recurrent layers that run as loop programs.
 
-In a graph that is cut each is a Compute an output, which says that it reads all of its operands, and nothing of what it does. So
-it is placed, and what crosses is found, as for any other; it is a step of its own, and in the table of all devices one task.
+In a graph that is cut, each has one Compute per output. The Compute reads all operands and does not describe the computation.
+Placement and transfers therefore treat it as any other Compute. It is a separate step, and one task in the table of all devices.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rammer.ir.types import TensorType
 
 __all__ = ["STEP", "NodeApart", "lower_whole_graph", "make_placeholder", "order_spots", "outline_program", "remove_host_nodes"]
 
-#: The kernel family of an operator that stands for a whole step.
+#: The kernel family of an operator that represents a whole step.
 STEP: Final = "step"
 
 
 @dataclass(frozen=True, eq=False)
 class NodeApart:
-    """A node that is no tensor expression, and why."""
+    """A node without a tensor expression, and the reason."""
 
     node: Node
     why: str
 
 
 def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, NodeApart]]:
-    """All of ``graph``, and the nodes apart by the tensors that they make; what has no elements nobody has to make. Outputs that
-    are an input, a constant or another output are copies."""
+    """Return all of ``graph`` lowered, and the nodes without tensor expressions by the tensors that they write. Tensors without
+    elements need not be computed. Outputs that are an input, a constant or another output are copies."""
     nodes = [NodeApart(n, why) for some, why in split_segments(graph, lowerings) if why for n in some]
     made = {o: one for one in nodes for o in one.node.outputs if o}
 
@@ -50,7 +50,7 @@ def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph,
 
 
 def make_placeholder(name: str, kind: TensorType, reads: Mapping[str, TensorType], origin: str = "") -> Compute:
-    """A Compute of all of ``reads``. An axis of each extent runs over all dimensions that have it."""
+    """Return a Compute that reads all of ``reads``. One axis per extent runs over all dimensions that have it."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(kind.shape))
     over = tuple(Axis(f"r{n}", n) for n in dict.fromkeys(n for t in reads.values() for n in t.shape))
     body: Expr | None = None
@@ -78,7 +78,8 @@ def _with_copies(graph: Graph, found: ComputeGraph) -> ComputeGraph:
 
 
 def remove_host_nodes(graph: ComputeGraph, apart: Collection[str]) -> ComputeGraph:
-    """The tensor expressions of ``graph`` alone: what others read is an output, what others make an input."""
+    """Return the tensor expressions of ``graph`` without the placeholders ``apart``. Tensors that placeholders read become
+    outputs, tensors that they write become inputs."""
     computes = tuple(c for c in graph.computes if c.name not in apart)
     made, read = {c.name for c in computes}, {n for c in computes for n in c.reads}
     wanted = {n for c in graph.computes if c.name in apart for n in c.reads} | set(graph.outputs)
@@ -90,11 +91,10 @@ def remove_host_nodes(graph: ComputeGraph, apart: Collection[str]) -> ComputeGra
 
 
 def order_spots(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
-    """Return ``spots`` at later stages where needed: every Compute reads its own spot or spots that come before it.
+    """Return ``spots`` at later stages where needed, so that every Compute reads only from its spot or earlier ones.
 
-    The order of spots (stage, then device) is then one order of all steps, transfers and host operators, on every device, and
-    no two of them can wait for each other. With nodes ``apart``, each has an odd stage of its own, and other stages are even.
-    """
+    The order of spots (stage, then device) is then one order of all steps, transfers and host operators on every device. They
+    therefore cannot deadlock. Each node in ``apart`` has a separate odd stage, and other stages are even."""
     found = dict[str, Spot]()
     if apart:
         return _order_apart(graph, spots, apart)
@@ -129,7 +129,7 @@ def _order_apart(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[
 
 
 def outline_program(graph: ComputeGraph, predicted: float, precision: str) -> RProgram:
-    """A step's program as the table of all devices has it: each output in one task that reads all inputs."""
+    """Return a step's program for the table of all devices: one task per output that reads all inputs."""
     reads = {n: graph.types[n] for n in graph.inputs}
     computes = [make_placeholder(n, graph.types[n], reads) for n in graph.outputs]
     operators = tuple(ROperator(c.name, (c,), (), (c.name,), tuple(max(n, 1) for n in c.shape), STEP) for c in computes)

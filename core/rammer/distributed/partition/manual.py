@@ -1,8 +1,7 @@
-"""Placement by hand: a file that says for some names of a model on which device they are computed.
+"""Manual placement: a file that maps names of a model to devices.
 
-A line is a name and the number of a device, ``conv1 0``; a name is that of a tensor or a node as the model has it. ``#`` begins
-a line that says nothing. What is not named is computed where the last of what it reads is, or else where its first reader is.
-"""
+A line is a name and the number of a device, ``conv1 0``. A name is that of a tensor or a node in the model. ``#`` starts a
+comment line. An unnamed Compute runs on the device of the last of its operands, or else of its first reader."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ __all__ = ["assign_stages", "by_hand"]
 
 
 def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place") -> dict[str, Spot]:
-    """The spots that ``text`` asks for. BadInput for a line that cannot be read, a name that is not there and a device that does
-    not exist; ``where`` names the file."""
+    """Return the spots that ``text`` requests. ``where`` names the file. Raises BadInput for a malformed line, an unknown name or
+    an unknown device."""
     named: dict[str, list[Compute]] = {}
     for c in graph.computes:
         for name in {c.name, graph.aliases.get(c.name, c.name), c.origin} - {""}:
@@ -51,7 +50,7 @@ def _example_names(graph: ComputeGraph) -> Iterable[str]:
 
 
 def _assign_devices(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str, int]:
-    """A device for every Compute."""
+    """Return a device for every Compute."""
     found = dict(chosen)
     for c in graph.computes:
         near = [found[n] for n in c.reads if n in found]
@@ -65,8 +64,7 @@ def _assign_devices(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str,
 
 
 def assign_stages(graph: ComputeGraph, devices: Mapping[str, int]) -> dict[str, Spot]:
-    """Stages for a choice of devices: one further on wherever a value comes from another device, so that no two steps can wait
-    for each other."""
+    """Return stages for an assignment of devices: the stage increases when a value crosses devices, so steps cannot deadlock."""
     spots: dict[str, Spot] = {}
     for c in graph.computes:
         here, before = devices[c.name], [spots[n] for n in c.reads if n in spots]

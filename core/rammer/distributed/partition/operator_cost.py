@@ -1,4 +1,4 @@
-"""What each tensor expression takes on a device: the kernels' times of the whole program, shared out."""
+"""Cost of each tensor expression on a device: the kernel times of the whole program, distributed over its Computes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds by Compute on one device, ``alone`` of the whole program there (0 where it does not fit), and the tensors that stay
-    inside an operator of that program: to cut there would undo a fusion."""
+    """Seconds by Compute on one device, and seconds ``alone`` of the whole program there (0 if it does not fit). ``interior`` are
+    the tensors inside fused operators of that program: a cut there would undo the fusion."""
 
     seconds: Mapping[str, float]
     alone: float
@@ -32,18 +32,19 @@ class Costs:
 
 
 def make_ports(names: tuple[str, ...]) -> tuple[Port, ...]:
-    """Ports under the tensors' own names."""
+    """Return ports with the names of the tensors."""
     return tuple(Port(n, n) for n in names)
 
 
 def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: Ended | None = None) -> ProgramSegment:
-    """``graph`` as a program of its own, of a range with what is ``ended``. DeviceFailure where the device has no room for it."""
+    """Compile ``graph`` as a separate program, for a range if ``ended`` is given. Raises DeviceFailure if memory does not
+    suffice."""
     return compiler.program(graph, make_ports(graph.inputs), make_ports(graph.outputs), ended)
 
 
 def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: Ended | None = None) -> Costs:
-    """By prediction, or measured where the compiler measures. What is too large for one device is priced by its operations and
-    bytes. ``known`` are the seconds of what has no tensor expression; of a range, with what is ``ended``, at its greatest."""
+    """Return predicted costs, or measured ones if the compiler measures. A graph too large for one device is priced by its
+    operations and bytes. ``known`` are the seconds of host nodes. With ``ended``, a range is priced at its greatest lengths."""
     if known:
         rest = remove_host_nodes(graph, known)
         costs = costs_of(compiler, rest) if rest.computes else Costs({}, sum(known.values()), frozenset())
@@ -62,8 +63,8 @@ def _roofline_seconds(c: Compute, graph: ComputeGraph, device: VDevice) -> float
 
 
 def _shared_out(segment: ProgramSegment, graph: ComputeGraph, device: VDevice) -> dict[str, float]:
-    """Each operator's seconds over its Computes, by operations; those of Computes that the program made itself (steps and parts
-    of products) over the ones that it has no more. In all, the program's time."""
+    """Distribute each operator's seconds over its Computes by operations; the total is the program's time. The time of Computes
+    that compilation created (steps and parts of products) is distributed over the Computes that it removed."""
     known, result, loose = graph.producers, dict[str, float](), 0.0
     for name, kernels in segment.kernels.items():
         if name not in segment.program.operator:

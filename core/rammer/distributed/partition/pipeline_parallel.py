@@ -1,8 +1,7 @@
-"""Pipelines over layers: device after device, so that several runs are in flight.
+"""Pipelines over layers: consecutive devices, so that several runs are in flight.
 
-The Computes, in their order, are cut into as many stretches as there are devices. The best cut has the least time between
-results: that of the slowest stretch or link; of equally good ones the one with the fewest bytes on the way.
-"""
+The ordered Computes are cut into one section per device. The best cut has the least interval between results: that of the slowest
+section or link. Ties are broken by the fewest bytes transferred."""
 
 from __future__ import annotations
 
@@ -18,15 +17,15 @@ from rammer.ir.compute import ComputeGraph
 
 __all__ = ["assign_pipeline"]
 
-#: Places to cut that are looked at; of more, those with the fewest bytes.
+#: Maximum number of cut points searched; beyond it, those with the fewest bytes are searched.
 MOST = 1500
 
 
 def assign_pipeline(
     graph: ComputeGraph, costs: Sequence[Costs], links: Links, scale: Sequence[float] = ()
 ) -> dict[str, Spot] | None:
-    """A spot for every Compute, one stage a device; None where there are fewer places to cut than devices ask for. ``costs`` are
-    those of each device, ``scale`` what its stretch turned out to take over what it was thought to."""
+    """Return a spot for every Compute, one stage a device, or None if the graph has too few cut points. ``costs`` are those of
+    each device. ``scale`` is the ratio of actual to estimated time of each device's section."""
     places, crossing = _cut_points(graph, costs[0].interior)
     ends = _best_cuts(
         places, crossing, [_prefix_seconds(graph, c) * s for c, s in zip(costs, scale or (1.0,) * len(costs), strict=True)], links
@@ -39,12 +38,12 @@ def assign_pipeline(
 
 
 def _prefix_seconds(graph: ComputeGraph, costs: Costs) -> NDArray[np.float64]:
-    """Seconds of all Computes before each place."""
+    """Return the seconds of all Computes before each position."""
     return np.concatenate(([0.0], np.cumsum([costs.seconds[c.name] for c in graph.computes])))
 
 
 def _cut_points(graph: ComputeGraph, interior: frozenset[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Where to cut, and the bytes that cross there; not through an operator, if there is any other place."""
+    """Return the cut points and the bytes that cross there. Cuts through an operator are used only if all others are absent."""
     made = {c.name: k for k, c in enumerate(graph.computes)}
     last = {n: k for k, c in enumerate(graph.computes) for n in c.reads if n in made}
     live, inner = np.zeros(len(made) + 1), np.zeros(len(made) + 1)
@@ -61,11 +60,11 @@ def _cut_points(graph: ComputeGraph, interior: frozenset[str]) -> tuple[NDArray[
 def _best_cuts(
     places: NDArray[np.int64], crossing: NDArray[np.float64], sums: Sequence[NDArray[np.float64]], links: Links
 ) -> list[int] | None:
-    """The ends of all stretches but the last one."""
+    """Return the ends of all sections but the last one."""
     count = len(sums)
     if len(places) < count - 1:
         return None
-    # best[i]: the least (slowest stretch or link, bytes) with the stretch of this device ending at place i
+    # best[i]: the least (slowest section or link, bytes) if this device's section ends at cut point i
     slowest, carried = sums[0][places], crossing[places]
     back = list[NDArray[np.int64]]()
     for device in range(1, count):

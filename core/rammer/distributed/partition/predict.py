@@ -1,4 +1,4 @@
-"""What a cut takes, by the clock: every device runs its steps in order, and every link its transfers."""
+"""Predicted time of a partitioned model: every device runs its steps in order, and every link its transfers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rammer.distributed.distributed_program import DevicePart, Link, Prediction,
 
 __all__ = ["ASSUMED", "Links", "StepTime", "link_between", "predict_lower_bound", "predict_run", "step_times"]
 
-#: Ways between devices, by (source, target).
+#: Links between devices, by (source, target).
 Links: TypeAlias = Mapping[tuple[int, int], Link]
-#: Of two processes of one host, where nobody has measured: seconds, bytes a second.
+#: Assumed for an unmeasured link between two processes of one host: seconds, bytes a second.
 ASSUMED: Final = (5e-6, 5e9)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step as the clock sees it."""
+    """The timing view of a step: seconds, arrivals and departures."""
 
     seconds: float
     arrivals: tuple[str, ...]
@@ -26,12 +26,12 @@ class StepTime:
 
 
 def link_between(links: Links, source: int, target: int) -> Link:
-    """The way from one device to another: as measured, or as assumed."""
+    """Return the link from one device to another, measured or assumed."""
     return links.get((source, target)) or Link(source, target, *ASSUMED, "assumed")
 
 
 def step_times(parts: Sequence[DevicePart]) -> list[list[StepTime]]:
-    """Steps with the times that their programs are predicted to take."""
+    """Return steps with the predicted times of their programs."""
     return [[StepTime(s.program.predicted, s.arrivals, s.departures) for s in part.steps] for part in parts]
 
 
@@ -42,9 +42,10 @@ def predict_run(
     results: Sequence[str] = (),
     alone: tuple[float, ...] = (),
 ) -> Prediction:
-    """One run from its beginning to its last result, and how fast runs follow each other when none waits for another: as fast as
-    the busiest device or link. A link, and every stretch that links share, takes its transfers one after another; its latency
-    keeps nobody busy."""
+    """Predict one run from its start to its last result, and the interval between independent runs.
+
+    The interval is that of the busiest device or link. A link, and every section shared by links, carries one transfer at a time;
+    its latency occupies neither device nor link."""
     known = {t.name: t for t in transfers}
     link = {(t.source, t.target): link_between(links, t.source, t.target) for t in transfers}
     clock, free, there = [0.0] * len(devices), dict[str, float](), dict[str, float]()
@@ -70,11 +71,11 @@ def predict_run(
 def predict_lower_bound(
     devices: Sequence[Sequence[StepTime]], transfers: Sequence[Transfer], links: Links, results: Sequence[str] = ()
 ) -> Prediction:
-    """What ``predict_run`` never says less than for steps that take as long as these or longer: no transfer waits for another,
-    but every stretch carries all of its own."""
+    """Return a lower bound of ``predict_run`` for steps that take at least these times. Transfers do not wait for each other, but
+    every section carries all of its transfers."""
     ways = {(t.source, t.target): link_between(links, t.source, t.target) for t in transfers}
     alone = {key: replace(way, through=()) for key, way in ways.items()}
-    free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each has a way of its own
+    free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each with a separate link
     pairs = zip(free, transfers, strict=True)
     apart = {(f.source, f.target): replace(alone[t.source, t.target], source=f.source, target=f.target) for f, t in pairs}
     first = predict_run(devices, free, apart, results)
@@ -83,7 +84,7 @@ def predict_lower_bound(
 
 
 def _link_seconds(transfers: Sequence[Transfer], ways: Links) -> dict[str, float]:
-    """Seconds of each stretch for all that it carries in a run."""
+    """Return the seconds of each link section for all of its transfers in a run."""
     carried: dict[str, float] = {}
     for t in transfers:
         for stretch, rate in ways[t.source, t.target].stretches:

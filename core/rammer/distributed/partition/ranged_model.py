@@ -1,4 +1,4 @@
-"""A model for a range of lengths as tensor expressions, before it is cut for several devices."""
+"""A model for a range of lengths as tensor expressions, before it is partitioned."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["OpenShapes", "RangeGraph", "graph_of_range"]
 
 @dataclass(frozen=True)
 class OpenShapes:
-    """Shapes of a model's inputs, of which dimensions with ``spans`` are any length from the least to the greatest; ``derived``
-    are dimensions that follow from those. ``states`` are outputs that are an input of the next run, and that input."""
+    """The shapes of a model's inputs, with the ranges ``spans`` of dynamic dimensions. ``derived`` dimensions follow from those.
+    ``states`` map outputs to the inputs of the next run."""
 
     shapes: Mapping[str, tuple[int, ...]]
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class OpenShapes:
 
 @dataclass(frozen=True)
 class RangeGraph:
-    """All of a model for a range of lengths, how it serves each of them, and what ends there."""
+    """All of a model for a range of lengths, how it serves each length, and its masked tensors."""
 
     graph: ComputeGraph
     ranged: Ranged
@@ -40,7 +40,7 @@ class RangeGraph:
 
 
 def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGraph:
-    """NoRange where several lengths have no tensor expressions in common, or parts of the model are none."""
+    """Lower a model for a range. Raises NoRange if lengths lack common tensor expressions, or parts of the model have none."""
     try:
         try:
             return _make_range_graph(compiler, model, at, OF_EXTENTS)

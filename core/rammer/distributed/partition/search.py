@@ -1,4 +1,4 @@
-"""One model over several devices: the cuts that there are, compiled, and the best of them as a Spread."""
+"""Search for the best partition of a model over several devices: candidates are compiled and compared."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from rammer.passes.compute.slice_time_steps import every_step
 
 __all__ = ["GOALS", "compile_open", "compile_spread"]
 
-#: What a user may ask a placement for.
+#: The objectives of a partition.
 GOALS: Final = ("throughput", "latency")
-#: How often a pipeline is balanced anew by what its stretches turned out to take.
+#: Number of times that a pipeline is rebalanced by the actual times of its sections.
 ROUNDS: Final = 3
 
 
@@ -45,13 +45,13 @@ def compile_spread(
     goal: str = "throughput",
     place: str = "",
 ) -> DistributedProgram:
-    """``model`` at ``shapes`` over all ``devices``: names and compilers, of which one may serve several.
+    """Compile ``model`` at ``shapes`` over all ``devices``: names and compilers, of which one may serve several.
 
-    Of the cuts that fit the model the one with the best prediction for ``goal`` is taken: seconds between results
-    (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. With a clock a pipeline is
-    balanced by it. ``place``, where given, says it by hand (``distributed.partition.manual``). It is the same in every process
-    that is given the same. What has no tensor expression is a step
-    of its own. BadInput for a model with shapes that are known late, and for one that cannot be cut."""
+    Of all partitions that fit, the one with the best prediction for ``goal`` is selected: seconds between results
+    (``throughput``) or of one run (``latency``). Missing ``links`` are assumed. A clock balances pipelines by measured times.
+    ``place``, if given, specifies the partition by hand (``distributed.partition.manual``). The result is deterministic, so that
+    it is equal in every process. Each node without a tensor expression is a separate step. Raises BadInput for a model with
+    data-dependent shapes, or one that cannot be partitioned."""
     return compile_open(devices, model, OpenShapes(shapes), links, goal, place)
 
 
@@ -63,8 +63,8 @@ def compile_open(
     goal: str = "throughput",
     place: str = "",
 ) -> DistributedProgram:
-    """As ``compile_spread``; where dimensions have a range, for every length of it: a pipeline, or by hand, and of what ends at a
-    length as much crosses as a run has. NoRange where several lengths have nothing in common."""
+    """Compile like ``compile_spread``, for every length of dimensions with a range. With a range, the partition is a pipeline or
+    specified by hand; masked tensors cross at their current length. Raises NoRange if lengths lack a common program."""
     if goal not in GOALS:
         raise BadInput(f"unknown goal {goal!r} of a placement", "place", f"one of: {', '.join(GOALS)}")
     if len(devices) < 2:
@@ -79,7 +79,7 @@ def compile_open(
         graph, hosting, ranged = *_lower_model(compilers[0], model, at.shapes), None
     known = links if isinstance(links, MeasuredDevices) else MeasuredDevices(links)
     between = {(k.source, k.target): k for k in known.links}
-    clock = None if at.spans else known.clock  # of a range, times are those at its greatest
+    clock = None if at.spans else known.clock  # a range is timed at its greatest lengths
     spreading = Spreading(graph, compilers, names, between, hosting, goal, states=at.states, clock=clock)
     Staying(states=at.states).tensors(graph)
     best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
@@ -89,7 +89,7 @@ def compile_open(
 
 
 def _lower_model(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> tuple[ComputeGraph, Hosting]:
-    """All of the model as tensor expressions, after all passes, and what has none."""
+    """Lower all of the model to tensor expressions, after all passes, and collect the nodes that have none."""
     with compiler.step("bind"):
         graph, rest = bind_until(model, shapes, compiler.lowerings)
     if rest is not None:
@@ -109,7 +109,7 @@ def _lower_model(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[in
 
 @dataclass(frozen=True)
 class MadeCut:
-    """A cut whose pieces are compiled. Only the one that is taken is joined and proved, which takes longer than all else."""
+    """A cut with compiled pieces. Only the selected cut is linked and verified, which is the slowest step."""
 
     parts: tuple[DevicePart, ...]
     found: Cut
@@ -117,7 +117,7 @@ class MadeCut:
     how: str
 
     def joined(self, name: str, ranged: Ranged | None = None) -> DistributedProgram:
-        """All of it as one proved program, which serves a range of lengths as ``ranged`` says."""
+        """Return the cut as one verified program, which serves a range of lengths described by ``ranged``."""
         whole = link_programs(
             name, self.parts, self.found.transfers, self.found.inputs, self.found.outputs, self.predicted.latency
         )
@@ -127,7 +127,7 @@ class MadeCut:
 
 @dataclass
 class Spreading:
-    """Everything that cuts of one graph share. ``limit`` is what the best one so far is predicted to take, by the goal."""
+    """The search state shared by all cuts of one graph. ``limit`` is the predicted objective of the best cut found."""
 
     graph: ComputeGraph
     compilers: Sequence[Compiler]
@@ -141,7 +141,7 @@ class Spreading:
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     def best(self) -> MadeCut | None:
-        """The cut with the best prediction; the first of several."""
+        """Return the cut with the best prediction; the first one wins ties."""
         best: MadeCut | None = None
         for made in self._propose_cuts():
             if made is not None and self._objective_value(made.predicted) < self.limit:
@@ -152,15 +152,15 @@ class Spreading:
         return predicted.interval if self.goal == "throughput" else predicted.latency
 
     def _propose_cuts(self) -> Iterator[MadeCut | None]:
-        """Each way to cut, at its best."""
+        """Yield the best cut of each strategy."""
         yield self._cut_pipeline()
-        if not self.hosting.apart and self.hosting.ended is None:  # of these each device may have a copy; those make new tensors
+        if not self.hosting.apart and self.hosting.ended is None:  # they copy nodes and create unmasked tensors
             yield self._cut_wavefront()
             yield from self._cut_products()
 
     @property
     def costs(self) -> list[Costs]:
-        """Of each device."""
+        """The costs on each device."""
         for compiler in self.compilers:
             if id(compiler) not in self._costs:
                 known = self.hosting.seconds(compiler, self.graph)
@@ -168,7 +168,7 @@ class Spreading:
         return [self._costs[id(c)] for c in self.compilers]
 
     def _cut_pipeline(self) -> MadeCut | None:
-        """Balanced by what devices' stretches take when they are compiled: as measured, or else as predicted."""
+        """Return a pipeline balanced by the times of compiled sections: measured, or else predicted."""
         best, scale, seen = None, [1.0] * len(self.names), list[dict[str, Spot]]()
         slowest = math.inf
         for _ in range(ROUNDS):
@@ -186,8 +186,8 @@ class Spreading:
         return best
 
     def _measure_cut(self, made: MadeCut) -> tuple[MadeCut, Prediction]:
-        """A cut that says what its parts took, if they were measured, and what follows from that. Its own prediction stays: other
-        cuts are compared with it that nobody measures."""
+        """Return the cut with measured times in its description, and the prediction that follows from them. The cut's prediction
+        stays unchanged, since it is compared with unmeasured cuts."""
         seconds = self.clock(made.parts) if self.clock is not None and self.goal == "throughput" else None
         if seconds is None:
             return made, made.predicted
@@ -200,7 +200,7 @@ class Spreading:
         return replace(made, how=f"{made.how}, balanced by what the parts took alone: {took} us"), found
 
     def _cut_wavefront(self) -> MadeCut | None:
-        """Stacked layers, chunk of steps by chunk."""
+        """Return a wavefront over stacked layers, in chunks of steps."""
         graph, first = every_step(self.graph), self.compilers[0].backend.vdevice
         if graph is self.graph:
             return None
@@ -211,8 +211,8 @@ class Spreading:
         return None if spots is None else self.made(graph, spots, f"a wavefront over layers, {chunks} chunks of steps")
 
     def _cut_products(self) -> Iterator[MadeCut | None]:
-        """Large products in shares: those that save more than half of what an exchange takes, and those that do together with
-        others between two exchanges."""
+        """Yield tensor-parallel cuts: large products sliced if each saves more than half of an exchange's time. A second cut
+        slices smaller products too, which save enough together between two exchanges."""
         size, seen = len(self.names), set[frozenset[str]]()
         exchange = max(link_between(self.links, a, b).latency for a in range(size) for b in range(size) if a != b)
         for saved in (exchange / 2, exchange / 32):
@@ -222,13 +222,13 @@ class Spreading:
                 yield self.made(*made, f"large products in {size} shares")
 
     def spread(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> DistributedProgram | None:
-        """``graph`` cut so, compiled and proved; None as ``made``."""
+        """Compile and verify ``graph`` cut at ``spots``. Returns None under the conditions of ``made``."""
         made = self.made(graph, spots, how)
         return None if made is None else made.joined(graph.name)
 
     def made(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> MadeCut | None:
-        """``graph`` cut so, and compiled; None where a piece has no room on its device, or where what crosses and the launches
-        alone take as long as the best cut so far."""
+        """Compile ``graph`` cut at ``spots``. Returns None if a piece does not fit on its device. Also returns None if transfers
+        and launches alone take as long as the best cut found."""
         apart, staying = self.hosting.apart, Staying(self.hosting.ended or STATIC, self.states)
         ended = staying.ended
         graph, spots = pack_transfers(graph, order_spots(graph, spots, apart), apart.keys() | ended.tensors.keys())
@@ -244,7 +244,7 @@ class Spreading:
         return MadeCut(parts, found, predicted, how)
 
     def least(self, found: Cut) -> Prediction:
-        """What no compiled form of a cut is predicted to be faster than: a step with a product takes a launch."""
+        """Return a lower bound of the predictions for a cut: each step with a product takes at least a launch."""
         steps: list[list[StepTime]] = [[] for _ in self.names]
         for piece, (arrivals, departures) in zip(found.pieces, piece_transfers(found), strict=True):
             device, work = piece.spot.device, any(c.kind == "contraction" for c in piece.graph.computes)
@@ -253,7 +253,7 @@ class Spreading:
         return predict_lower_bound(steps, found.transfers, self.links, _result_transfers(found))
 
     def _parts(self, found: Cut) -> tuple[DevicePart, ...]:
-        """Every piece compiled for its device."""
+        """Compile every piece for its device."""
         steps: list[list[DeviceStep]] = [[] for _ in self.names]
         for piece, (arrivals, departures) in zip(found.pieces, piece_transfers(found), strict=True):
             step = self.hosting.step(self.compilers[piece.spot.device], piece.graph)
@@ -270,7 +270,7 @@ def _result_transfers(found: Cut) -> list[str]:
 
 
 def _assign_frees(steps: Sequence[DeviceStep], arriving: Mapping[str, str]) -> tuple[DeviceStep, ...]:
-    """Steps that give back what they are the last to read, of what is ``arriving``: transfers by tensor."""
+    """Return steps that free the ``arriving`` tensors (transfers by tensor) after their last read."""
     last = {tensor: k for k, s in enumerate(steps) for tensor in s.inputs if tensor in arriving}
     frees: list[list[str]] = [[] for _ in steps]
     for tensor, name in arriving.items():

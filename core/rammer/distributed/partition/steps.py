@@ -1,4 +1,4 @@
-"""The steps of a cut: pieces of tensor expressions as programs, and nodes apart as what their device makes of them."""
+"""Steps of a cut: pieces of tensor expressions compiled to programs, and host nodes compiled for their device."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from rammer.ir.graph import Graph
 
 __all__ = ["Hosting"]
 
-#: What an operator on the host is taken to need, where nobody has measured: seconds, and bytes a second.
+#: Assumed cost of an unmeasured host operator: seconds, and bytes a second.
 ASSUMED: Final = (2e-5, 2e9)
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """An operator on the host whose operands have other names where it runs: of what has no elements each device has its own."""
+    """A host operator with renamed operands: each device has a separate copy of tensors without elements."""
 
     node: HostNode
     names: Mapping[str, str]
 
     @property
     def title(self) -> str:
-        """The node's."""
+        """The title of the node."""
         return self.node.title
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by the node's names."""
+        """Run the node and return its outputs by the node's names."""
         return self.node.run({n: inputs[there] for n, there in self.names.items()})
 
     def to_bytes(self) -> bytes:
-        """The node's, and the names."""
+        """Return the serialised node and the names."""
         return self.node.to_bytes() + repr(sorted(self.names.items())).encode()
 
 
 @dataclass
 class Hosting:
-    """The nodes of ``graph`` that are no tensor expressions, by the tensors that they make; each is compiled once a device.
-    Of a range of lengths there are none, and what is ``ended``."""
+    """The nodes of ``graph`` without tensor expressions, by the tensors that they write; each is compiled once a device. For a
+    range of lengths the mapping is empty, and ``ended`` describes the masked tensors."""
 
     graph: Graph | None = None
     apart: Mapping[str, NodeApart] = field(default_factory=dict)
@@ -56,7 +56,8 @@ class Hosting:
     _made: dict[tuple[int, int], Segment] = field(default_factory=dict)
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
-        """What computes ``piece``, all of which is apart or nothing. DeviceFailure where the device has no room for it."""
+        """Compile a step for ``piece``, which consists of host nodes entirely or not at all. Raises DeviceFailure if memory does
+        not suffice."""
         first = self.apart.get(piece.computes[0].name)
         if first is None:
             segment = on_its_own(compiler, piece, self.ended)
@@ -72,7 +73,7 @@ class Hosting:
         return DeviceStep(replace(found.program, inputs=inputs), found.constants, outline=table)
 
     def seconds(self, compiler: Compiler, graph: ComputeGraph) -> dict[str, float]:
-        """What each Compute apart is predicted to take on a device: of a node all at its first one."""
+        """Return the predicted seconds of each host node on a device, assigned to its first Compute."""
         result, seen = dict[str, float](), set[int]()
         for c in graph.computes:
             node = self.apart.get(c.name)

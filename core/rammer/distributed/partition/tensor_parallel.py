@@ -1,9 +1,9 @@
-"""Contractions shared out over devices: each has a share of the weights, by output columns or by reduction.
+"""Tensor parallelism: contractions partitioned over devices by output columns or by reduction, each with its weights.
 
-A tensor is whole (every device has it, or computes it anew) or in parts along one dimension. A product of large weights makes
-parts, expressions that read parts place by place make parts, one that reduces over them makes partial sums, which devices
-exchange and add; what reads parts in any other way gets them gathered first. So two dense layers in a row, or an attention by
-heads with the product behind it, take one exchange.
+A tensor is either replicated (every device has it, or recomputes it) or partitioned along one dimension. A product of large
+weights writes a partitioned tensor, and elementwise expressions of partitioned tensors are partitioned. A reduction over the
+partitioned dimension writes partial sums, which devices exchange and add. Any other reader gathers the parts first. So two dense
+layers in sequence, or an attention by heads followed by a product, need one exchange.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from rammer.plan.load_addresses import index_values
 
 __all__ = ["shared_out"]
 
-#: Points at which an index is looked at; where it has more, it is not split.
+#: Maximum number of points at which an index is evaluated; an index with more points is not split.
 MOST_POINTS: Final = 1 << 20
-#: Operations that put partial results together.
+#: Operations that combine partial results.
 _JOINS: Final[Mapping[Combiner, str]] = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 
 
 def shared_out(graph: ComputeGraph, costs: Costs, devices: int, least: float) -> tuple[ComputeGraph, dict[str, Spot]] | None:
-    """``graph`` with products in shares wherever that saves more than ``least`` seconds, and a spot for every Compute; None
-    where there is nothing to share out."""
+    """Return ``graph`` with products partitioned if that saves more than ``least`` seconds, and a spot for every Compute. Returns
+    None if all products stay whole."""
     made = _Sharing(graph, costs, devices, least)
     for c in graph.computes:
         made.add(c)
@@ -48,8 +48,7 @@ def shared_out(graph: ComputeGraph, costs: Costs, devices: int, least: float) ->
 
 @dataclass(frozen=True)
 class _Way:
-    """To split a Compute along an axis (``step`` elements for each device): which constants are cut, by how much in each
-    dimension."""
+    """The split of a Compute along an axis (``step`` elements for each device), and the slice sizes of its constants."""
 
     axis: Axis
     step: int
@@ -58,8 +57,8 @@ class _Way:
 
 @dataclass
 class _Sharing:
-    """The new graph on its way. ``parts`` are the tensors in parts and the dimension along which they are; the names of device
-    d's copy, or part, of a tensor are in ``names``."""
+    """The new graph under construction. ``parts`` maps partitioned tensors to their partitioned dimension. ``names`` maps
+    (tensor, device d) to the name of device d's copy or part."""
 
     graph: ComputeGraph
     costs: Costs
@@ -77,7 +76,7 @@ class _Sharing:
         self.outputs, self.known = set(self.graph.outputs), self.graph.producers
 
     def add(self, c: Compute) -> None:
-        """``c`` on all devices: in parts, as partial results that are put together, or whole."""
+        """Add ``c`` on all devices: partitioned, as combined partial results, or replicated."""
         split = [n for n in c.reads if n in self.parts]
         if split or self._is_large(c):
             for dim, axis in enumerate(c.axes):
@@ -97,7 +96,7 @@ class _Sharing:
             self._add_copy(c, d, replace(c, body=ex.rename_tensors(c.body, names)))
 
     def graph_of_shares(self) -> ComputeGraph:
-        """What outputs need of it; they are whole on device 0."""
+        """Return the computes that outputs need; outputs are whole on device 0."""
         ends = {self._whole(n, 0): n for n in self.graph.outputs}
         used, kept = set(ends), list[Compute]()
         for c in reversed(self.computes):
@@ -111,13 +110,13 @@ class _Sharing:
         return replace(self.graph, computes=tuple(reversed(kept)), types=types, constants=constants)
 
     def _is_large(self, c: Compute) -> bool:
-        """Whether a share of its weights saves enough."""
+        """Return True if a partition of the weights saves enough time."""
         weights = any(n in self.graph.constants for n in c.reads)
         saved = self.costs.seconds.get(c.name, 0.0) * (1 - 1 / self.devices)
         return c.kind == "contraction" and weights and saved > self.least
 
     def _add_copy(self, c: Compute, device: int, made: Compute) -> None:
-        """One device's copy or part of ``c``; device 0's whole copies have the tensor's name."""
+        """Add one device's copy or part of ``c``. Replicated copies on device 0 retain the tensor's name."""
         plain = device == 0 and c.name not in self.parts
         name = c.name if plain else make_identifier(f"{c.name}_on_{device}", self.taken)
         self.names[c.name, device] = name
@@ -128,7 +127,7 @@ class _Sharing:
         self.computes.append(c)
 
     def _partial(self, c: Compute, way: _Way) -> None:
-        """Partial results, exchanged and put together on every device."""
+        """Add partial results, exchanged and combined on every device."""
         partial = list[str]()
         for d in range(self.devices):
             partial.append(make_identifier(f"{c.name}_of_{d}", self.taken))
@@ -142,7 +141,7 @@ class _Sharing:
             self._add_copy(c, d, Compute(c.name, c.dtype, c.axes, body, origin=c.origin))
 
     def _whole(self, tensor: str, device: int) -> str:
-        """The name of all of ``tensor`` on a device, gathered there if it is in parts."""
+        """Return the name of the whole ``tensor`` on a device, gathered there if it is partitioned."""
         if tensor not in self.parts:
             return self.names.get((tensor, device), tensor)
         if (tensor, device) not in self.wholes:
@@ -155,7 +154,7 @@ class _Sharing:
         return self.wholes[tensor, device]
 
     def _find_split(self, c: Compute, axis: Axis) -> _Way | None:
-        """How ``c`` is split along ``axis``; None where a tensor in parts would be read across them."""
+        """Return the split of ``c`` along ``axis``, or None if it would read a partitioned tensor across parts."""
         step, rest = divmod(axis.extent, self.devices)
         if rest or not step:
             return None
@@ -170,11 +169,11 @@ class _Sharing:
             elif load.tensor in self.graph.constants:
                 moved = self._device_shift(c, load, axis, step)
                 if moved is None or cut.setdefault(load.tensor, moved) != moved:
-                    cut[load.tensor] = ()  # read whole, elsewhere
+                    cut[load.tensor] = ()  # also read whole
         return _Way(axis, step, {n: m for n, m in cut.items() if any(m)})
 
     def _device_shift(self, c: Compute, load: Load, axis: Axis, step: int) -> tuple[int, ...] | None:
-        """How much further on in each dimension the next device's elements are; None unless each device reads within its own."""
+        """Return the offset in each dimension to the next device's elements, or None unless each device reads only its part."""
         extents = {a.name: a.extent for a in (*c.axes, *c.reduce)}
         result = list[int]()
         for index, extent in zip(load.indices, self.graph.types[load.tensor].shape, strict=True):
@@ -198,7 +197,8 @@ class _Sharing:
         return tuple(result)
 
     def _slice_compute(self, c: Compute, way: _Way, device: int) -> Compute:
-        """Device ``device``'s share of ``c``: reads of parts and of cut constants stay as they are, others move on."""
+        """Return device ``device``'s part of ``c``. Indices into parts and sliced constants stay
+        unchanged, others are shifted."""
         further = ex.make_add(way.axis.name, device * way.step)
 
         def rule(e: Expr) -> Expr | None:
@@ -218,7 +218,7 @@ class _Sharing:
         return replace(c, axes=shorter(c.axes), reduce=shorter(c.reduce), body=ex.transform(c.body, rule))
 
     def _slice(self, constant: str, moved: tuple[int, ...], device: int) -> str:
-        """A device's share of a constant."""
+        """Return a device's slice of a constant."""
         name = self.names.get((f"{constant} {moved}", device))
         if name is None:
             value = self.graph.constants[constant]

@@ -1,8 +1,8 @@
-"""Wavefronts over devices: stacked recurrent layers, each device with the weights of some, chunk of steps after chunk.
+"""Wavefronts over devices for stacked recurrent layers: each device stores the weights of some layers.
 
-Nothing here knows what an LSTM is. Products that read the same weights one step after another are a layer; maps join the layers
-whose products they read (a cell's input and recurrent weights). Devices take layers in their order, and while one computes a
-chunk of steps the next has the chunk before.
+The detection does not depend on LSTM operators. Products that read the same weights in successive steps form a layer. Maps join
+the layers whose products they read (a cell's input and recurrent weights). Devices are assigned layers in order; while one
+computes a chunk of steps, the next computes the preceding chunk.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rammer.ir.compute import Compute, ComputeGraph
 
 __all__ = ["assign_wavefront", "chunks_worth"]
 
-#: Products of the same weights that make a layer.
+#: Minimum number of products of the same weights that form a layer.
 LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """``of`` is the layer of each Compute that belongs to one, numbered as they come, ``step`` the step of each product."""
+    """The layer of each Compute in a layer (``of``), numbered in order of occurrence, and the ``step`` of each product."""
 
     of: Mapping[str, int]
     step: Mapping[str, int]
@@ -32,8 +32,8 @@ class _Layers:
 
 
 def assign_wavefront(graph: ComputeGraph, costs: Costs, devices: int, chunks: int) -> dict[str, Spot] | None:
-    """A spot for every Compute of a graph with one product a step, in so many chunks of steps; None where it has fewer layers
-    than devices."""
+    """Return a spot for every Compute of a graph with one product a step, in ``chunks`` chunks of steps. Returns None if it has
+    fewer layers than devices."""
     layers = _find_layers(graph)
     if layers is None or layers.count < devices:
         return None
@@ -52,8 +52,8 @@ def assign_wavefront(graph: ComputeGraph, costs: Costs, devices: int, chunks: in
 
 
 def chunks_worth(graph: ComputeGraph, alone: float, devices: int, overhead: float) -> int:
-    """Chunks that make a run short, where each costs ``overhead`` seconds once more and the first and last keep devices idle; at
-    least 2."""
+    """Return the number of chunks, at least 2, that minimises the time of a run. Each chunk costs ``overhead`` seconds, and
+    devices idle during the first and last chunk."""
     layers = _find_layers(graph)
     if layers is None or not overhead:
         return 2
@@ -62,7 +62,7 @@ def chunks_worth(graph: ComputeGraph, alone: float, devices: int, overhead: floa
 
 
 def _find_layers(graph: ComputeGraph) -> _Layers | None:
-    """None where nothing is repeated."""
+    """Return the layers, or None if weights are not reused."""
     uses: dict[str, list[Compute]] = {}
     for c in graph.computes:
         if c.kind == "contraction":
@@ -73,7 +73,7 @@ def _find_layers(graph: ComputeGraph) -> _Layers | None:
     if not uses:
         return None
     steps = max(map(len, uses.values()))
-    # A first product may be missing, where the first state is known to be zero.
+    # The first product may be missing if the initial state is zero.
     step = {c.name: k + steps - len(products) for products in uses.values() for k, c in enumerate(products)}
     weight = {c.name: n for n, products in uses.items() for c in products}
     same = {n: n for n in uses}
@@ -97,7 +97,7 @@ def _find_root(same: dict[str, str], name: str) -> str:
 
 
 def _split_layers(seconds: Sequence[float], devices: int) -> list[int]:
-    """Devices of consecutive layers, such that the one that takes longest takes least; each has a layer."""
+    """Return the device of each layer: consecutive layers, at least one a device, with the slowest device as fast as possible."""
     count = len(seconds)
     best = {(0, 0): (0.0, 0)}  # (layers, devices) -> (longest, layers before the last device)
     for used in range(1, devices + 1):

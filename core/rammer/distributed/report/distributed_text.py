@@ -1,4 +1,4 @@
-"""The printed form of a model over several devices: who computes what, what crosses, and what it is predicted to take."""
+"""Printed form of a distributed program: device assignments, transfers, and predicted times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer.report.text_table import format_duration, format_size, plain_table
 
 
 def describe_spread(spread: DistributedProgram) -> str:
-    """Devices with their steps and rows, transfers with bytes and predicted times, and the whole table."""
+    """Return devices with their steps and rows, transfers with bytes and predicted times, and the whole table."""
     return "\n".join([*_header_lines(spread), *_device_lines(spread), *_transfer_lines(spread), str(spread.whole)])
 
 
@@ -65,7 +65,7 @@ def _transfer_lines(spread: DistributedProgram) -> Iterator[str]:
         yield f"  {t}: {format_size(t.nbytes)}{f', {format_duration(seconds)}' if seconds is not None else ''}"
 
 
-#: A device's rows, and which marks each has.
+#: Rows of a device in a trace, with the kinds of their marks.
 ROWS: Final[Mapping[str, Collection[str]]] = {
     "steps": ("step", "outputs", "whole"),
     "waits": ("wait", "room"),
@@ -76,7 +76,7 @@ Event = dict[str, object]
 
 @dataclass(frozen=True)
 class SpreadTrace:
-    """Runs of ``spread``. ``simulated`` are the devices whose steps last as long as their simulator takes."""
+    """A trace of runs of ``spread``. Steps of ``simulated`` devices last as long as their simulator takes."""
 
     spread: DistributedProgram
     found: SpreadMarks
@@ -84,12 +84,12 @@ class SpreadTrace:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the devices."""
         return self.found.devices
 
     def chrome(self) -> str:
-        """JSON in the Chrome trace format: a process a device, with rows of steps, waits and writes; an arrow a transfer and run,
-        from where its flag is written to the first step that reads it. Times in microseconds."""
+        """Return JSON in the Chrome trace format, with times in microseconds. Each device is a process with rows of steps, waits
+        and writes. Each transfer of a run is an arrow, from its flag write to the first step that reads it."""
         events = [e for d in range(len(self.devices)) for e in (*self._name_events(d), *self._span_events(d))]
         events += self._arrow_events()
         clocks = [{"device": d, "ahead": c.first.ahead, "error": c.error} for d, c in enumerate(self.found.clocks)]
@@ -130,7 +130,7 @@ class SpreadTrace:
         return {}
 
     def _to_nanoseconds(self, seconds: float) -> int:
-        """Nanoseconds from the trace's begin."""
+        """Return the nanoseconds since the start of the trace."""
         return round((seconds - self.found.begin) * 1e9)
 
     def _arrow_events(self) -> Iterator[Event]:
@@ -140,20 +140,20 @@ class SpreadTrace:
             for number, mark in enumerate(m for m in marks if m.kind == "write"):
                 target = self.spread.transfer[mark.name].target
                 read = ends.get((mark.run, target, *readers[mark.name]))
-                if read is None:  # of a device that runs its steps itself
+                if read is None:  # on a device that runs its steps without the host
                     continue
                 common = {"name": mark.name, "cat": "transfer", "id": f"{source}.{number}"}
                 yield {**common, "ph": "s", "pid": source, "tid": 2, "ts": self._to_nanoseconds(mark.facts["flag"]) / 1e3}
                 yield {**common, "ph": "f", "bp": "e", "pid": target, "tid": 0, "ts": self._to_nanoseconds(read.begin) / 1e3}
 
     def readers(self) -> dict[str, tuple[str, str]]:
-        """Kind and name of the mark of who reads a transfer first, by transfer."""
+        """Return the kind and name of the mark of each transfer's first reader, by transfer."""
         steps = [(n, s) for part in self.spread.parts for n, s in enumerate(part.steps)]
         found = {name: ("step", str(n)) for n, step in steps for name in step.arrivals}
         return {t.name: found.get(t.name, ("outputs", "")) for t in self.spread.transfers}
 
     def notes(self) -> list[str]:
-        """What is drawn otherwise than one might think."""
+        """Return remarks on spans that could be misread."""
         found = [
             f"device {d} ({self.devices[d]}) is simulated: its steps last as long as the simulator takes; "
             "the chip's own time is in each step's arguments"
@@ -197,6 +197,6 @@ def _mark_intervals(marks: Sequence[Mark], kinds: Collection[str]) -> Iterator[t
 
 
 def span_name(mark: Mark) -> str:
-    """A span's name."""
+    """Return the display name of a span."""
     words = {"step": "step ", "wait": "for ", "room": "for a slot of ", "whole": "runs: "}
     return f"{words.get(mark.kind, '')}{mark.name or mark.kind}"

@@ -1,1 +1,1 @@
-"""Running a partitioned model."""
+"""Execution of a partitioned model."""

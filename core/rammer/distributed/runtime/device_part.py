@@ -1,4 +1,4 @@
-"""One device's part of a model over several: its steps, bound to the memory that tensors arrive in and depart from."""
+"""One device's part of a distributed program: its steps, bound to the memory of arriving and departing tensors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from rammer.distributed.transport.protocol import Endpoint
 from rammer.errors import BadInput
 from rammer.runtime.host_bound import HostBound
 
-#: What arrays of a part have on any device.
+#: Requirements that arrays of a part meet on any device.
 ROOM: Final = HostRoom(256, 256)
-#: What is asked of a run when its turn comes: the model's inputs by name, and who takes the outputs.
+#: Callbacks of a run: one returns the model's inputs by name when the run starts, the other receives its outputs.
 Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
 Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs by number, from ``first`` on; ``feed`` gives one's inputs, ``deliver`` takes its outputs on device 0."""
+    """A numbered sequence of runs from ``first`` on. ``feed`` returns a run's inputs, ``deliver`` receives its outputs on device
+    0."""
 
     first: int
     count: int
@@ -37,8 +38,8 @@ class Runs:
 
 @dataclass(frozen=True)
 class BoundStep:
-    """A step for one slot. ``fetched`` and ``sent`` are arrays of the host that the device, which has memory of its own, copies
-    from before a run and into after it, ``copied`` how many others the program copies itself."""
+    """A step bound to one slot. ``fetched`` and ``sent`` are host arrays that a device with separate memory copies from before a
+    run and into after it. ``copied`` is the number of other arrays that the program itself copies."""
 
     step: DeviceStep
     call: Bound
@@ -48,11 +49,10 @@ class BoundStep:
 
 
 class BoundPart:
-    """Runs a device's steps, of up to ``depth`` runs at a time: the oldest run that can go on does.
+    """Executor of a device's steps for up to ``depth`` runs at a time: the oldest run that can continue does.
 
-    Every slot has arrays of its own: the model's inputs, what the device's steps leave for each other and what departs. What
-    arrives is read where it arrived.
-    """
+    Every slot has separate arrays for the model's inputs, for tensors shared by the device's steps, and for departing tensors.
+    Arriving tensors are read in place."""
 
     def __init__(self, spread: DistributedProgram, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
@@ -80,12 +80,12 @@ class BoundPart:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the device does besides running its steps."""
+        """The work of the device besides running its steps."""
         copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
         return tuple(dict.fromkeys((*(note for slot in self.slots for step in slot for note in step.call.notes), *copied)))
 
     def _initial_arrays(self, slot: int) -> dict[str, Any]:
-        """Tensors that are there before any step has run."""
+        """Return the tensors that are available before any step has run."""
         arrays = {i.tensor: self.room.zeros(i.type.shape, i.type.dtype) for i in self.spread.inputs if self.device in i.devices}
         for transfer in self.spread.transfers:
             if transfer.target == self.device:
@@ -93,7 +93,8 @@ class BoundPart:
         return arrays
 
     def _bound(self, step: DeviceStep, program: Loaded, arrays: dict[str, Any]) -> BoundStep:
-        """Inputs are where others write them, outputs where they depart from; a device with memory of its own has its own."""
+        """Bind a step to the arrays where inputs arrive and outputs depart. A device with separate
+        memory allocates its arrays."""
         for name, kind in step.outputs.items():
             arrays[name] = self.room.zeros(kind.shape, kind.dtype)
         given = {n: arrays[n] for n in step.inputs}
@@ -101,7 +102,7 @@ class BoundPart:
         try:
             call = program.bind(given, outputs)
         except BadInput:
-            call = program.bind(given, {})  # its memory is no host's: outputs are where it has them, and copied here
+            call = program.bind(given, {})  # separate device memory: outputs stay there and are copied to these arrays
         fetched = {n: a for n, a in given.items() if not is_same_memory(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not is_same_memory(call.outputs[n], a)}
         taken, made = copied_by(call)
@@ -110,7 +111,7 @@ class BoundPart:
         return BoundStep(step, call, fetched, sent, len(here))
 
     def go(self, runs: Runs) -> None:
-        """All ``runs``. Raises what a step or a transfer raises."""
+        """Execute all ``runs``. Raises the errors of steps and transfers."""
         ahead, end, active = runs.first, runs.first + runs.count, dict[int, int]()
         while active or ahead < end:
             while ahead < end and len(active) < (1 if self.spread.states else self.depth):
@@ -130,7 +131,7 @@ class BoundPart:
                 np.copyto(arrays[port.tensor], inputs[port.name])
 
     def _is_ready(self, run: int, number: int) -> bool:
-        """Whether nothing has to be waited for."""
+        """Return True if the step can run without waiting."""
         steps, end = self.slots[run % self.depth], self.endpoint
         if number == len(steps):
             return all(end.arrived(n, run) for n in self.results)
@@ -138,7 +139,7 @@ class BoundPart:
         return all(end.arrived(n, run) for n in step.arrivals) and all(end.free(n, run) for n in step.departures)
 
     def _step(self, run: int, number: int, deliver: Deliver) -> bool:
-        """One step of a run; False where that was all."""
+        """Execute one step of a run. Returns False if the run is complete."""
         steps, end = self.slots[run % self.depth], self.endpoint
         if number == len(steps):
             self._finish_run(run, deliver)
@@ -159,7 +160,7 @@ class BoundPart:
         return True
 
     def _departing_array(self, name: str, arrays: Mapping[str, Array]) -> Array:
-        """What crosses: of a tensor whose shape a run decides, as much as there is."""
+        """Return the array that crosses; for a dynamic shape, its current extents only."""
         transfer = self.spread.transfer[name]
         whole, late = arrays[transfer.tensor], transfer.late
         if late is None:
@@ -167,7 +168,7 @@ class BoundPart:
         return whole[tuple(map(slice, transfer.shape({n: int(arrays[n]) for n in late.lengths})))]
 
     def compute(self, bound: BoundStep) -> float:
-        """The step's program, to its end; seconds on the device, where a log asks for them."""
+        """Run the step's program to completion and return its seconds on the device, or 0 without a log."""
         if bound.fetched:
             bound.call.write(bound.fetched)
             self.endpoint.counters.host_copies += len(bound.fetched)
@@ -185,7 +186,7 @@ class BoundPart:
         return seconds
 
     def _finish_run(self, run: int, deliver: Deliver) -> None:
-        """The outputs are copied for the user, on device 0, and states for the next run; what brought them is given back."""
+        """Deliver copies of the outputs on device 0, copy states for the next run, and release the result transfers."""
         for name in self.results:
             self.endpoint.wait(name, run)
         if self.device == 0:
@@ -202,7 +203,7 @@ class BoundPart:
             self.endpoint.release(name, run)
 
     def close(self) -> None:
-        """Free the programs, and let go of all memory that others write to."""
+        """Free the programs, and release all memory that other devices write to."""
         for slot in self.slots:
             for step in slot:
                 step.call.close()
@@ -212,7 +213,7 @@ class BoundPart:
 
 
 def is_same_memory(ours: Any, given: Array) -> bool:
-    """Whether a bound array is the very memory that was given."""
+    """Return True if a bound array is stored in the memory of ``given``."""
     if not isinstance(ours, np.ndarray):
         return False
     return ours.__array_interface__["data"] == given.__array_interface__["data"] or not given.size
@@ -222,35 +223,35 @@ __all__ = ["load_step"]
 
 
 def load_step(backend: Backend, step: DeviceStep) -> Loaded:
-    """``step`` on its device, or on the host beside it."""
+    """Load ``step`` on its device, or on the host for a host operator."""
     return backend.load(step.program, step.constants) if step.host is None else HostedProgram(step, step.host)
 
 
 @dataclass
 class HostedProgram:
-    """One operator on the host."""
+    """A program of one host operator."""
 
     step: DeviceStep
     host: OnHost
     kernels: int = 0
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Once; its seconds by the wall clock."""
+        """Run the operator once; its seconds are wall-clock time."""
         begin = time.perf_counter()
         made = self.host.run({**self.step.constants, **inputs})
         outputs = {n: np.asarray(made[n], order="C") for n in self.step.outputs}
         return RunResult(outputs, time.perf_counter() - begin, (f"{self.host.title} runs on the host",))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Reads arrays where they are; what it makes is copied."""
+        """Return a call that reads input arrays in place and copies its outputs."""
         return HostedCall(self, inputs, outputs, stream)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the program holds no resources."""
 
 
 class HostedCall(HostBound):
-    """``HostBound`` of one operator."""
+    """A ``HostBound`` call of one host operator."""
 
     def __init__(self, program: HostedProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
         super().__init__(program.step.program, program.run, inputs, outputs, stream)

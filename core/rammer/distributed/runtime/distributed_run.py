@@ -1,4 +1,4 @@
-"""A model over several devices, ready to run: those of this process, or this process's one of several."""
+"""A distributed program, ready to run: all devices in this process, or this process's device among several."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from rammer.runtime.shape_buckets import crop_outputs, format_spans, pad_inputs,
 
 @dataclass(frozen=True)
 class Joined:
-    """How the devices of a spread are joined: each one's site, by what, with how many runs in flight, and how long one waits for
-    another (seconds)."""
+    """The connection of the devices: their sites, the transport, the runs in flight, and the transfer timeout (seconds)."""
 
     sites: tuple[Site, ...]
     transport: Transport
@@ -37,15 +36,17 @@ class Joined:
 
 @dataclass(frozen=True)
 class Timed:
-    """Of some runs on device 0: seconds of each from its start to its outputs, and of all together."""
+    """Times of runs on device 0: seconds of each from its start to its outputs, and of all together."""
 
     each: tuple[float, ...]
     whole: float
 
 
 class SpreadRuns:
-    """``run`` and ``run_all``, called in every process alike; outputs are where device 0 is. ``backends`` are those of this
-    process's devices by number. Any error ends it, here and, with its reason, everywhere else."""
+    """A distributed program with methods ``run`` and ``run_all``, called in every process alike.
+
+    Outputs are returned in the process of device 0. ``backends`` are those of this process's devices by number. Any error closes
+    it here, and in every other process with the error's message."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class SpreadRuns:
         fabric: Fabric | None = None,
         patience: float = 0.0,
     ) -> None:
-        """``patience``: seconds that others may take longer to come here, as all have compiled."""
+        """Load the programs. ``patience`` is the additional time in seconds for other processes, since all have compiled."""
         self.asked, self.spread = spread, spread if joined.transport.reads else spread.fixed
         self.joined, self._next, self.closed, self._first = joined, 0, False, next(iter(backends.values()))
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
@@ -71,10 +72,11 @@ class SpreadRuns:
             self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():
                 self.parts[device] = self.part(device, backends[device], endpoint)
-            self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
+            self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs start after all have loaded
 
     def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
-        """A device's side, run by the host or by the device itself. BadInput for steps on the host where that cannot be."""
+        """Return a device's part, executed by the host or by the device itself. Raises BadInput for host operators if the device
+        runs its steps itself."""
         if isinstance(endpoint, RunsParts):
             hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
             if hosted:
@@ -94,7 +96,7 @@ class SpreadRuns:
 
     @property
     def notes(self) -> list[str]:
-        """What this process's devices do besides running their steps."""
+        """The work of this process's devices besides running their steps."""
         late, way = sum(t.late is not None for t in self.asked.transfers), self.joined.transport
         said = [f"transport {way.name} moves {late} tensors of a run's own shape at their greatest"] * (
             late > 0 and not way.reads
@@ -103,13 +105,13 @@ class SpreadRuns:
         return said + [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One run; its outputs, in the process of device 0, else nothing."""
+        """Run once. Returns the outputs in the process of device 0, an empty dictionary elsewhere."""
         outputs, _ = self.run_all([inputs])
         return outputs[0] if outputs else {}
 
     def run_all(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Timed]:
-        """Runs with these inputs, several in flight; their outputs in order, where device 0 is. What stays for the next run (one
-        at a time then) need not be given: it begins with zeros, and with what is given where it is."""
+        """Run once for each set of inputs, with several runs in flight. Returns the outputs in order on device 0. With states,
+        one run at a time is in flight. State inputs are optional: they start with zeros, and explicit values overwrite them."""
         if self.closed:
             raise DeviceFailure(f"{self.spread.whole.name} was closed", hint="open it again")
         for given in inputs:
@@ -135,12 +137,12 @@ class SpreadRuns:
 
     @staticmethod
     def ports(spread: DistributedProgram) -> tuple[list[Value], list[Value]]:
-        """Inputs and outputs, lengths among them, by tensor."""
+        """Return inputs and outputs, including lengths, by tensor."""
         ins, outs = ([Value(p.tensor, p.type, p.name) for p in ports] for ports in (spread.inputs, spread.outputs))
         return ins, outs
 
     def _check_lengths(self, inputs: Mapping[str, Array]) -> None:
-        """BadInput for lengths that these programs do not serve."""
+        """Raise BadInput for lengths outside the program's range."""
         ranged = self.spread.ranged
         if ranged is None:
             return
@@ -150,17 +152,17 @@ class SpreadRuns:
                 raise BadInput(f"{name} is {point[name]}, and these programs are for {format_spans(ranged.spans)}", "inputs")
 
     def _widen_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """``inputs`` in the arrays that steps read, which are of the greatest lengths."""
+        """Return ``inputs`` padded to the greatest lengths, as steps read them."""
         ranged = self.spread.ranged
         return inputs if ranged is None else pad_inputs(ranged, self._inputs, inputs)[0]
 
     def _narrow_outputs(self, outputs: dict[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """``outputs`` as long as those of ``inputs`` are."""
+        """Return ``outputs`` cropped to the lengths of ``inputs``."""
         ranged = self.spread.ranged
         return outputs if ranged is None else crop_outputs(ranged, self._outputs, outputs, point_of(ranged, self._inputs, inputs))
 
     def _all(self, runs: Mapping[int, Runs]) -> None:
-        """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
+        """Run each of this process's devices in a thread, the first in the current one. Raises the first error."""
         with self.ending():
             in_parallel({d: partial(self._run_device, d, runs[d]) for d in self.mine}, self._report_failure)
 
@@ -173,7 +175,7 @@ class SpreadRuns:
 
     @contextmanager
     def logging(self, now: Callable[[], float]) -> Iterator[Mapping[int, Log]]:
-        """Meanwhile this process's devices log what they do, by the clock ``now``."""
+        """Log the activity of this process's devices in this context, by the clock ``now``."""
         self.logs = {d: Log(now) for d in self.mine}
         self._attach_logs(self.logs)
         try:
@@ -190,7 +192,7 @@ class SpreadRuns:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """After an error here, nobody is waited for."""
+        """Close everything after an error in this context, without waiting for other processes."""
         try:
             yield
         except BaseException:
@@ -201,12 +203,12 @@ class SpreadRuns:
             raise
 
     def _report_failure(self, device: int, problem: BaseException) -> None:
-        """All others learn why this device ends."""
+        """Send the reason for this device's failure to all other devices."""
         said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
         self.endpoints[device].fail(said)
 
     def counters(self) -> list[Counters]:
-        """All devices', in order; asked in every process."""
+        """Return the counters of all devices, in order. All processes must call it."""
         with self.ending():
             return gather_counters(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
 
@@ -216,13 +218,13 @@ class SpreadRuns:
         self.parts, self.endpoints = {}, {}
 
     def leave(self) -> None:
-        """Free the programs, not what joins the devices; leaving again does nothing."""
+        """Free the programs but not the fabric. Leaving again does nothing."""
         if not self.closed:
             self.closed = True
             self._free_parts()
 
     def close(self) -> None:
-        """Free everything, in all processes together; closing again does nothing."""
+        """Free everything, in all processes together. Closing again does nothing."""
         if not self.closed:
             self.leave()
             self.fabric.close()

@@ -1,4 +1,4 @@
-"""Opening a model over several devices: of this process, or one in each process that a launcher of MPI has started."""
+"""Setup of a distributed model: devices of this process, or one device in each process of an MPI launch."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.distributed.partition.ranged_model import OpenShapes
 
-#: Units that one device's option may ask for, at most: more is what its plugin refuses.
+#: Maximum number of units that one device's option may request; plugins refuse larger numbers.
 MOST = 64
-#: Why no programs are measured to choose among them: processes compile all devices' parts, and must choose alike.
+#: Reason for unmeasured programs: processes compile the parts of all devices, and must make equal choices.
 SEVERAL = "over several devices nothing is measured"
-#: Shapes of inputs, and ranges of open dimensions.
+#: Shapes of inputs, and ranges of dynamic dimensions.
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What users say of several devices: the transport (the best one), seconds that one waits for another, runs in flight, what
-    the cut is good for, a file that says it by hand, and outputs that are an input of the next run (``OUTPUT=INPUT``)."""
+    """User options for several devices.
+
+    ``transport`` defaults to the best one, ``timeout`` is in seconds for one transfer, ``depth`` is the number of runs in flight.
+    ``goal`` is the objective, ``place`` a file for manual placement. ``states`` are outputs that are inputs of the next run
+    (``OUTPUT=INPUT``)."""
 
     transport: str = ""
     timeout: float = TIMEOUT
@@ -57,7 +60,7 @@ class Joining:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Input by output. BadInput for words of another form."""
+        """State inputs by output. Raises BadInput for malformed options."""
         found = dict(word.partition("=")[::2] for word in self.states)
         if not all(o and i for o, i in found.items()) or len(found) < len(self.states):
             raise BadInput(f"{' '.join(self.states)} says no states", "--state", "write OUTPUT=INPUT, an output once")
@@ -65,9 +68,10 @@ class Joining:
 
 
 def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The devices that ``--device`` names for this run, in order, or one as often as its own ``options`` want it; of one alone,
-    in one process, nothing. DeviceUnavailable where processes and names do not fit together; processes start within
-    ``launch.starting(timeout)``."""
+    """Return the devices that ``--device`` names for this run, in order, or one device repeated as its ``options`` request.
+
+    Returns an empty tuple for one device in one process. Raises DeviceUnavailable if processes and names do not match. Processes
+    must start within ``mpi_launch.start_timeout(timeout)``."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
     count = mpi_launch.launched_processes()
     if not all(names) and len(names) > 1:
@@ -93,7 +97,7 @@ def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str,
 
 
 def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
-    """One device's name as often as its own option says (``Device.several``); of one, nothing."""
+    """Return one device's name, repeated as its option requests (``Device.several``), or an empty tuple for a single unit."""
     own = options_for(device, options)
     manifest = Registry().devices.get(device.partition(":")[0]) if own else None
     count = own.get(manifest.several, "1") if isinstance(manifest, Device) else "1"
@@ -103,8 +107,8 @@ def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass
 class SpreadModel:
-    """A model over several devices: ``open_spread`` finds them, ``prepare`` compiles for the shapes of some inputs. Called in
-    every process alike."""
+    """A model over several devices. ``open_spread`` opens it, ``prepare`` compiles for the shapes of inputs. Called in every
+    process alike."""
 
     source: ModelSource
     names: tuple[str, ...]
@@ -115,13 +119,13 @@ class SpreadModel:
     sites: tuple[Site, ...]
     progress: Progress = ignore_progress
     compile_seconds: float = 0.0
-    backends: dict[int, Backend] = field(default_factory=dict)  #: By the device's number.
-    made: dict[SpreadKey, SpreadRuns] = field(default_factory=dict)  #: By shapes and ranges; what was used last is last.
+    backends: dict[int, Backend] = field(default_factory=dict)  #: By device number.
+    made: dict[SpreadKey, SpreadRuns] = field(default_factory=dict)  #: By shapes and ranges, least recently used first.
     links: tuple[Link, ...] | None = None
     failed: bool = False
 
     def backend(self, number: int) -> Backend:
-        """An opened device."""
+        """Return the opened device, opening it if necessary."""
         name = self.names[number]
         if number not in self.backends:
             options = options_for(name, self.request.device_options)
@@ -132,9 +136,10 @@ class SpreadModel:
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """Of each device the first that is the same for the compiler, of this process's own where there is one: the same
-        hardware, opened with the same options. One that it does not see is taken for its own: what processes compile is compared.
-        """
+        """For each device the first equivalent one for the compiler, preferably of this process.
+
+        Equivalent devices have the same hardware and options. A device that this process does not see is assumed to equal this
+        process's device: compiled programs are compared between processes."""
         own = {self.names[n].partition(":")[0]: n for n in reversed(self.fabric.mine)}
         seen = [
             self._unit_identity(name) or self._unit_identity(self.names[own.get(name.partition(":")[0], 0)]) or name
@@ -144,14 +149,14 @@ class SpreadModel:
         return tuple(next(n for n in order if seen[n] == what) for what in seen)
 
     def _unit_identity(self, name: str) -> tuple[object, ...] | None:
-        """What a unit is, without its number; None where this process does not see it."""
+        """Return the properties of a unit without its number, or None if this process does not see it."""
         plain, _, index = name.partition(":")
         options = tuple(sorted(options_for(name, self.request.device_options).items()))
         units = [u for u in self.registry.status(plain).hardware if str(u.index) == (index or "0")]
         return (plain, options, replace(units[0], index=0)) if units else None
 
     def compilers(self) -> list[tuple[str, Compiler]]:
-        """Every device's name with its compiler, one for all that are alike."""
+        """Return every device's name with its compiler, shared by equivalent devices."""
         from rammer.compiler.compiler import Compiler
 
         made = dict[int, Compiler]()
@@ -161,18 +166,19 @@ class SpreadModel:
         return [(name, made[n]) for name, n in zip(self.names, self.alike, strict=True)]
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """As ``Executable.checked``."""
+        """Check inputs like ``Executable.checked``."""
         return check_inputs(self.source.head.inputs, inputs)
 
     @cached_property
     def lengths(self) -> Lengths:
-        """What the user said of open dimensions. BadInput where that cannot be."""
+        """The user's ranges of dynamic dimensions. Raises BadInput if they are invalid."""
         return Lengths.of(self.source.head.inputs, self.request.lengths)
 
     def prepare(self, inputs: Mapping[str, Array]) -> SpreadRuns:
-        """Compile for the shapes of ``inputs``, or the range that they lie in, and join the devices, unless that was done. As
-        many sets of shapes stay as the request says: what was not used for longest is freed. Refuses processes that would run
-        something else."""
+        """Compile for the shapes of ``inputs``, or the range that contains them, and load the programs, unless cached.
+
+        The cache size is an option of the request; the least recently used programs are freed. Raises an error if the processes
+        would run different programs."""
         with self.ending():
             at = replace(open_shapes(self.source.head, self.lengths, inputs), states=self.joining.kept)
             key = tuple(sorted(at.shapes.items())), tuple(sorted(at.spans.items()))
@@ -207,8 +213,8 @@ class SpreadModel:
         return SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
 
     def clock(self, parts: Sequence[DevicePart]) -> list[list[float]] | None:
-        """What parts take, as the processes that have the devices measure them and tell each other. Not where devices share a
-        processor: their processes would measure each other."""
+        """Return the measured times of parts, exchanged between the processes that drive the devices. Returns None if devices
+        share a processor, since concurrent measurements would interfere."""
         from rammer.distributed.partition.measured_links import seconds_of
 
         if not self.chosen.apart:
@@ -217,23 +223,23 @@ class SpreadModel:
         return [json.loads(text) for text in self.fabric.meet(said, mpi_launch.start_timeout(self.joining.timeout))]
 
     def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs as devices have them: of types that nothing computes in, their bits."""
+        """Return inputs in the types of the devices; values of types without arithmetic are passed as bits."""
         return {n: to_carrier(a) for n, a in inputs.items()}
 
     @property
     def simulated(self) -> frozenset[int]:
-        """The devices that are simulated."""
+        """The numbers of the simulated devices."""
         manifests = [self.registry.status(n.partition(":")[0]).device for n in self.names]
         return frozenset(n for n, m in enumerate(manifests) if m is not None and m.simulated)
 
     @property
     def chosen(self) -> Any:
-        """The transport."""
+        """The transport that connects the devices."""
         return choose_transport(self.registry, self.sites, self.joining.transport)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """After an error here, nobody is waited for."""
+        """Record an error in this context, so that closing does not wait for other processes."""
         try:
             yield
         except BaseException:
@@ -241,7 +247,7 @@ class SpreadModel:
             raise
 
     def close(self) -> None:
-        """Free everything; in all processes together, unless something failed."""
+        """Free everything, in all processes together unless one has failed."""
         self.failed |= any(runs.closed for runs in self.made.values())
         for runs in self.made.values():
             runs.leave()
@@ -255,13 +261,13 @@ class SpreadModel:
 def open_spread(
     model: Path, names: tuple[str, ...], request: Request, joining: Joining, progress: Progress = ignore_progress
 ) -> SpreadModel:
-    """``model`` for all devices ``names``, joined. BadInput for what only one device can do, DeviceUnavailable for devices
-    that are not there or that nothing joins."""
+    """Open ``model`` for all devices ``names`` and connect them. Raises BadInput for options that need a single device,
+    DeviceUnavailable for devices that are missing or cannot be connected."""
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
     check_kept(request.chosen, source)
-    Lengths.of(source.head.inputs, request.lengths)  # reads and checks the model before any driver is touched
+    Lengths.of(source.head.inputs, request.lengths)  # reads and checks the model before any driver is loaded
     check_apart(registry, names)
     names = placed_on_hosts(registry, names, joining.timeout)
     sites = tuple(
@@ -274,7 +280,7 @@ def open_spread(
 
 
 def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) -> tuple[str, ...]:
-    """With numbers of units, where processes are given units of one host and name none; all processes ask together."""
+    """Return names with unit numbers if processes share a host and name none. All processes must call it."""
     if mpi_launch.launched_processes() == 1:
         return names
     own = registry.status(names[mpi_launch.rank_and_size(timeout)[0]].partition(":")[0])
@@ -283,7 +289,7 @@ def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) 
 
 
 def check_spread(model: Path, request: Request) -> None:
-    """BadInput for what is asked of several devices and only one can do."""
+    """Raise BadInput for options that only a single device supports."""
     check_forms(request.layout, request.batching)
     if is_artifact(model):
         raise BadInput(f"{model} was compiled for one device", "--device", "give the model itself, or one device")
@@ -292,7 +298,7 @@ def check_spread(model: Path, request: Request) -> None:
 
 
 def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> OpenShapes:
-    """What is compiled for ``inputs``: their shapes, or those of the range that their lengths lie in, at its greatest."""
+    """Return the shapes to compile for ``inputs``: theirs, or the greatest of the range that contains their lengths."""
     from rammer.distributed.partition.ranged_model import OpenShapes
 
     shapes = shapes_of(head, inputs)
@@ -301,7 +307,7 @@ def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> Op
 
 
 def read_partition_file(path: Path | None) -> str:
-    """What a file says of who computes what. BadInput where it cannot be read."""
+    """Return the content of a manual placement file, "" without a file. Raises BadInput if it cannot be read."""
     try:
         return path.read_text() if path is not None else ""
     except (OSError, ValueError) as problem:
@@ -309,7 +315,7 @@ def read_partition_file(path: Path | None) -> str:
 
 
 def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
-    """DeviceUnavailable where one process would have one unit twice; simulated ones are as many as one likes."""
+    """Raise DeviceUnavailable if one process would use one unit twice. Simulated units are unlimited."""
     full = [n if ":" in n else f"{n}:0" for n in names]
     for name in dict.fromkeys(full):
         device = registry.status(name.partition(":")[0]).device
@@ -322,7 +328,7 @@ def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
 
 
 def kind_of(registry: Registry, name: str) -> str:
-    """cpu, gpu or whatever the unit is; DeviceUnavailable where it is not there."""
+    """Return the kind of a unit (cpu, gpu, ...), or "" if this process does not see it."""
     plain, _, index = name.partition(":")
     backend = registry.status(plain)
     units = {str(unit.index): unit.kind for unit in backend.hardware}
@@ -330,7 +336,7 @@ def kind_of(registry: Registry, name: str) -> str:
 
 
 def options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """The device's own options: ``tiles=8`` is all devices', ``ipu_sim.tiles=8`` one's."""
+    """Return the options of one device: ``tiles=8`` applies to all devices, ``ipu_sim.tiles=8`` to one."""
     plain, found = name.partition(":")[0], dict[str, str]()
     for key, value in options.items():
         owner, dot, rest = key.rpartition(".")
@@ -343,9 +349,10 @@ __all__ = ["numbered"]
 
 
 def numbered(names: Sequence[str], hosts: Sequence[int], units: Sequence[int]) -> tuple[str, ...]:
-    """``names`` of devices, a process each, with the number of a unit where a process sees several and none is named: those that
-    no process of the host names go to its processes in order. Where they are too few they begin again, which whoever joins the
-    devices may refuse. ``hosts`` says where each process is, ``units`` how many units of its device it sees."""
+    """Return ``names`` of devices, one a process, with unit numbers added where a process sees several units and names none.
+
+    Units that no process of the host names are assigned to its processes in order. If too few, they repeat, which the transport
+    may refuse. ``hosts`` is the host of each process, ``units`` the number of units of its device that it sees."""
     return tuple(_numbered(number, names, hosts, units[number]) for number in range(len(names)))
 
 

@@ -1,4 +1,4 @@
-"""Some runs of a model over several devices with what each device does, and when, on one clock."""
+"""Traced runs of a distributed program, with the activity of each device on one clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SpreadMarks", "traced_runs"]
 
 @dataclass(frozen=True)
 class SpreadMarks:
-    """What each of ``devices`` did, in seconds by device 0's clock; ``clocks`` say how it came there."""
+    """The activity of each of ``devices``, in seconds by device 0's clock. ``clocks`` are the conversions to it."""
 
     devices: tuple[str, ...]
     clocks: tuple[CommonClock, ...]
@@ -25,15 +25,15 @@ class SpreadMarks:
 
     @property
     def begin(self) -> float:
-        """Of the first mark; 0 without any."""
+        """The begin of the first mark, or 0 without marks."""
         return min((m.begin for marks in self.marks for m in marks), default=0.0)
 
 
 def traced_runs(
     runs: SpreadRuns, inputs: Sequence[Mapping[str, Array]], now: Callable[[], float] = time.perf_counter
 ) -> SpreadMarks | None:
-    """Runs with these inputs, several in flight; what was done, in the process of device 0. Called in every process alike.
-    ``now`` is this process's clock, in seconds."""
+    """Run with these inputs, several in flight, and return the marks in the process of device 0, None elsewhere. Called in every
+    process alike. ``now`` is this process's clock, in seconds."""
     sites, seconds = runs.joined.sites, runs.joined.timeout
     with runs.ending():
         first = estimate_offsets(runs.fabric, sites, seconds, now)
@@ -49,5 +49,5 @@ def traced_runs(
 
 
 def serialise_log(log: Log) -> list[list[object]]:
-    """For the others."""
+    """Return the log as JSON values, to be sent to other processes."""
     return [m.values() for m in log.marks]

@@ -1,8 +1,8 @@
-"""One clock for several processes: how far ahead each one's is of device 0's, and how well that is known.
+"""One clock for several processes: the offset of each clock from that of device 0, with its uncertainty.
 
-All processes meet again and again. Each looks at its clock between two meetings, so after device 0 has come to the first of them
-and before it has left the second. Those two moments by its clock are bounds, and the closest ones count: the other's look is half
-way, give or take half of the time between them (as in Cristian, Probabilistic clock synchronization, 1989).
+All processes synchronise repeatedly. Each reads its clock between two synchronisations: after device 0 has entered the first and
+before it has left the second. These two times on its clock are bounds, and the closest bounds are used. The estimate is their
+midpoint, plus or minus half of their distance (as in Cristian, Probabilistic clock synchronization, 1989).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rammer.distributed.transport.protocol import Fabric, Site
 
 __all__ = ["CommonClock", "Sighted", "estimate_offsets"]
 
-#: Meetings, of which the shortest counts.
+#: Number of synchronisations, of which the shortest is used.
 MEETINGS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Sighted:
-    """Another clock, looked at when device 0's showed ``at``: it was ``ahead`` by so much, give or take ``error``. In seconds."""
+    """A reading of another clock when device 0's showed ``at``: it was ``ahead``, plus or minus ``error``. In seconds."""
 
     at: float
     ahead: float = 0.0
@@ -31,26 +31,28 @@ class Sighted:
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """A device's clock between two looks; in between it goes evenly, as clocks of quartz do."""
+    """A device's clock, interpolated linearly between two readings."""
 
     first: Sighted
     last: Sighted
 
     @property
     def error(self) -> float:
-        """Seconds by which ``common`` may be wrong."""
+        """The maximum error of ``common`` in seconds."""
         return max(self.first.error, self.last.error)
 
     def common(self, seconds: float) -> float:
-        """What device 0's clock shows when this one shows ``seconds``."""
+        """Return the time of device 0's clock when this clock shows ``seconds``."""
         begin, end = (s.at + s.ahead for s in (self.first, self.last))
         share = (seconds - begin) / (end - begin) if end > begin else 0.0
         return seconds - self.first.ahead - share * (self.last.ahead - self.first.ahead)
 
 
 def estimate_offsets(fabric: Fabric, sites: Sequence[Site], seconds: float, now: Callable[[], float]) -> list[Sighted]:
-    """All devices' clocks, in the process of device 0; elsewhere nothing. Called in every process alike. Devices of device 0's
-    process have its clock, and no error. DeviceFailure where the others do not come for so many ``seconds``."""
+    """Return the offsets of all devices' clocks in the process of device 0, an empty list elsewhere.
+
+    Called in every process alike. Devices of device 0's process share its clock, with error 0. Raises DeviceFailure if other
+    processes do not arrive within ``seconds``."""
     best: list[Sighted | None] = [None] * len(sites)
     fabric.meet(dict.fromkeys(fabric.mine, ""), seconds)
     entered = now()

@@ -1,8 +1,8 @@
-"""Tensors whose shape a run decides: what their sender keeps for others, and what their reader makes of it.
+"""Transfers of dynamic-shape tensors: the sender's pool and the receiver's slots.
 
-The sender copies the tensor, dense, into a pool in the memory that it exposes, and writes a record, its extents and its place,
-into the reader's slot, a flag behind it. The reader reads the tensor from there and acknowledges, and that memory is the pool's
-again. It reads as soon as it sees the record, whatever it waits for: a slot is told of only when it is free, so it has room.
+The sender copies the dense tensor into a pool in its exposed memory. It then writes a record with extents and address into the
+receiver's slot, followed by a flag. The receiver reads the tensor and acknowledges, which frees the pool's memory. It reads as
+soon as the record is visible, in any wait. Records are sent only to free slots, so the receiver always has room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rammer.errors import DeviceFailure
 
 @dataclass(frozen=True, slots=True)
 class KeptTensor:
-    """A tensor in the pool: of which transfer and run, and where."""
+    """A tensor in the pool: its transfer, run and offset."""
 
     transfer: Transfer
     run: int
@@ -29,7 +29,7 @@ class KeptTensor:
 
 
 class SendPool:
-    """What device ``device`` keeps in ``memory``, which it exposes."""
+    """The pool of device ``device`` in its exposed ``memory``."""
 
     def __init__(self, device: int, exposed: Exposed, memory: Array) -> None:
         late = [t for t in exposed.transfers if t.late and t.source == device]
@@ -38,7 +38,7 @@ class SendPool:
         self.held = list[KeptTensor]()
 
     def room(self, transfer: Transfer, run: int, nbytes: int) -> int | None:
-        """Where so many bytes have been taken for a run's tensor; None where too many others are not read yet."""
+        """Allocate ``nbytes`` bytes for a run's tensor and return their offset, or None if unread tensors occupy the space."""
         self.reclaim()
         place = self.pool.take(nbytes)
         if place is not None:
@@ -47,11 +47,11 @@ class SendPool:
 
     @property
     def oldest(self) -> KeptTensor:
-        """What has waited longest for its reader."""
+        """The tensor that has waited longest for its reader."""
         return self.held[0]
 
     def reclaim(self) -> None:
-        """What was read is the pool's again."""
+        """Free the memory of tensors that were read."""
         read = [k for k in self.held if self.acks[k.transfer.name][k.run % self.depth] > k.run]
         for k in read:
             self.pool.give(k.place)
@@ -60,18 +60,18 @@ class SendPool:
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """What a sender tells of a tensor: its shape, and its first byte in the sender's memory."""
+    """The message that announces a tensor: its shape, and its first byte in the sender's memory."""
 
     shape: tuple[int, ...]
     place: int
 
     def array(self) -> Array:
-        """As it crosses."""
+        """Return the record as it is sent."""
         return np.array([*self.shape, self.place], np.int64)
 
     @staticmethod
     def of(array: Array, transfer: Transfer) -> TensorRecord:
-        """DeviceFailure for what cannot be."""
+        """Decode a record. Raises DeviceFailure if it is invalid."""
         *shape, place = map(int, array)
         if any(not 0 <= n <= most for n, most in zip(shape, transfer.type.shape, strict=True)):
             raise DeviceFailure(f"a record says {shape}", f"{transfer}", "the processes differ, or memory was overwritten")
@@ -79,8 +79,7 @@ class TensorRecord:
 
 
 class Arriving:
-    """What a device has read of one transfer: a slot each of ``depth``, which has the extents of the longest and what the
-    transfer says beyond the run's."""
+    """Receive buffers of one dynamic-shape transfer: ``depth`` slots of maximal size, filled past the actual shape."""
 
     def __init__(self, transfer: Transfer, exposed: Exposed, memory: Array) -> None:
         place, kind, self.transfer = exposed.places[transfer.name], transfer.type, transfer
@@ -96,19 +95,19 @@ class Arriving:
             slot[...] = next(self._fill_values())[1]
 
     def has(self, run: int) -> bool:
-        """Whether a run's tensor was read."""
+        """Return True if a run's tensor was read."""
         return bool(self._read[run % len(self.slots)] > run)
 
     def told(self) -> Iterator[int]:
-        """Runs whose tensor can be read, and was not."""
+        """Yield the runs whose tensor is announced but unread."""
         yield from (int(run) - 1 for run in self._flags[self._flags > self._read])
 
     def record(self, run: int) -> TensorRecord:
-        """Of a run that was told of."""
+        """Return the record of an announced run."""
         return TensorRecord.of(self._records[run % len(self.slots)], self.transfer)
 
     def into(self, run: int, shape: tuple[int, ...]) -> Array:
-        """Where the tensor is to be read to, dense: its place in the slot if that lies in one piece, else memory beside it."""
+        """Return dense memory to read the tensor into: its part of the slot if that is contiguous, else a separate buffer."""
         place = self._slot_view(run, shape)
         if place.flags.c_contiguous:
             return place
@@ -117,13 +116,13 @@ class Arriving:
         return self._apart.reshape(-1)[: place.size].reshape(shape)
 
     def arrived(self, run: int, values: Array) -> bool:
-        """They were read. The slot has them and, beyond, what is said of there; whether that took a copy."""
+        """Store the tensor in the slot and fill the elements past its shape. Returns True if that took a copy."""
         place, number = self._slot_view(run, values.shape), run % len(self.slots)
         copied = not place.flags.c_contiguous
         if copied:
             np.copyto(place, values)
         fills = list(self._fill_values())
-        # Where all fills are one number, only what lay in the slot before has to go.
+        # With equal fills only the previous content of the slot must be overwritten.
         ends = self.shapes[number] if len({f for _, f in fills}) == 1 else self.transfer.type.shape
         for axis, fill in reversed(fills):
             if values.shape[axis] < ends[axis]:
@@ -135,34 +134,33 @@ class Arriving:
         return self.slots[run % len(self.slots)][tuple(map(slice, shape))]
 
     def _fill_values(self) -> Iterator[tuple[int, float]]:
-        """Axes along which it ends, and what lies beyond."""
+        """Yield the dynamic axes with their fill values."""
         late = self.transfer.late
         if late is not None:
             yield from ((d, late.fills[d]) for d, e in enumerate(late.extents) if e is not None)
 
 
 def bytes_of(values: Array) -> Array:
-    """A dense array's memory as bytes; no copy."""
+    """Return a dense array's memory as bytes, without a copy."""
     return values.reshape(-1).view(np.uint8)
 
 
 def view_words(memory: Array, place: int, count: int) -> Array:
-    """So many words of ``memory``."""
+    """Return ``count`` words of ``memory`` as a view."""
     return memory[place : place + WORD * count].view(np.int64)
 
 
 class Pool:
-    """Blocks of some bytes, which begin at multiples of ``ALIGNED``. Whatever fits into all of it fits once all blocks were given
-    back: neighbours that are free are one."""
+    """An allocator of blocks that start at multiples of ``ALIGNED``. Adjacent free blocks are merged."""
 
     def __init__(self, begin: int, nbytes: int) -> None:
-        """``nbytes`` from byte ``begin`` on, both multiples of ``ALIGNED``."""
+        """Manage ``nbytes`` from byte ``begin`` on, both multiples of ``ALIGNED``."""
         self.nbytes = nbytes
         self._free: dict[int, int] = {begin: nbytes} if nbytes else {}  # first byte -> bytes
         self._taken: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """The first byte of a block, cut from the smallest stretch that it fits into; None where there is none."""
+        """Allocate a block from the smallest free range that fits, and return its first byte, or None if none fits."""
         need = max(ALIGNED, round_up(nbytes, ALIGNED))
         fitting = [(size, start) for start, size in self._free.items() if size >= need]
         if not fitting:
@@ -175,7 +173,7 @@ class Pool:
         return start
 
     def give(self, start: int) -> None:
-        """The block that begins there is free. KeyError where none does."""
+        """Free the block that starts at ``start``. Raises KeyError for an unknown block."""
         end = start + self._taken.pop(start)
         behind = self._free.pop(end, 0)
         before = next((s for s, size in self._free.items() if s + size == start), start)

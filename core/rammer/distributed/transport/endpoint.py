@@ -1,4 +1,4 @@
-"""One device's side of a fabric in host memory: slots, flags and credits over whatever writes into others' memory."""
+"""Host-memory endpoint of a fabric: slots, flags and credits over any engine that writes into other devices' memory."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from rammer.errors import DeviceFailure
 
 __all__ = ["Array", "MemoryEndpoint", "Reach", "Reads", "bytes_of", "last_words"]
 
-#: Of a run's number where a device tells why it ended.
+#: Marker word of a device that has ended, before the reason.
 ENDED: Final = 1
 
 
 class Reach(Protocol):
-    """What an engine does for an endpoint."""
+    """The operations of an engine that an endpoint uses."""
 
-    memory: Array  #: What this device exposes, as bytes.
+    memory: Array  #: The memory that this device exposes, as bytes.
 
     def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
-        """Write bytes into another device's memory. When this returns they are there, so what is written next is seen later, and
-        ``values`` may change; of the ``last`` of some writes, a flag, only the latter holds."""
+        """Write bytes into another device's memory. On return the bytes have arrived, so later writes become visible later, and
+        ``values`` may change. For the ``last`` of several writes, a flag, only the latter is guaranteed."""
         ...
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
-        """Wait for ``ready``, which others' writes make true, for so long at most, or until another device has ``ended``, which
-        is asked less often. Lets others' writes come in."""
+        """Wait until ``ready``, which other devices' writes make true, or until ``seconds`` pass or another device has ``ended``.
+        ``ended`` is polled less often. Incoming writes are processed meanwhile."""
         ...
 
     def watched(self, doing: str, last: str = "") -> None:
-        """What is being waited for from now on, for messages of an engine that ends the process; "" for nothing. With ``last``,
-        the reason why this device ends, it has little time for that, and that is the message."""
+        """Set the description of the current wait for messages of an engine that ends the process; "" for none. ``last`` is the
+        reason why this device ends: the remaining time is then short, and it is the message."""
         ...
 
 
 @runtime_checkable
 class Reads(Protocol):
-    """A Reach may read, too: then tensors whose shape a run decides cross as they are (``Transport.reads``)."""
+    """A Reach that can also read: dynamic-shape tensors then cross at their current shape (``Transport.reads``)."""
 
     def read(self, source: int, place: int, into: Array) -> None:
-        """Read bytes of another device's memory; when this returns they are in ``into``."""
+        """Read bytes of another device's memory. On return they are in ``into``."""
         ...
 
     def kept(self) -> None:
-        """What this device has written in its own memory is there for others to read, once they are told of it."""
+        """Make this device's writes to its memory visible to readers that are notified later."""
         ...
 
 
 class MemoryEndpoint:
-    """``rammer.distributed.transport.protocol.Endpoint`` over a ``Reach``.
+    """An implementation of ``rammer.distributed.transport.protocol.Endpoint`` over a ``Reach``.
 
-    A flag is the number of the run, plus one, whose tensor is in the slot; a credit that of the run whose tensor was read there.
-    So both only grow, and nothing is reset between runs. Of a tensor whose shape is a run's the flag is behind a record of it,
-    and an acknowledgement, the run's number plus one, says that the source's pool has its memory back (``late``).
+    A flag is the run number plus one of the tensor in the slot. A credit is that of the tensor that was read there. Both only
+    increase, so nothing is reset between runs. For a dynamic-shape tensor the flag follows a record. An acknowledgement, the run
+    number plus one, frees memory of the source's pool (``dynamic_shape``).
     """
 
     def __init__(self, device: int, exposed: Exposed, writer: Reach, timeout: float) -> None:
@@ -88,30 +88,30 @@ class MemoryEndpoint:
                 self._slots[transfer.name, number] = flat.reshape(kind.shape)
 
     def slot(self, name: str, run: int) -> Array:
-        """The memory that a transfer arrives in."""
+        """Return the memory in which a transfer arrives."""
         return self._slots[name, run % self.exposed.depth]
 
     def arrived(self, name: str, run: int) -> bool:
-        """Whether it is all there; it is read now where that is left to do."""
+        """Return True if the tensor has arrived, after reading any announced tensor."""
         if name in self.arriving:
             self._read_announced(self.arriving[name])
             return self.arriving[name].has(run)
         return bool(self._flags[name][run % self.exposed.depth] > run)
 
     def wait(self, name: str, run: int) -> None:
-        """DeviceFailure when it does not come, or its sender has ended."""
+        """Wait for the tensor. Raises DeviceFailure if it does not arrive, or its sender has ended."""
         if not self.arrived(name, run):
             transfer = self.exposed.transfer[name]
             self._wait_until(lambda: self.arrived(name, run), transfer, run, transfer.source, "")
 
     def free(self, name: str, run: int) -> bool:
-        """Whether the slot is free again."""
+        """Return True if the slot is free."""
         depth = self.exposed.depth
         return run < depth or bool(self._credits[name][run % depth] > run - depth)
 
     def put(self, name: str, run: int, values: Array) -> None:
-        """One write of the payload, one of the flag. DeviceFailure when the slot does not become free. Of a tensor whose shape is
-        a run's, ``values`` have that shape, are kept, and their record is written."""
+        """Write the payload, then the flag. Raises DeviceFailure if the slot does not become free. For a dynamic shape,
+        ``values`` have the current shape and are copied to the pool, and their record is written."""
         transfer, place, number = self.exposed.transfer[name], self.exposed.places[name], run % self.exposed.depth
         if not self.free(name, run):
             self._wait_until(lambda: self.free(name, run), transfer, run, transfer.target, " a free slot of")
@@ -136,13 +136,13 @@ class MemoryEndpoint:
 
     @property
     def reads(self) -> Reads:
-        """The engine's reads. ValueError where it has none."""
+        """The engine's reads. Raises ValueError if the engine cannot read."""
         if not isinstance(self.reach, Reads):
             raise ValueError("tensors whose shape a run decides need an engine that reads")
         return self.reach
 
     def _copy_to_pool(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
-        """A dense copy in the pool. DeviceFailure when others do not read what is there."""
+        """Copy values densely into the pool. Raises DeviceFailure if other devices do not read its content in time."""
         most, engine = transfer.type.shape, self.reads
         if len(values.shape) != len(most) or any(a > b for a, b in zip(values.shape, most, strict=True)):
             raise ValueError(f"{transfer} has no room for {values.shape}")
@@ -167,7 +167,7 @@ class MemoryEndpoint:
         return TensorRecord(values.shape, found[0])
 
     def tell(self, transfer: Transfer, run: int, record: TensorRecord) -> None:
-        """One write of the record, one of the flag."""
+        """Write the record, then the flag."""
         place, number, log = self.exposed.places[transfer.name], run % self.exposed.depth, self.log
         with self._watch_write(self._wait_message(transfer, run, transfer.target, " the record of")):
             begin = log.now() if log is not None else 0.0
@@ -179,7 +179,7 @@ class MemoryEndpoint:
             log.add("write", transfer.name, run, begin, flag=behind)
 
     def _read_announced(self, arriving: Arriving) -> None:
-        """All that was told of and not read: one read each, and one flag, the acknowledgement."""
+        """Read all announced tensors: one read and one acknowledgement flag each."""
         transfer = arriving.transfer
         for run in arriving.told():
             record = arriving.record(run)
@@ -194,13 +194,13 @@ class MemoryEndpoint:
             self.counters.copies += arriving.arrived(run, into)
 
     def release(self, name: str, run: int) -> None:
-        """One flag, to the sender."""
+        """Send the credit to the sender, one flag."""
         transfer, place = self.exposed.transfer[name], self.exposed.places[name]
         with self._watch_write(self._wait_message(transfer, run, transfer.source, " giving back the slot of")):
             self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
 
     def fail(self, why: str) -> None:
-        """Others see it where they wait."""
+        """Write the reason for failure into other devices' memory, where their waits see it."""
         told = last_words(why)
         self.reach.watched("telling the other devices", why)
         place = self.exposed.last_words(self.device)
@@ -217,12 +217,12 @@ class MemoryEndpoint:
         self.counters.flag_writes += 1
 
     def _words(self, place: int) -> Array:
-        """A word a slot."""
+        """Return the words of a transfer, one per slot."""
         return view_words(self._memory, place, self.exposed.depth)
 
     def _wait_until(self, ready: Callable[[], bool], transfer: Transfer, run: int, other: int, what: str) -> None:
-        """Wait, counted; what others keep for this device is read meanwhile, so they need not wait for it. DeviceFailure where
-        ``other`` ends or takes too long."""
+        """Wait and count the time. Announced tensors are read meanwhile, so that their senders need not wait. Raises
+        DeviceFailure if ``other`` ends or takes too long."""
         begin, said = time.perf_counter(), self._wait_message(transfer, run, other, what)
 
         def served() -> bool:
@@ -252,7 +252,7 @@ class MemoryEndpoint:
 
     @contextmanager
     def _watch_write(self, said: str) -> Iterator[None]:
-        """Something is written, watched. What fails in it says what that was, and why the device ended that told so before."""
+        """Watch a write in this context. Errors get its description, and the reason of a device that has ended before."""
         self.reach.watched(said)
         try:
             yield
@@ -263,12 +263,12 @@ class MemoryEndpoint:
         self.reach.watched("")
 
     def _wait_message(self, transfer: Transfer, run: int, other: int, what: str) -> str:
-        """Who waits for whom, and what for."""
+        """Return the message for a wait: the waiting device, the other device, and the object of the wait."""
         called = self.exposed.called
         return f"{called(self.device)} waits for {called(other)}:{what} transfer {transfer.name} of run {run}"
 
     def _ended_peer(self) -> tuple[int, str] | None:
-        """A device that has ended, and why."""
+        """Return a device that has ended, and its reason, or None."""
         for other in range(len(self.exposed.devices)):
             place = self.exposed.last_words(other)
             said = view_words(self._memory, place, 2)
@@ -279,7 +279,8 @@ class MemoryEndpoint:
 
 
 def last_words(why: str) -> Array:
-    """What a device leaves in others' memory when it ends: ``LAST_WORDS`` bytes, the first of which are to be written last."""
+    """Return the message that a device leaves in other devices' memory when it ends. ``LAST_WORDS`` bytes, the first of which
+    must be written last."""
     text = why.encode()[: LAST_WORDS - 2 * WORD]
     found = np.zeros(LAST_WORDS, np.uint8)
     found[: 2 * WORD].view(np.int64)[:] = ENDED, len(text)

@@ -1,4 +1,4 @@
-"""Before anything runs, all devices say what they are and what they will run; whoever differs is named."""
+"""Handshake before the first run: all devices compare facts, and an error names the device that differs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rammer.version import __version__
 
 
 def component_versions() -> dict[str, str]:
-    """What must be the same wherever parts of one program run."""
+    """Return the versions that must be equal in all processes of one program."""
     return {"rammer": __version__, "byte order": sys.byteorder, "NumPy": np.__version__, "Python": platform.python_version()}
 
 
 def said_by_all(fabric: Fabric, words: Mapping[int, Any], seconds: float) -> list[Any]:
-    """What every device says, anything that JSON has."""
+    """Return the value of every device, any JSON value, exchanged over the fabric."""
     return [json.loads(text) for text in fabric.meet({n: json.dumps(w) for n, w in words.items()}, seconds)]
 
 
 def check_agreement(fabric: Fabric, facts: Mapping[str, str], devices: Sequence[str], seconds: float) -> None:
-    """DeviceUnavailable unless all say the same of all ``facts``; it names the device and what differs from device 0."""
+    """Raise DeviceUnavailable unless all ``facts`` are equal on all devices; it names the device and the
+    difference to device 0."""
     found = said_by_all(fabric, {n: dict(facts) for n in fabric.mine}, seconds)
     for number, other in enumerate(found):
         for name in (*found[0], *(n for n in other if n not in found[0])):
@@ -40,5 +41,5 @@ def check_agreement(fabric: Fabric, facts: Mapping[str, str], devices: Sequence[
 
 
 def gather_counters(fabric: Fabric, counters: Mapping[int, Counters], seconds: float) -> list[Counters]:
-    """All devices' counters."""
+    """Return the counters of all devices."""
     return [Counters.of(v) for v in said_by_all(fabric, {n: c.values() for n, c in counters.items()}, seconds)]

@@ -1,4 +1,4 @@
-"""``local``: the devices of one process, a thread each. Memory is this process's own, so a write is an assignment."""
+"""Transport ``local``: devices of one process, one thread each. A write is an assignment in shared memory."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from rammer.errors import DeviceFailure
 
 
 class LocalFabric:
-    """All devices are this process's."""
+    """A fabric of devices in this process."""
 
     def __init__(self, party: Party) -> None:
         self.party, self.mine = party, tuple(range(len(party.sites)))
         self._changed = Condition()
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """Nobody has to be asked."""
+        """Return the words: all devices are in this process."""
         return [words[device] for device in self.mine]
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """One allocation a device."""
+        """Allocate the memory of every device and return the endpoints."""
         memories = [aligned_zeros(n, exposed.aligned) for n in exposed.sizes]
         timeout = self.party.timeout
         return {d: MemoryEndpoint(d, exposed, LocalWriter(memories, d, self._changed), timeout) for d in self.mine}
 
     def close(self, failed: bool = False) -> None:
-        """Memory goes with the last array that shows it."""
+        """Do nothing: the arrays hold the memory."""
 
 
 class LocalWriter:
-    """Writes from device ``number`` into ``memories``, a device each; whoever waits is woken."""
+    """A writer from device ``number`` into ``memories``, one per device, which wakes waiting threads."""
 
     def __init__(self, memories: list[Array], number: int, changed: Condition) -> None:
         self.memory, self._memories, self._changed = memories[number], memories, changed
 
     def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
-        """A copy, and then word of it."""
+        """Copy the values, then notify waiting threads."""
         self._memories[target][place : place + values.size] = values
         with self._changed:
             self._changed.notify_all()
 
     def read(self, source: int, place: int, into: Array) -> None:
-        """A copy."""
+        """Copy the bytes into ``into``."""
         into[...] = self._memories[source][place : place + into.size]
 
     def kept(self) -> None:
-        """Threads see what was written before the flag that they were woken by."""
+        """Do nothing: threads see all writes before the flag that woke them."""
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
-        """Asleep between writes."""
+        """Sleep between writes until ready."""
         with self._changed:
             self._changed.wait_for(lambda: ready() or ended(), seconds)
 
     def watched(self, doing: str, last: str = "") -> None:
-        """Threads of one process end with it."""
+        """Do nothing: threads of one process end with it."""
 
 
 def aligned_zeros(nbytes: int, aligned: int) -> Array:
-    """Bytes that begin at a multiple of ``aligned``."""
+    """Return zeroed bytes that start at a multiple of ``aligned``."""
     whole = np.zeros(nbytes + aligned, np.uint8)
     start = -whole.ctypes.data % aligned
     return whole[start : start + nbytes]
@@ -79,5 +79,5 @@ def _open(party: Party) -> Fabric:
     return LocalFabric(party)
 
 
-#: For devices of one process with memory that the host sees.
+#: The transport for devices of one process with host-visible memory.
 LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _link_refusal, _open, reads=True)

@@ -1,4 +1,4 @@
-"""How fast a fabric is: small and large tensors go there and back, between each two devices, as their engine carries them."""
+"""Measurement of a fabric's speed: small and large tensors make round trips between each two devices over their engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.protocol import Endpoint, Fabric, TimesItself
 from rammer.ir.types import TensorType
 
-#: Bytes of the two tensors, and how often each goes there and back: the median counts, and the first few do not.
+#: Bytes of the two tensors, and the number of round trips of each: the median is used, warm-up trips are dropped.
 SMALL, LARGE, ROUNDS, WARM = 8, 1 << 20, {8: 40, 1 << 20: 8}, 3
-#: The share of the larger tensor's time that must be its bytes', for them to be told from noise.
+#: Minimum fraction of the larger tensor's time that depends on its size, to distinguish it from noise.
 SEEN: Final = 0.1
-#: Of what the names of transfers are made.
+#: Sizes in the names of transfers.
 SIZES: Final = (SMALL, LARGE)
 
 
 def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin: str) -> list[Link]:
-    """Links between all devices in both directions, the same in every process; ``origin`` says how they are measured. One pair
-    after the other, behind each of which all meet within ``timeout`` seconds."""
+    """Return the measured links between all devices in both directions, equal in every process. ``origin`` describes the
+    measurement. Pairs are measured in sequence; all processes synchronise after each, within ``timeout`` seconds."""
     pairs = [(a, b) for a in range(len(names)) for b in range(a + 1, len(names))]
     both = [way for a, b in pairs for way in ((a, b), (b, a))]
     transfers = [Transfer(transfer_name(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
@@ -36,7 +36,7 @@ def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin:
     for pair in pairs:
         for d, seconds in in_parallel({d: partial(_time_echoes, ends[d], d, pair) for d in pair if d in ends}).items():
             found[d]["{} {}".format(*pair)] = seconds
-        fabric.meet(dict.fromkeys(ends, "measured"), timeout)  # who is not of the next two waits here for them, not for its turn
+        fabric.meet(dict.fromkeys(ends, "measured"), timeout)  # other processes wait here for the pair
     words = said_by_all(fabric, found, timeout)
     links = []
     for a, b in pairs:
@@ -46,14 +46,14 @@ def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin:
 
 
 def bandwidth_of(small: float, large: float) -> float:
-    """Bytes a second, of the seconds that tensors of ``SMALL`` and of ``LARGE`` bytes take: by what the larger one takes more,
-    where that is seen behind what both take; else the least it can be."""
+    """Return bytes a second from the seconds for tensors of ``SMALL`` and ``LARGE`` bytes. Based on the difference of the two
+    times if it exceeds the noise, else a lower bound."""
     more = large - small
     return (LARGE - SMALL) / more if more > SEEN * large else LARGE / large
 
 
 def _time_echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
-    """Seconds of one way, by size, between the two of ``pair``, of which the first one begins."""
+    """Return the seconds of one direction, by size, between the devices of ``pair``, the first of which sends first."""
     echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
     begins, other, seconds = device == pair[0], pair[device == pair[0]], list[float]()
     for n in SIZES:
@@ -64,7 +64,7 @@ def _time_echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[flo
 
 
 def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> float:
-    """As ``TimesItself.echo``, from the host's memory: the median."""
+    """Return the median of the round-trip seconds from the host's memory, as ``TimesItself.echo`` does for a device."""
     times, values = list[float](), np.zeros_like(end.slot(into, 0)) if begins else None
     for run in runs:
         begin = time.perf_counter()
@@ -79,14 +79,15 @@ def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> f
 
 
 def transfer_name(a: int, b: int, nbytes: int) -> str:
-    """A transfer's name."""
+    """Return the name of a measured transfer."""
     return f"from_{a}_to_{b}_{nbytes}"
 
 
 def in_parallel(
     calls: Mapping[int, Callable[[], Any]], tell: Callable[[int, BaseException], None] = lambda number, problem: None
 ) -> dict[int, Any]:
-    """What each call gives, a thread each but the first; raises what went wrong first. Who fails may ``tell`` the others."""
+    """Return the result of each call, run in one thread each except the first; raises the first error. ``tell`` is called with
+    each failed call's number and error."""
     if not calls:
         return {}
     found, problems = dict[int, Any](), list[BaseException]()

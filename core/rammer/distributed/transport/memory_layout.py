@@ -1,4 +1,4 @@
-"""Where everything that crosses arrives: slots for tensors, and words for flags, in the memory that each device exposes."""
+"""Layout of exposed memory: slots for tensors, and words for flags, in the memory that each device exposes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from rammer.distributed.distributed_program import Transfer
 
 __all__ = ["ALIGNED", "LAST_WORDS", "SLACK", "WORD", "Exposed", "Slots", "record_words", "round_up"]
 
-#: Bytes; slots begin at multiples of it, so that every load of a vector is aligned as in a device's own memory.
+#: Bytes; slots start at multiples of it, so that every vector load is aligned as in a device's memory.
 ALIGNED: Final = 256
-#: Bytes behind each slot that belong to nobody: kernels may load whole vectors.
+#: Unused bytes after each slot: kernels may load whole vectors.
 SLACK: Final = 256
 #: Bytes of a word: a run's number.
 WORD: Final = 8
-#: Bytes in which each device tells another one why it ended.
+#: Bytes of the message in which each device reports to another why it ended.
 LAST_WORDS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """First bytes: in the target's memory of the slots and of the words that say what is in them, in the source's of the words
-    that say which slots are free again. ``stride`` is from slot to slot. Of a tensor whose shape is a run's, slots hold a
-    ``record_words`` of it, and more words of the source, ``acks``, say what was read from its pool."""
+    """Byte offsets of one transfer: slots and flags in the target's memory, credits in the source's.
+
+    Flags describe the content of slots, credits mark free slots. ``stride`` is the distance between slots. For a dynamic shape,
+    slots hold a record of ``record_words`` words, and ``acks`` in the source's memory mark tensors read from its pool."""
 
     slots: int
     stride: int
@@ -39,10 +40,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class Exposed:
-    """Everything that crosses between ``devices`` (their names), in ``depth`` slots each: so many runs may be in flight. All
-    devices derive the same one, so that only the addresses where their memory begins are exchanged. ``rooms`` are what each
-    device asks of arrays that its programs read where they are, and slots have: they begin there, and behind the last one are
-    the bytes that may be read."""
+    """The exposed memory for all transfers between ``devices`` (their names), with ``depth`` slots each: the runs in flight.
+
+    All devices derive equal layouts, so that only the base addresses of their memory are exchanged. ``rooms`` are each device's
+    requirements on arrays accessed in place. Slots meet their alignment, and the readable bytes follow the last slot."""
 
     devices: tuple[str, ...]
     transfers: tuple[Transfer, ...]
@@ -57,12 +58,12 @@ class Exposed:
 
     @cached_property
     def transfer(self) -> dict[str, Transfer]:
-        """By name."""
+        """The transfers by name."""
         return {t.name: t for t in self.transfers}
 
     @cached_property
     def _layout_plan(self) -> tuple[dict[str, Slots], tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Places by transfer, and of each device the bytes that it exposes and its pool."""
+        """Slots by transfer, the exposed bytes of each device, and its pool."""
         words = WORD * self.depth
         tops = [LAST_WORDS * len(self.devices)] * len(self.devices)
         flags, credits, places = dict[str, int](), dict[str, int](), dict[str, Slots]()
@@ -84,47 +85,47 @@ class Exposed:
         return places, tuple(sizes), tuple(pools)
 
     def room(self, device: int) -> HostRoom:
-        """What ``device`` asks of arrays."""
+        """Return the array requirements of ``device``."""
         return self.rooms[device] if self.rooms else ANY
 
     def pool(self, device: int) -> tuple[int, int]:
-        """First byte and bytes of the memory in which ``device`` keeps tensors whose shape is a run's: room for all of one run at
-        the most; of shorter runs several have room."""
+        """Return first byte and size of the pool in which ``device`` stores dynamic-shape tensors. It holds all tensors of one
+        run at maximal size, or of several shorter runs."""
         return self._layout_plan[2][device]
 
     @property
     def aligned(self) -> int:
-        """What each device's memory, and slots in it, begin at a multiple of."""
+        """The alignment of each device's memory and of the slots in it."""
         return int(np.lcm.reduce([ALIGNED, *(room.aligned for room in self.rooms)]))
 
     @property
     def places(self) -> dict[str, Slots]:
-        """By transfer."""
+        """The slots by transfer."""
         return self._layout_plan[0]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes by device."""
+        """The exposed bytes by device."""
         return self._layout_plan[1]
 
     def last_words(self, device: int) -> int:
-        """Where in everybody's memory ``device`` tells why it ended."""
+        """Return the offset in every memory at which ``device`` writes why it ended."""
         return LAST_WORDS * device
 
     def called(self, device: int) -> str:
-        """A device in messages."""
+        """Return the name of a device for messages."""
         return f"device {device} ({self.devices[device]})"
 
     def arriving(self, device: int) -> Sequence[Transfer]:
-        """What ``device`` receives."""
+        """Return the transfers that ``device`` receives."""
         return [t for t in self.transfers if t.target == device]
 
 
 def record_words(transfer: Transfer) -> int:
-    """Words of what is told of a tensor whose shape is a run's: its extents, and where it begins in the source's memory."""
+    """Return the words of the record of a dynamic-shape tensor: its extents, and its address in the source's memory."""
     return len(transfer.type.shape) + 1
 
 
 def round_up(n: int, step: int) -> int:
-    """The next multiple."""
+    """Round ``n`` up to a multiple of ``step``."""
     return -(-n // step) * step

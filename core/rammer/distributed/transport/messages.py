@@ -1,10 +1,10 @@
-"""``messages``: one process a device, joined by MPI's messages (mpi4py), for hosts that are apart.
+"""Transport ``messages``: one process a device, connected by MPI messages (mpi4py), for processes on different hosts.
 
-One-sided data is ordered before its flag only by an answer of the target, which is far away here. Messages of one process to
-another are received in the order in which they were sent (MPI 4.0, 3.5: they do not overtake), so a tensor and its flag take one
-way. A write is a header (which memory, where, how many bytes) and the bytes; its target receives them where they belong, with no
-memory between that is ours. That is two-sided: the target takes part whenever it waits or writes, and what comes while it
-computes lies in buffers of MPI and the system until then.
+One-sided data is ordered before its flag only by a reply of the target, which is slow between hosts. Messages between two
+processes do not overtake each other (MPI 4.0, 3.5), so a tensor and its flag use the same channel. A write is a header (memory,
+offset, size) and the bytes. The target receives them directly at their destination, without an intermediate buffer of ours.
+Transfers are two-sided: the target receives whenever it waits or writes. Messages that arrive while it computes stay in buffers
+of MPI and the system.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Trans
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure
 
-#: Words of a header: which memory, the first byte there, bytes. A process's last header has END for its memory.
+#: Words of a header: memory, first byte there, bytes. A process's last header has END for its memory.
 HEADER: Final = 3
 END: Final = -1
-#: Bytes of a message. MPI sends small ones at once, and asks for large ones first whether they may come: a round trip. Open MPI's
+#: Bytes of a message. MPI sends small messages at once, and negotiates large ones first: a round trip. Open MPI's
 #: limit over TCP is 64 KiB (``ompi_info --param btl tcp --level 9``, btl_tcp_eager_limit).
 PIECE: Final = 48 << 10
 #: Tags of headers and of bytes.
@@ -35,14 +35,14 @@ ABOUT, BYTES = 1, 2
 
 @dataclass
 class Source:
-    """What comes from another process: the receives of a write that is not all there yet, and whether more will come."""
+    """The state of receiving from another process: the receives of an incomplete write, and a flag for its end."""
 
     pending: list[Any] = field(default_factory=list)
     over: bool = False
 
 
 class Mailbox:
-    """What this process exposes, by number in the order of exposing, and the messages between it and the others."""
+    """The memories that this process exposes, numbered in order of exposure, and its messages to and from other processes."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.memories: list[Array] = []
@@ -51,7 +51,8 @@ class Mailbox:
         self._sources = {rank: Source() for rank in range(comm.size) if rank != comm.rank}
 
     def send(self, target: int, number: int, place: int, values: Array) -> None:
-        """Return when MPI has taken all; takes in what comes meanwhile, or two that write to each other would wait for ever."""
+        """Send values and return when MPI has accepted all. Receives meanwhile: two processes that write to each other would
+        deadlock."""
         mpi, comm = self._mpi, self._comm
         header = np.array([number, place, values.size], np.int64)
         sent = [comm.Isend(header, target, ABOUT)]
@@ -63,7 +64,7 @@ class Mailbox:
             rest_between_polls(polls)
 
     def receive(self) -> None:
-        """Take in what has come, from each process in its order."""
+        """Receive available messages, from each process in order."""
         for rank, source in self._sources.items():
             while self._has_arrived(source) and not source.over and self._comm.Iprobe(rank, ABOUT):
                 self._comm.Recv(self._header, rank, ABOUT)
@@ -84,18 +85,18 @@ class Mailbox:
         return not source.pending
 
     def end(self) -> None:
-        """Say that no more comes."""
+        """Send the end marker to all processes."""
         for rank in self._sources:
             self.send(rank, END, 0, np.zeros(0, np.uint8))
 
     @property
     def over(self) -> bool:
-        """Whether all others have said so, and everything is here."""
+        """True if all other processes have sent the end marker and all data has arrived."""
         return all(source.over for source in self._sources.values())
 
 
 class MessageFabric:
-    """This process's device, by its rank, and the others'."""
+    """A fabric of this process's device, by its rank, and those of other processes."""
 
     def __init__(self, party: Party) -> None:
         self.party, self._mpi = party, MpiFabric(party)
@@ -104,11 +105,10 @@ class MessageFabric:
         self._closed = False
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """As with windows."""
         return self._mpi.meet(words, seconds)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """An allocation; all say that theirs is there, so the first write finds one."""
+        """Allocate the memory, and synchronise so that the first write finds it."""
         rank, watch = self.mine[0], self._mpi.watch
         if self._box is None:
             watch.doing("opening a communicator")
@@ -120,7 +120,7 @@ class MessageFabric:
         return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
 
     def close(self, failed: bool = False) -> None:
-        """Nothing is on the way when MPI ends, unless one has failed."""
+        """Receive all outstanding messages before MPI ends, unless a process has failed."""
         if self._closed:
             return
         self._closed = True
@@ -134,25 +134,25 @@ class MessageFabric:
 
 
 class MessageWriter:
-    """Writes into memory ``number`` of other processes."""
+    """A writer into memory ``number`` of other processes."""
 
     def __init__(self, mpi: Any, box: Mailbox, number: int, watch: Watch) -> None:
         self.memory: Array = box.memories[number]
         self._mpi, self._box, self._number, self._watch = mpi, box, number, watch
 
     def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
-        """MPI has taken it, and brings it in order: what is written next is seen later."""
+        """Send the values through MPI, which preserves the order: later writes become visible later."""
         try:
             self._box.send(target, self._number, place, values)
         except self._mpi.Exception as problem:
             raise DeviceFailure(f"MPI failed to send to device {target}: {problem}") from problem
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
-        """Polls: at first at once, later between naps."""
+        """Poll until ready: first continuously, later with sleeps."""
         poll_until(ready, ended, seconds, self._box.receive)
 
     def watched(self, doing: str, last: str = "") -> None:
-        """The watch ends the process where MPI blocks for too long."""
+        """Set the watch, which ends the process if MPI blocks for too long."""
         self._watch.doing(doing, last)
 
 
@@ -160,7 +160,7 @@ def _open(party: Party) -> Fabric:
     return open_fabric(MessageFabric, party, "messages")
 
 
-#: For devices of several processes whose hosts have an ordinary network between them.
+#: The transport for devices of several processes whose hosts are connected by an ordinary network.
 MESSAGES = Transport(
     "messages", "messages of mpi4py, received where they are read, a process a device", MPI.probe, MPI.connects, _open, -1, far=1
 )

@@ -1,10 +1,10 @@
-"""``mpi``: one process a device, joined by MPI's one-sided windows (mpi4py), over whatever network MPI has.
+"""Transport ``mpi``: one process a device, connected by MPI's one-sided windows (mpi4py), over any network of MPI.
 
-A window is locked by all for good. A payload is ``Put`` and flushed, so it is there before its flag is on the way; the flag is
-then put, and nobody waits for it: before its word is written again, the other side has answered. Who waits reads its own memory
-and lets MPI work, which networks without hardware for it need to bring a write in.
+All processes lock a window permanently. A payload is ``Put`` and flushed, so it arrives before its flag is sent. The flag is put
+without a flush: before its word is written again, the other side has answered. A waiting process reads its memory and lets MPI
+progress, since networks without hardware support need that to deliver a write.
 
-MPI has no time limits: what blocks in it is ended by a thread that watches (``watchdog.py``), with the process.
+MPI has no time limits: a watchdog thread (``watchdog.py``) ends the process if a call blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site,
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure, MissingDependency, of_system
 
-#: Polls before a waiting process offers its core to others, and before it sleeps between polls.
+#: Polls before a waiting process yields its core, and before it sleeps between polls.
 EAGER, PATIENT = 300, 3000
-#: Seconds between polls of one that has waited for long.
+#: Seconds between polls after a long wait.
 NAP = 5e-5
-#: Polls between two looks at whether somebody has ended.
+#: Polls between two checks for a device that has ended.
 SELDOM = 64
 
 
 class MpiFabric:
-    """This process's device, by rank, and the others'."""
+    """A fabric of this process's device, by rank, and those of other processes."""
 
     def __init__(self, party: Party) -> None:
         self.party, self.mpi = party, load_mpi(party.timeout)
@@ -45,7 +45,7 @@ class MpiFabric:
         self._closed = False
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """Lengths, then texts, of all."""
+        """Exchange the words of all processes: lengths first, then texts."""
         rank, size = self.comm.rank, self.comm.size
         own = np.frombuffer(words[rank].encode(), np.uint8).copy()
         counts, length = np.zeros(size, np.int64), np.array([own.size], np.int64)
@@ -69,7 +69,7 @@ class MpiFabric:
             rest_between_polls(polls)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """MPI allocates the window: of processes of one host it is memory that they share."""
+        """Allocate a window by MPI; between processes of one host it is shared memory."""
         mpi, rank = self.mpi, self.comm.rank
         info = mpi.Info.Create()
         info.Set("alloc_shared_noncontig", "true")
@@ -88,7 +88,8 @@ class MpiFabric:
         return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
 
     def close(self, failed: bool = False) -> None:
-        """All free their windows; one that has failed leaves that to the end of the process, which nobody waits for."""
+        """Free the windows in all processes. A process that has failed frees nothing, since other
+        processes do not wait for it."""
         if self._closed:
             return
         self._closed = True
@@ -106,13 +107,13 @@ class MpiFabric:
 
 
 class MpiWriter:
-    """Writes into others' windows; ``starts`` are where their memory begins there."""
+    """A writer into other processes' windows; ``starts`` are the offsets of their memory."""
 
     def __init__(self, mpi: Any, window: Any, comm: Any, memory: Array, starts: list[int], watch: Watch) -> None:
         self.memory, self._mpi, self._window, self._comm, self._starts, self._watch = memory, mpi, window, comm, starts, watch
 
     def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
-        """At the target when this returns, but for the ``last``, which is on its way: that saves a round trip."""
+        """Write values, complete at the target on return except for the ``last``, which saves a round trip."""
         mpi = self._mpi
         try:
             self._window.Put([values, mpi.BYTE], target, [self._starts[target] + place, values.size, mpi.BYTE])
@@ -121,7 +122,7 @@ class MpiWriter:
             raise DeviceFailure(f"MPI failed to write to device {target}: {problem}") from problem
 
     def read(self, source: int, place: int, into: Array) -> None:
-        """A get, flushed: it is here when this returns."""
+        """Read bytes by a flushed get, complete on return."""
         mpi = self._mpi
         try:
             self._window.Get([into, mpi.BYTE], source, [self._starts[source] + place, into.size, mpi.BYTE])
@@ -130,27 +131,27 @@ class MpiWriter:
             raise DeviceFailure(f"MPI failed to read from device {source}: {problem}") from problem
 
     def kept(self) -> None:
-        """The window's copies of memory are one from here on."""
+        """Synchronise the window's copies of memory."""
         self._window.Sync()
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
-        """Polls: at first at once, later between naps."""
+        """Poll until ready: first continuously, later with sleeps."""
         window, comm, any_source = self._window, self._comm, self._mpi.ANY_SOURCE
 
         def work() -> None:
             window.Sync()
-            comm.Iprobe(any_source)  # lets MPI work
+            comm.Iprobe(any_source)  # lets MPI progress
 
         poll_until(ready, ended, seconds, work)
 
     def watched(self, doing: str, last: str = "") -> None:
-        """The watch ends the process where MPI blocks for too long."""
+        """Set the watch, which ends the process if MPI blocks for too long."""
         self._watch.doing(doing, last)
 
 
 def poll_until(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float, work: Callable[[], None]) -> bool:
-    """Let MPI ``work`` until ``ready``, for so long or until somebody has ``ended``; whether it is ready. At first without a
-    pause, later between naps."""
+    """Call ``work`` until ``ready``, until another device has ``ended``, or for ``seconds`` at most; return True if ready. Polls
+    continuously at first, later with sleeps."""
     deadline, polls = time.monotonic() + seconds, 0
     while not ready():
         work()
@@ -162,13 +163,13 @@ def poll_until(ready: Callable[[], bool], ended: Callable[[], bool], seconds: fl
 
 
 def rest_between_polls(polls: int) -> None:
-    """Between two polls, after so many."""
+    """Sleep between two polls, depending on the number of ``polls``."""
     if polls > EAGER:
         time.sleep(NAP if polls > PATIENT else 0)
 
 
 def open_fabric(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric:
-    """The fabric of transport ``name``; what the system refuses is told as such."""
+    """Open the fabric of transport ``name``. System errors are converted to RammerErrors."""
     try:
         return fabric(party)
     except Exception as problem:
@@ -178,7 +179,7 @@ def open_fabric(fabric: Callable[[Party], Fabric], party: Party, name: str) -> F
 
 
 def _probe_mpi() -> None:
-    """Look for what is needed, without beginning MPI."""
+    """Check the requirements without initialising MPI."""
     from importlib.util import find_spec
 
     if find_spec("mpi4py") is None:
@@ -195,5 +196,5 @@ def _open(party: Party) -> Fabric:
     return open_fabric(MpiFabric, party, "mpi")
 
 
-#: For devices of several processes, on one host or several.
+#: The transport for devices of several processes, on one host or several.
 MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe_mpi, _link_refusal, _open, reads=True)

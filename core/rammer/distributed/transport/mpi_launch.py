@@ -1,8 +1,7 @@
-"""How MPI begins and ends in a process that a launcher has started, who else was started, and on which host each one is.
+"""MPI initialisation and shutdown in launched processes, the number of processes, and their hosts.
 
-MPI has no time limits, and mpi4py holds Python's lock while MPI begins and ends. So both are called without it, and a thread that
-watches ends a process whose peers do not come.
-"""
+MPI has no time limits, and mpi4py holds Python's lock during initialisation and shutdown. Both are therefore called without the
+lock, and a watchdog thread ends a process whose peers do not arrive."""
 
 from __future__ import annotations
 
@@ -34,45 +33,43 @@ __all__ = [
     "start_timeout",
 ]
 
-#: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
+#: Variables in which launchers store the number of processes: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-#: How many of them are on this host.
+#: Variables with the number of processes on this host.
 NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-#: How much longer than for one transfer (``Joining.timeout``) a process waits for others to start, on a busy machine or from a
-#: disk that is far away; and to end when its own work is over: one of them may still write large files.
+#: Factors on the transfer timeout (``Joining.timeout``). Start: other processes may load slowly, on a busy machine or from a
+#: remote disk. End: other processes may still write large files.
 STARTS, ENDS = 6, 12
 _LEAVING: Final[list[Watch]] = []
 
 
 def launched_processes() -> int:
-    """How many processes a launcher of MPI has started; 1 where none did."""
+    """Return the number of processes that an MPI launcher has started; 1 without a launcher."""
     said = [os.environ[name] for name in SIZES if name in os.environ]
     return max([1, *(number for s in said if (number := whole_number(s)) is not None)])
 
 
 def is_multi_host() -> bool:
-    """Whether the launcher says that the processes are of several hosts."""
+    """Return True if the launcher reports processes on several hosts."""
     said = [os.environ[name] for name in NEAR if name in os.environ]
     return any(number < launched_processes() for s in said if (number := whole_number(s)) is not None)
 
 
 def start_timeout(timeout: float) -> float:
-    """Seconds that processes may start one behind the other, where one waits ``timeout`` seconds for another."""
+    """Return the seconds within which processes must start, for a transfer timeout of ``timeout`` seconds."""
     return STARTS * timeout
 
 
 def end_timeout(timeout: float) -> float:
-    """Seconds that processes may end one behind the other, where one waits ``timeout`` seconds for another."""
+    """Return the seconds within which processes must end, for a transfer timeout of ``timeout`` seconds."""
     return ENDS * timeout
 
 
 def load_mpi(timeout: float = TIMEOUT) -> Any:
-    """``mpi4py.MPI``, and begins MPI, which all processes do within ``starting(timeout)`` or end; MissingDependency where it or
-    MPI is not there.
+    """Return ``mpi4py.MPI`` after initialising MPI, which all processes do within ``start_timeout(timeout)`` or end.
 
-    With threads that call in turns: Open MPI has no windows over TCP where several may call at once. And without an end at
-    exit: in a process whose peer has died that would wait for it.
-    """
+    Raises MissingDependency if mpi4py or MPI is not installed. Threads must serialise their MPI calls: Open MPI has no windows
+    over TCP if several may call at once. MPI is not finalised at exit: a process whose peer has died would wait for it."""
     try:
         import mpi4py
     except ImportError as problem:
@@ -89,13 +86,13 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
         if code:
             raise DeviceFailure(f"MPI does not begin: {MPI.Get_error_string(code)}")
         for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
-            comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does where it begins MPI itself
+            comm.Set_errhandler(MPI.ERRORS_RETURN)  # as in mpi4py's initialisation
     return MPI
 
 
 @contextmanager
 def watch_collective(doing: str, seconds: float) -> Iterator[None]:
-    """What all processes do together; the process ends where that takes longer."""
+    """Watch a collective operation in this context; the process ends if it takes longer than ``seconds``."""
     watch = Watch("a process", seconds)
     watch.doing(f"{doing} together with the other processes")
     try:
@@ -105,13 +102,13 @@ def watch_collective(doing: str, seconds: float) -> Iterator[None]:
 
 
 def rank_and_size(timeout: float = TIMEOUT) -> tuple[int, int]:
-    """This process's rank, and how many there are; ``timeout`` as of ``load_mpi``."""
+    """Return this process's rank and the number of processes; ``timeout`` is that of ``load_mpi``."""
     comm = load_mpi(timeout).COMM_WORLD
     return comm.rank, comm.size
 
 
 def first_on_host(timeout: float = TIMEOUT) -> int:
-    """The lowest rank of those that share memory with this one. All processes ask together."""
+    """Return the lowest rank of the processes that share memory with this one. All processes must call it."""
     mpi = load_mpi(timeout)
     with watch_collective("asking who is on one host", start_timeout(timeout)):
         here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
@@ -121,7 +118,7 @@ def first_on_host(timeout: float = TIMEOUT) -> int:
 
 
 def said_by_ranks(numbers: Sequence[int], timeout: float = TIMEOUT) -> list[list[int]]:
-    """What each rank says, as many numbers each. All processes ask together."""
+    """Return the ``numbers`` of each rank, equally many each. All processes must call it."""
     comm = load_mpi(timeout).COMM_WORLD
     found = np.zeros((comm.size, len(numbers)), np.int64)
     with watch_collective("telling each other numbers", start_timeout(timeout)):
@@ -130,15 +127,15 @@ def said_by_ranks(numbers: Sequence[int], timeout: float = TIMEOUT) -> list[list
 
 
 def leave_at_exit(timeout: float = TIMEOUT) -> None:
-    """At the end of the process, leave MPI when all others do, within ``ending(timeout)``, of which the first call says how long
-    that is. The watch begins now: no thread does at the end."""
+    """Finalise MPI at exit, together with all processes, within ``end_timeout(timeout)`` of the first call's timeout. The watch
+    starts now: threads cannot start at exit."""
     if not _LEAVING:
         _LEAVING.append(Watch("a process", end_timeout(timeout), hears=False))
         atexit.register(_finalize_mpi, load_mpi(), _LEAVING[0])
 
 
 def cancel_leave() -> None:
-    """After a failure nobody is waited for, also where ``leave_at_exit`` was asked before."""
+    """Cancel ``leave_at_exit`` after a failure: the process then ends without waiting for others."""
     atexit.unregister(_finalize_mpi)
 
 

@@ -1,8 +1,7 @@
-"""Transport: the frozen manifest of a way between devices, and the protocols behind it.
+"""Transport: the frozen manifest of a transport between devices, and the protocols that it uses.
 
-Importing a manifest imports nothing of a network's; ``open`` does. A *fabric* is what joins the devices of one run, some of them
-this process's own, an *endpoint* is one device's side of it.
-"""
+Importing a manifest imports no network library; ``open`` does. A *fabric* connects the devices of one run, some of them in this
+process. An *endpoint* is one device's side of it."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a device's memory is: the device's name, what its hardware is, the process that drives it, and whether the processes
-    are of several hosts."""
+    """The location of a device's memory: device name, hardware, driving process, and if the processes are of several hosts."""
 
     device: str
     kind: str = "cpu"
@@ -36,91 +34,94 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who takes part: all devices in order, and how long one waits for another (seconds)."""
+    """The participants of a run: all devices in order, and the timeout of a wait (seconds)."""
 
     sites: tuple[Site, ...]
     timeout: float = TIMEOUT
 
 
 class Endpoint(Protocol):
-    """One device's side. Called from one thread. Everything that waits raises DeviceFailure after the party's timeout, or once
-    another device has ended, and says which transfer waits for whom."""
+    """One device's side of a fabric. Called from one thread. Waits raise DeviceFailure after the party's timeout, or once another
+    device has ended; the error names the transfer and the devices."""
 
     counters: Counters
 
     def slot(self, name: str, run: int) -> Array:
-        """The memory that transfer ``name`` of run number ``run`` arrives in; the same again every ``depth`` runs."""
+        """Return the memory in which transfer ``name`` of run number ``run`` arrives; it repeats every ``depth`` runs."""
         ...
 
     def arrived(self, name: str, run: int) -> bool:
-        """Whether it is all there."""
+        """Return True if the tensor has arrived completely."""
         ...
 
     def wait(self, name: str, run: int) -> None:
-        """Return when it is all there."""
+        """Wait until the tensor has arrived completely."""
         ...
 
     def free(self, name: str, run: int) -> bool:
-        """Whether the slot that ``put`` would write is free."""
+        """Return True if the slot that ``put`` would write is free."""
         ...
 
     def put(self, name: str, run: int, values: Array) -> None:
-        """Write a tensor where it is read, when the slot is free, and the flag behind it. ``values`` may change afterwards."""
+        """Write a tensor to its reader when the slot is free, followed by the flag. ``values`` may change afterwards."""
         ...
 
     def release(self, name: str, run: int) -> None:
-        """What arrived has been read: its slot is the sender's again."""
+        """Return the slot of an arrived tensor to its sender."""
         ...
 
     def fail(self, why: str) -> None:
-        """Tell all others that this device ends, and why; never raises, never waits long."""
+        """Report to all other devices that this device ends, and why; never raises, never waits long."""
         ...
 
 
 @runtime_checkable
 class RunsParts(Protocol):
-    """An endpoint may also run its device's part itself: waits, steps and writes are queued on the device, and no host is between
+    """An endpoint that runs its device's part itself. Waits, steps and writes are queued on the device, without the host between
     the steps of a run."""
 
     def part(self, spread: DistributedProgram, device: int, backend: Backend) -> Any:
-        """In the place of ``rammer.distributed.runtime.device_part.BoundPart``: it has ``go``, ``notes`` and ``close``."""
+        """Return the executor in place of ``rammer.distributed.runtime.device_part.BoundPart``: with ``go``, ``notes`` and
+        ``close``."""
         ...
 
 
 @runtime_checkable
 class TimesItself(Protocol):
-    """An endpoint may also time by itself what links are measured by: as its runs write and wait, from its own memory."""
+    """An endpoint that measures its links itself: with its runs' writes and waits, from its memory."""
 
     def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
-        """So many tensors go by transfer ``out`` and come by ``into``, one behind the other, and slots are given back; who
-        ``begins`` sends first, the other one when it has received. ``runs`` are those of both transfers. Seconds of a round,
-        there and back."""
+        """Exchange a tensor per run by transfers ``out`` and ``into``, and return the seconds of a round trip.
+
+        Round trips are sequential and release their slots. The device that ``begins`` sends first, the other after it has
+        received. ``runs`` are those of both transfers."""
         ...
 
 
 class Fabric(Protocol):
-    """The devices of one run, joined."""
+    """The connected devices of one run."""
 
     mine: tuple[int, ...]  #: Numbers of the devices that this process drives.
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """What every device says (of its own ones each process), in order of the devices. DeviceFailure after so long."""
+        """Exchange one text per device and return all in order of the devices. Raises DeviceFailure after ``seconds``."""
         ...
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """All devices' memory is allocated and its addresses exchanged; the endpoints of this process's own devices."""
+        """Allocate the memory of all devices, exchange its addresses, and return the endpoints of this process's devices."""
         ...
 
     def close(self, failed: bool = False) -> None:
-        """Free all memory; all devices together, unless one has ``failed``. Closing again does nothing."""
+        """Free all memory, in all processes together unless one has ``failed``. Closing again does nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A manifest. ``probe`` raises MissingDependency where it cannot work here; ``connects`` says why two sites cannot reach each
-    other by it, and None where they can; of several that can, the one with the highest ``rank`` is taken, and between hosts
-    the one with the highest ``far``."""
+    """The manifest of a transport.
+
+    ``probe`` raises MissingDependency if it cannot work here. ``connects`` returns why two sites cannot reach each other, or None
+    if they can. Among usable transports the highest ``rank`` wins, between hosts the highest ``far``."""
 
     name: str
     summary: str
@@ -129,13 +130,11 @@ class Transport:
     open: Callable[[Party], Fabric]
     rank: int = 0
     far: int = 0
-    reads: bool = False  #: Whether a tensor whose shape a run decides crosses as it is; else as it is at the most.
-    apart: bool = (
-        False  #: Whether its devices are hardware of their own, so that what runs on one can be timed beside the others.
-    )
-    #: The ways between so many devices, where they are known and not measured.
+    reads: bool = False  #: True if dynamic-shape tensors cross at their current shape, else at the maximum.
+    apart: bool = False  #: True if each device is separate hardware, so that all can be timed concurrently.
+    #: The links between a number of devices, if fixed instead of measured.
     links: Callable[[int], Sequence[Link]] | None = None
-    #: What runs take on its devices, where these are simulated, as notes.
+    #: Predicted times of runs on simulated devices, as notes.
     played: Callable[[DistributedProgram, Backend], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
@@ -143,6 +142,6 @@ class Transport:
             raise ValueError(f"transport name {self.name!r} is no identifier")
 
     def joins(self, sites: Sequence[Site]) -> str | None:
-        """Why not all of ``sites`` reach each other, or None."""
+        """Return the reason why two of ``sites`` cannot reach each other, or None if all can."""
         pairs = [(a, b) for i, a in enumerate(sites) for b in sites[i + 1 :]]
         return next((why for a, b in pairs if (why := self.connects(a, b)) is not None), None)

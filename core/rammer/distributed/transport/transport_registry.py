@@ -1,4 +1,4 @@
-"""Which transport joins some devices: those of the core, and plugins'."""
+"""Selection of the transport between devices, among those of the core and of plugins."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ BUILT_IN = (LOCAL, MPI, MESSAGES)
 
 
 def list_transports(registry: Registry, apart: bool = False) -> list[Transport]:
-    """All there are, the best first; the best between hosts where devices are ``apart``."""
+    """Return all transports, best first; ``apart`` orders them for devices on different hosts."""
     return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-(t.far if apart else t.rank), t.name))
 
 
 def choose_transport(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
-    """The best one, or that of this ``name``, that joins all ``sites`` and works here. DeviceUnavailable says what each lacks."""
+    """Return the best transport, or the one called ``name``, that connects all ``sites`` and works here. Raises DeviceUnavailable
+    with the reason for each transport."""
     why = dict[str, str]()
     known = list_transports(registry, any(s.apart for s in sites))
     for transport in known:
@@ -42,6 +43,6 @@ def choose_transport(registry: Registry, sites: Sequence[Site], name: str = "") 
 
 
 def known_links(registry: Registry, sites: Sequence[Site]) -> Sequence[Link]:
-    """The ways between ``sites`` where the best transport that joins them knows them, else none."""
+    """Return the fixed links between ``sites`` of the best transport, or an empty sequence if they must be measured."""
     best = next((t for t in list_transports(registry, any(s.apart for s in sites)) if t.joins(sites) is None), None)
     return best.links(len(sites)) if best is not None and best.links is not None else ()

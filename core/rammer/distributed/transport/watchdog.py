@@ -1,4 +1,4 @@
-"""Ends a process that waits for another one inside a call that has no time limit, with an error that says what for."""
+"""A watchdog that ends a process blocked in a call without a time limit, with an error that describes the wait."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final
 
 from rammer.errors import DeviceFailure, to_printable
 
-#: Seconds after which a device that waits for another one gives up.
+#: Timeout in seconds of a wait for another device.
 TIMEOUT: Final = 10.0
-#: Seconds that a wait with a limit of its own has, besides that, to end by itself.
+#: Additional seconds for a wait that enforces a time limit itself.
 GRACE: Final = 2.0
-#: Seconds between two looks.
+#: Seconds between two checks.
 TICK: Final = 0.25
 
 
 class Watch:
-    """A thread of its own. It also ``hears`` that a launcher ends this process (SIGTERM), as launchers do when another one has
-    died, and says what was being waited for then."""
+    """A watchdog thread. If it ``hears`` SIGTERM, which launchers send after another process has died, it reports the current
+    wait and ends the process."""
 
     def __init__(self, who: str, timeout: float, hears: bool = True) -> None:
         self.who, self.timeout, self._what, self._last, self._since, self._over = who, timeout, "", "", 0.0, False
@@ -38,12 +38,13 @@ class Watch:
         self._thread.start()
 
     def doing(self, what: str, last: str = "") -> None:
-        """From now on; "" for nothing that can hang. With ``last`` it has only a short time, and that is said in the end."""
+        """Set the current activity; "" for one that cannot hang. With ``last`` the time is short and ``last`` is the final
+        message."""
         self._what, self._last, self._since = "", last, time.monotonic()
         self._what = what
 
     def close(self) -> None:
-        """End the thread, and give signals back."""
+        """End the thread and restore the signal handlers."""
         if self._over:
             return
         self._over = True
@@ -71,11 +72,11 @@ class Watch:
 
 
 def _handle_signal(*_: object) -> None:
-    """The watch hears it by its pipe: also while Python is in a call that takes long."""
+    """Do nothing: the watch receives the signal by its pipe, even during a long call in Python."""
 
 
 def _exit_process(what: str, why: str) -> None:
-    """End the process as an error does."""
+    """End the process with the message and exit code of a DeviceFailure."""
     sys.stderr.write(f"rammer: error: {to_printable(str(DeviceFailure(why, where=what)))}\n")
     sys.stderr.flush()
     os._exit(DeviceFailure.exit_code)

@@ -1,1 +1,1 @@
-"""From a Model and input shapes to a Graph: inference, folding, if-conversion."""
+"""Binding of a Model to input shapes: inference, folding, if-conversion."""

@@ -1,4 +1,4 @@
-"""The state of the walk that binds a model: scopes of names, loops that are met, and what control flow rules use of a Binder."""
+"""State of the walk that binds a model: scopes of names, visited loops, and the Binder interface of control flow rules."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from onnx import GraphProto, NodeProto
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
 
-#: Most operators that all steps of a loop may be, those of the loops in it included.
+#: Maximum number of operators of an unrolled loop, including its inner loops.
 MOST_UNROLLED: Final = 1024
 
 
 class TooManyOperators(Exception):
-    """An outermost loop whose steps are more than ``MOST_UNROLLED`` operators."""
+    """Error for an outermost loop that unrolls to more than ``MOST_UNROLLED`` operators."""
 
 
 @dataclass
 class UnrollBudget:
-    """Operators that the outermost loop may still be unrolled into; None outside of loops."""
+    """The remaining operators that the outermost loop may be unrolled into; None outside of loops."""
 
     left: int | None = None
 
     @contextmanager
     def of_loop(self) -> Iterator[None]:
-        """Unroll one loop meanwhile. Raises TooManyOperators from the outermost one."""
+        """Unroll one loop in this context. Raises TooManyOperators from the outermost one."""
         outermost = self.left is None
         self.left = MOST_UNROLLED if self.left is None else self.left
         try:
@@ -39,7 +39,7 @@ class UnrollBudget:
             self.left = None if outermost else self.left
 
     def spend(self, operators: int) -> None:
-        """Raise TooManyOperators if the loop has no room for these."""
+        """Raise TooManyOperators if the budget has fewer than ``operators`` left."""
         if self.left is not None:
             self.left -= operators
             if self.left < 0:
@@ -48,8 +48,8 @@ class UnrollBudget:
 
 @dataclass
 class MetLoops:
-    """The Loops and Scans of a model for a range of lengths, but for those in others, in the order in which they are met: those
-    of these numbers ``stay`` operators. ``steps`` are those of each, None where nobody knows."""
+    """The outermost Loops and Scans of a model for a range of lengths, in the order of the walk. Loops with the numbers in
+    ``stay`` remain operators. ``steps`` are their trip counts, None if unknown."""
 
     stay: Collection[int] = ()
     steps: list[int | None] = field(default_factory=list)
@@ -57,7 +57,7 @@ class MetLoops:
 
     @contextmanager
     def met(self, steps: int | None) -> Iterator[bool]:
-        """One is walked over meanwhile; whether it stays."""
+        """Visit a loop in this context; yields True if it remains an operator."""
         number = len(self.steps)
         self.steps += [] if self._depth else [steps]
         self._depth += 1
@@ -69,24 +69,24 @@ class MetLoops:
 
 @dataclass
 class Scope:
-    """Where operators are walked: what their names mean, at which opsets, and how results like to be called."""
+    """The scope of a walk over operators: values by ONNX name, opsets, and preferred names of results."""
 
     values: MutableMapping[str, str]
     opsets: Mapping[str, int]
-    #: ONNX name -> the ONNX name after which the result is named instead (a function's body has names of its own).
+    #: ONNX name -> the ONNX name by which the result is named instead (the body of a function has separate names).
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def opset(self, proto: NodeProto) -> int:
-        """The version of the operator's domain."""
+        """Return the version of the operator's domain."""
         return self.opsets["" if proto.domain == "ai.onnx" else proto.domain]
 
     def inner(self) -> Scope:
-        """For a body, which may read what is known here."""
+        """Return a scope for a body, which may read the values of this scope."""
         return Scope(ChainMap({}, self.values), self.opsets)
 
 
 class BindState(Protocol):
-    """The walk as rules for control flow see it (``bind.Binder``): values and operators so far, and ways to add some."""
+    """The walk as rules for control flow see it (``binder.Binder``): its values and operators, and methods to add more."""
 
     lowered: Container[tuple[str, str]]
     nodes: list[Node]
@@ -96,13 +96,13 @@ class BindState(Protocol):
     budget: UnrollBudget
 
     def initializers(self, graph: GraphProto, scope: Scope) -> None:
-        """Make the constants of ``graph`` known."""
+        """Add the constants of ``graph`` to the scope."""
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: Scope) -> None:
-        """Bind ``onnx_name`` to a known value."""
+        """Bind ``onnx_name`` to a constant value."""
 
     def nodes_of(self, order: Sequence[NodeProto], outputs: Iterable[str], scope: Scope) -> None:
-        """Walk over the operators that ``outputs`` need, extending ``scope`` by what they compute."""
+        """Walk over the operators that ``outputs`` need, and add their results to ``scope``."""
 
     def step(self, proto: NodeProto, scope: Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""

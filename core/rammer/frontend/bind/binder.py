@@ -1,9 +1,9 @@
-"""From a Model and input shapes to a Graph: one forward walk that infers types and folds what is known.
+"""Binding of a Model to input shapes: one forward walk that infers types and folds constants.
 
-With static input shapes every shape computation in the model is a constant, so a single pass in
-topological order suffices: each operator is typed by ONNX's own inference (given the values of its
-known operands), evaluated if all operands are known, replaced by the taken branch (If with a known
-condition) or by its body (an operator that ONNX defines by others and nobody lowers).
+With static input shapes every shape computation in the model is a constant, so a single pass in topological order suffices. Each
+operator is typed by ONNX's inference (given the values of its constant operands), and evaluated if all operands are constant. An
+If with a constant condition is replaced by its branch. An operator without a lowering that ONNX defines by others is replaced by
+its body.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, make_identifier, shorten_name
 from rammer.ir.types import KNOWN, TensorType, is_float
 
-#: Operands that were float attributes of older opsets.
+#: Operands that were float attributes in older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
-#: Operators whose result follows from the type of their input alone.
+#: Operators whose result depends only on the type of their input.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
 
 def bind(model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
-    """``model`` with static types everywhere and everything folded that its input shapes determine.
+    """Return ``model`` with static types everywhere, and everything folded that its input shapes determine.
 
-    ``shapes`` maps input names to extents (inputs with a static shape may be left out); ``lowered``
-    contains the (domain, operator) pairs to keep although ONNX defines them by other operators.
-    Raises BadInput for a shape that is missing or contradicts the model, for an operator that does not
-    accept its operands and for a shape that depends on run-time data.
+    ``shapes`` maps input names to extents (inputs with a static shape may be left out). ``lowered`` contains the (domain,
+    operator) pairs to keep although ONNX defines them by other operators. Raises BadInput for a missing shape, one that
+    contradicts the model, or one that depends on run-time data. Also raises BadInput for an operator that does not accept its
+    operands.
     """
     graph, rest = bind_until(model, shapes, lowered)
     if rest is not None:
@@ -73,8 +73,10 @@ def bind(model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REG
 def bind_until(
     model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY, ranged: MetLoops | None = None
 ) -> tuple[Graph, DeferredModel | None]:
-    """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
-    waits for it. Without a Rest the Graph is all of the model. ``ranged``, which gets loops: data of shapes stays computed."""
+    """Bind like ``bind``, up to operators with data-dependent shapes.
+
+    The Graph computes the inputs of the DeferredModel, under their ONNX names. Without a DeferredModel the Graph is the whole
+    model. ``ranged`` records loops, and values computed from shapes are then not folded."""
     model.check_files()
     walk = Binder(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
@@ -127,7 +129,7 @@ def _assemble_graph(model: Model, walk: Binder, inputs: tuple[Value, ...], outpu
 
 @dataclass
 class Binder:
-    """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
+    """The state of the walk. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
 
     lowered: Container[tuple[str, str]]
     custom: CustomOperators = field(default_factory=dict)
@@ -135,33 +137,31 @@ class Binder:
     types: MutableMapping[str, TensorType] = field(default_factory=dict)
     known: MutableMapping[str, np.ndarray] = field(default_factory=dict)
     taken: Names = field(default_factory=Names)
-    #: Graph outputs' ONNX name -> the identifier kept for them.
+    #: Graph outputs' ONNX name -> the identifier reserved for them.
     reserved: dict[str, str] = field(default_factory=dict)
-    stored: int = 0  #: Bytes of the constants that the file has.
-    ranged: MetLoops | None = None  #: Of one length of a range.
-    shaped: set[str] = field(default_factory=set)  #: Constants that follow from shapes.
-    budget: UnrollBudget = field(default_factory=UnrollBudget)  #: Of loops that are being unrolled.
+    stored: int = 0  #: Bytes of the constants in the file.
+    ranged: MetLoops | None = None  #: Set when binding one length of a range.
+    shaped: set[str] = field(default_factory=set)  #: Constants computed from shapes.
+    budget: UnrollBudget = field(default_factory=UnrollBudget)  #: Of the loops being unrolled.
 
     def initializers(self, graph: GraphProto, scope: Scope, weights: Mapping[str, np.ndarray] = NOTHING) -> None:
-        """Make the constants of ``graph`` known; ``weights`` are those that are not in it."""
+        """Add the constants of ``graph``; ``weights`` are those stored outside of it."""
         for tensor in graph.initializer:
             value = weights[tensor.name] if tensor.name in weights else numpy_helper.to_array(tensor)
             self.stored += value.nbytes
             self.constant(tensor.name, value, scope)
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: Scope) -> None:
-        """Bind ``onnx_name`` to a known value."""
         name = make_identifier(scope.titles.get(onnx_name, onnx_name), self.taken)
         scope.values[onnx_name] = name
         self.known[name] = value
 
     def nodes_of(self, order: Sequence[NodeProto], outputs: Iterable[str], scope: Scope) -> None:
-        """Walk over the operators that ``outputs`` need, extending ``scope`` by what they compute."""
         for proto in model_checks.live_nodes(order, outputs):
             self.step(proto, scope)
 
     def known_shapes(self, readers: Readers, scope: Scope, later: Deferral) -> None:
-        """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come ``later``."""
+        """Walk over the operators with known shapes. The others, and all readers of their results, are added to ``later``."""
         for place, proto in enumerate(readers.order):
             reads = model_checks.node_reads(proto)
             if later.waits(proto, reads):
@@ -172,7 +172,7 @@ class Binder:
             made = len(self.nodes)
             try:
                 self.step(proto, scope)
-                if not later:  # which may read what was there before
+                if not later:  # whose operators may read earlier values
                     readers.passed(place, self.nodes, scope.values, self.known)
             except Unknown as problem:
                 del self.nodes[made:]
@@ -180,11 +180,10 @@ class Binder:
                 later.blocked(proto, host_node(proto, scope.opsets), known, problem)
 
     def foreign(self, name: str) -> bool:
-        """Whether a value is a constant that no device holds."""
+        """Return True if a value is a constant of a type that devices do not hold."""
         return name in self.known and str(self.known[name].dtype) not in KNOWN
 
     def step(self, proto: NodeProto, scope: Scope) -> None:
-        """Fold, inline, expand or keep one operator, whichever is possible first."""
         proto = self.converted(proto, scope)
         reads = {n: scope.values[n] for n in model_checks.node_reads(proto)}
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
@@ -207,7 +206,7 @@ class Binder:
             return
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
-        # One that waits for values is not asked what its body would make of them.
+        # The type of an operator that waits for values is not inferred by its body.
         waits = (_node_domain(proto), proto.op_type) in self.lowered and any(n not in operands for n in shape_operands(proto))
         if not waits and any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
             inferred |= self.types_by_body(schema, proto, types, scope)
@@ -216,8 +215,8 @@ class Binder:
         self.keep(schema, proto, inferred, scope)
 
     def converted(self, proto: NodeProto, scope: Scope) -> NodeProto:
-        """``proto`` with constant operands in the type of its first operand: ONNX's version converter makes them
-        float32 where they were attributes."""
+        """Return ``proto`` with constant operands in the type of its first operand. ONNX's version converter makes them float32
+        where they were attributes."""
         places = [i for i in _MADE_FLOAT.get(proto.op_type, ()) if i < len(proto.input) and proto.input[i]]
         if not places or _node_domain(proto):
             return proto
@@ -236,13 +235,13 @@ class Binder:
         return result
 
     def onnx_type(self, name: str) -> TypeProto:
-        """The ONNX type of a value of the Graph."""
+        """Return the ONNX type of a value of the Graph."""
         if name in self.known:
             return nd.type_proto(self.known[name].dtype, self.known[name].shape)
         return nd.type_proto(np.dtype(self.types[name].dtype), self.types[name].shape)
 
     def fold_type_only(self, proto: NodeProto, scope: Scope) -> bool:
-        """Shape and Size of a value whose type is known."""
+        """Fold Shape or Size of a value whose type is known. Returns False for other operators."""
         if proto.op_type not in _TYPE_ONLY or _node_domain(proto):
             return False
         name = scope.values[proto.input[0]]
@@ -259,7 +258,7 @@ class Binder:
         inferred: Mapping[str, TypeProto],
         scope: Scope,
     ) -> bool:
-        """Evaluate an operator all of whose operands are known, unless the result is large or random."""
+        """Evaluate an operator with constant operands, unless the result is large or random. Returns True if it was folded."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
         made = sum(t.nbytes for t in static.values())
         if nd.is_random(proto) or nd.is_decoding(proto) or not limits.may_fold(made, self.stored):
@@ -267,7 +266,7 @@ class Binder:
         if any(a.HasField("g") for a in proto.attribute):
             return False
         shaped = not self.shaped.isdisjoint(scope.values[n] for n in operands)
-        counted = shaped and any(is_float(t.dtype) for t in static.values())  # no extents, but numbers that follow from them
+        counted = shaped and any(is_float(t.dtype) for t in static.values())  # floats computed from extents
         if self.ranged is not None and (counted or not self.shaped.isdisjoint(scope.values[n] for n in shape_operands(proto))):
             return False
         try:
@@ -276,7 +275,7 @@ class Binder:
             if (_node_domain(proto), proto.op_type) in REGISTRY and isinstance(reason, Unjudged):
                 what = f"{proto.op_type} cannot be computed from its constant operands: {reason}"
                 raise BadInput(what, nd.node_title(proto), "check the model with onnx.checker") from reason
-            # Nothing judged computes it: the operator stays, and what runs it on the host is named.
+            # Without a judged implementation the operator stays, and the program names its host implementation.
             return False
         except Exception as error:
             what = f"{proto.op_type} fails on its constant operands: {nd.first_line(error)}"
@@ -289,7 +288,7 @@ class Binder:
     def types_by_body(
         self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope
     ) -> dict[str, TypeProto]:
-        """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
+        """Infer the output types of an operator that ONNX cannot infer (GroupNormalization), by a trial walk over its body."""
         trial = Binder(
             (),
             self.custom,
@@ -305,7 +304,7 @@ class Binder:
         return {o: trial.onnx_type(names.values[o]) for o in proto.output if o}
 
     def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope) -> bool:
-        """Replace an operator without a lowering by the body that ONNX gives it."""
+        """Replace an operator without a lowering by the body that ONNX defines. Returns True if it was replaced."""
         if (_node_domain(proto), proto.op_type) in self.lowered:
             return False
         body = self.written(proto, scope) if (_node_domain(proto), proto.op_type) in FUNCTIONS else None
@@ -324,14 +323,14 @@ class Binder:
         return True
 
     def written(self, proto: NodeProto, scope: Scope) -> function_bodies.Expansion | None:
-        """The body of an operator that is a function of ours (``contrib``), for the types and values that its operands have."""
+        """Return the body of an operator that is defined by our functions (``contrib``), for its operands' types and values."""
         inputs = [scope.values[n] if n else "" for n in proto.input]
         kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
         check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         return expand_use(proto, scope.opset(proto), kinds, [self.known.get(n) for n in inputs])
 
     def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: Scope) -> None:
-        """Emit the operator as a Node. Unknown for one that is compiled for values that are not known."""
+        """Add the operator as a Node. Raises Unknown if it is compiled for values that are not constant."""
         attributes, captured = nd.attributes_of(proto, scope.opsets, model_checks.free_values)
         inputs = tuple(scope.values[n] if n else "" for n in (*proto.input, *captured))
         outputs = []
@@ -339,14 +338,14 @@ class Binder:
             kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
             if onnx_name and kind is None:
                 raise make_type_error(schema, proto, onnx_name, inferred.get(onnx_name))
-            # Inference gives a type to outputs that are left out, too.
+            # Inference also types omitted outputs.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
         if (_node_domain(proto), proto.op_type) in self.lowered:
             check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
 
     def keep_custom(self, proto: NodeProto, operator: CustomOperator, scope: Scope) -> None:
-        """Emit a plugin's operator as a Node, with the types that the plugin infers and the defaults of its attributes."""
+        """Add a plugin's operator as a Node, with the types that the plugin infers and the defaults of its attributes."""
         inputs = [scope.values[n] if n else "" for n in proto.input]
         kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
         version = scope.opset(proto)
@@ -363,12 +362,12 @@ class Binder:
         attributes: Mapping[str, Any],
         version: int,
     ) -> None:
-        """A Node for ``proto``."""
+        """Append a Node for ``proto``."""
         title = shorten_name(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _node_domain(proto), version))
 
     def result(self, onnx_name: str, kind: TensorType, scope: Scope) -> str:
-        """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
+        """Return the name of a Node's result: the reserved one for a graph output, else a new one."""
         title = scope.titles.get(onnx_name, onnx_name)
         name = self.reserved.get(title, "")
         if not name or name in self.types:
@@ -378,7 +377,7 @@ class Binder:
         return name
 
     def output(self, onnx_name: str, declared: int, scope: Scope) -> Value:
-        """The Value of a graph output; one that is an input, a constant or another output gets an Identity."""
+        """Return the Value of a graph output. An output that is an input, a constant or another output gets an Identity."""
         name, wanted = scope.values[onnx_name], self.reserved[onnx_name]
         if declared and declared != (made := self.onnx_type(name).tensor_type.elem_type):
             what = f"output {onnx_name!r} is declared {nd.element_type(declared)}, and computed as {nd.element_type(made)}"
@@ -396,13 +395,13 @@ def _node_domain(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else proto.domain
 
 
-#: Bytes from which it is worth asking whether anybody else reads a value.
+#: Minimum size in bytes for a search for later readers of a constant.
 WORTH: Final = 1 << 20
 
 
 @dataclass
 class Readers:
-    """Who reads the values of a walk over ``order``: a name's last reader, and the constants that operators kept so far have."""
+    """The readers of values of a walk over ``order``: each name's last reader, and the constants that emitted operators read."""
 
     order: Sequence[NodeProto]
     outputs: Collection[str]
@@ -416,7 +415,8 @@ class Readers:
     def passed(
         self, place: int, nodes: Sequence[Node], names: Mapping[str, str], known: MutableMapping[str, np.ndarray[Any, Any]]
     ) -> None:
-        """Forget what nobody reads behind the operator at ``place``. ``names`` are those of the Graph by ONNX's."""
+        """Drop large constants without readers after the operator at ``place``. ``names`` maps ONNX
+        names to those of the Graph."""
         self.kept.update(n for node in nodes[self.seen :] for n in node.inputs)
         self.seen = len(nodes)
         for name in self._dead_values(place, names):
@@ -433,6 +433,6 @@ class Readers:
         return (names[n] for n in reads if self.last[n] == place and n in names)
 
     def _live_values(self, place: int, names: Mapping[str, str]) -> set[str]:
-        """What is read later, or is a result: several names may mean one value."""
+        """Return the values that are read later or are results: several names may refer to one value."""
         read = [*(n for n, i in self.last.items() if i > place), *self.outputs]
         return {names[n] for n in read if n in names}

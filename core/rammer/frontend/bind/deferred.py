@@ -1,8 +1,8 @@
-"""What of a model waits for values: operators whose shapes depend on run-time data, and all that read what those compute.
+"""Deferral of operators whose shapes depend on run-time data, and of all operators that read their results.
 
-Some wait for operands that decide shapes (the target of a Reshape, the bounds of a Slice): what follows is compiled for the
-values found, as for shapes. Others show the shapes of their results only when they have run (NonZero): they run on the host, and
-what follows is compiled for the shapes found.
+Some wait for operands that determine shapes (the target of a Reshape, the bounds of a Slice): their readers are compiled for the
+values computed, as for shapes. Others determine the shapes of their results only when they run (NonZero): they run on the host,
+and their readers are compiled for the resulting shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rammer.ir.types import KNOWN
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 _REDUCTIONS: Final = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-#: Operator of ONNX -> its operands whose values decide extents, ranks or axes. One that is not known makes its operator wait.
+#: ONNX operator -> its operands whose values determine extents, ranks or axes. The operator waits for unknown ones.
 DECIDING: Final[Mapping[str, tuple[int, ...]]] = {
     "AffineGrid": (1,),
     "BlackmanWindow": (0,),
@@ -61,19 +61,20 @@ DECIDING: Final[Mapping[str, tuple[int, ...]]] = {
     "Upsample": (1,),
     **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
 }
-#: Elements of an operand that decides shapes: a program is compiled for each set of values, and no operator has a use for more.
+#: Maximum elements of an operand that determines shapes: each set of values is compiled separately. Operators need no more.
 MOST_DECIDING: Final = 1024
 
 
 class Unknown(BadInput):
-    """The shape of a result depends on values that are known at run time only."""
+    """Error for a result whose shape depends on run-time values."""
 
 
 @dataclass(frozen=True)
 class DeferredModel:
-    """The operators of a model that wait. ``first`` are those to run on the host before anything else; ``inputs`` are values made
-    before, the model's inputs among them, and ``known`` constants. For each value of ``deciding`` ones that is found the rest is
-    compiled anew. ``why`` says what had to wait first."""
+    """The deferred operators of a model.
+
+    ``first`` run on the host before all others. ``inputs`` are values computed before, including the model's inputs; ``known``
+    are constants. The rest is compiled for each set of values of ``deciding``. ``why`` is the first reason for deferral."""
 
     whole: Model
     proto: ModelProto = field(repr=False)
@@ -94,19 +95,19 @@ class DeferredModel:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs."""
+        """The names of the model's outputs."""
         return self.whole.outputs
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Values that the operators after ``first`` read, and do not compute."""
+        """The values that the operators after ``first`` read and do not compute."""
         nodes = self.proto.graph.node
         made = {o for node in nodes for o in node.output}
         return tuple(dict.fromkeys(n for node in nodes for n in model_checks.node_reads(node) if n not in made))
 
     def model(self, values: Mapping[str, Array]) -> Model:
-        """The operators after ``first`` as a model of their own, for the types, shapes and deciding values found. BadInput where
-        a deciding one is too large."""
+        """Return the operators after ``first`` as a separate model, for the types, shapes and deciding values in ``values``.
+        Raises BadInput if a deciding value is too large."""
         for name in self.deciding & values.keys():
             if np.size(values[name]) > MOST_DECIDING:
                 raise BadInput(
@@ -122,8 +123,8 @@ class DeferredModel:
 
 @dataclass
 class Deferral:
-    """The operators put off during a walk, in order, and the values that wait for them. ``foreign`` are values that are there but
-    are no tensors of numbers: what reads them runs on the host."""
+    """The operators deferred during a walk, in order, and the values that wait for them. ``foreign`` are available values other
+    than numeric tensors: their readers run on the host."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     first: list[Node] = field(default_factory=list)
@@ -136,14 +137,14 @@ class Deferral:
         return bool(self.names)
 
     def waits(self, proto: NodeProto, reads: Collection[str]) -> bool:
-        """Put off an operator that reads what waits; whether it does."""
+        """Defer an operator that reads deferred values. Returns True if it was deferred."""
         if self.names.isdisjoint(reads):
             return False
         self._put_off(proto)
         return True
 
     def blocked(self, proto: NodeProto, node: Node, known: Collection[str], why: Unknown) -> None:
-        """Put off an operator whose shapes are unknown; ``node`` is what the host would run."""
+        """Defer an operator with unknown shapes; ``node`` is its form for the host."""
         self.why = self.why or why
         unknown = [n for n in shape_operands(proto) if n not in known]
         if unknown:
@@ -158,13 +159,13 @@ class Deferral:
         self.names.update(filter(None, proto.output))
 
     def reads(self, outputs: Iterable[str]) -> list[str]:
-        """Values from before that are read, and outputs of the model that were computed before."""
+        """Return the earlier values that deferred operators read, and model outputs computed before."""
         read = [n for node in self.nodes for n in model_checks.node_reads(node)]
         read += [n for node in self.first for n in node.inputs if n]
         return list(dict.fromkeys(n for n in (*read, *outputs) if n not in self.names))
 
     def rest(self, model: Model, known: Mapping[str, Array], inputs: Sequence[str]) -> DeferredModel:
-        """All of it."""
+        """Return the deferred model after the walk."""
         why = self.why or Unknown("an output is an input that no device holds", f"graph {model.name}")
         made = {o for node in self.nodes for o in node.output}
         hosted = {n for node in self.first for n in node.inputs}
@@ -173,13 +174,13 @@ class Deferral:
         proto.graph.name = model.proto.graph.name
         proto.graph.node.extend(self.nodes)
         proto.graph.output.extend(v for v in model.proto.graph.output if v.name in made)
-        # What decides shapes further on is better known at once: one program less.
+        # Later shape operands are included if available already: one program less.
         decides = self.deciding | {n for node in self.nodes for n in shape_operands(node)}
         return DeferredModel(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, why)
 
 
 def check_decided(proto: NodeProto, known: Collection[str]) -> None:
-    """Unknown for an operator with a lowering whose deciding operands are not all ``known``: it is compiled for their values."""
+    """Raise Unknown for an operator with a lowering unless all operands that determine its shape are ``known``."""
     for name in shape_operands(proto):
         if name not in known:
             what = f"{proto.op_type} is compiled for the value of {name!r}, which is run-time data"
@@ -187,14 +188,14 @@ def check_decided(proto: NodeProto, known: Collection[str]) -> None:
 
 
 def shape_operands(proto: NodeProto) -> list[str]:
-    """Names of the operands that decide shapes."""
+    """Return the names of the operands that determine shapes."""
     own = FUNCTIONS.get((proto.domain, proto.op_type))
     places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
 
 
 def port_of(name: str, value: Any) -> InputPort:
-    """The input that ``value`` would be."""
+    """Return the input port that matches ``value``."""
     if isinstance(value, np.ndarray) and name_of(value.dtype) in KNOWN:
         return InputPort(name, name_of(value.dtype), value.shape)
     if isinstance(value, np.ndarray):
@@ -205,14 +206,14 @@ def port_of(name: str, value: Any) -> InputPort:
 
 
 def no_tensor(proto: NodeProto) -> Unknown:
-    """Why an operator runs on the host that reads or makes what is no tensor of numbers."""
+    """Return the reason why an operator with non-numeric values runs on the host."""
     return Unknown(
         f"{proto.op_type} reads or makes what is no tensor of numbers", nd.node_title(proto), "run the model as a whole"
     )
 
 
 def make_type_error(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
-    """Why an output has no static type."""
+    """Return the error for an output without a static type."""
     kind = inferred.WhichOneof("value") if inferred is not None else None
     dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
     if kind not in (None, "tensor_type") or dtype == STRING:

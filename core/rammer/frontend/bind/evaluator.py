@@ -1,10 +1,10 @@
-"""Values of single operators whose operands are known: what folds constants and runs operators on the host.
+"""Evaluation of single operators with known operands, for constant folding and for host operators.
 
-An operator with a lowering is computed by its own Computes, as on a device; what can be lowered only when all operands are
-known (Range, Pad) is, too. The others are run by ``host_operators`` where ``onnx.reference`` departs from ONNX's words, else by
-that. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer_testing.operators``). Nothing else
-folds constants, and what else runs on the host is said to be unjudged; where a decision (``voices``) finds the reference
-wrong, it is refused.
+An operator with a lowering is computed by its Computes, as on a device. Some operators are lowered only with constant operands
+(Range, Pad). Other operators are run by ``host.operators`` where ``onnx.reference`` deviates from ONNX's specification, else by
+``onnx.reference``. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer_testing.operators``). Only
+judged implementations fold constants; other host operators are reported as unjudged. If a decision (``spec_rulings``) finds the
+reference wrong, the operator is rejected.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from rammer.ir.types import KNOWN, SHORT, TensorType
 
 Arrays = Mapping[str, np.ndarray]
 
-#: Operators without a lowering, or without one for some operands, whose results by ``onnx.reference`` were judged. What
-#: has a lowering and is not here is refused where that does not apply.
+#: Operators without a lowering, at least for some operands, whose results by ``onnx.reference`` were judged. Any other operator
+#: with a lowering is rejected where the lowering does not apply.
 JUDGED: Final = frozenset(
     {
         "BatchNormalization",
@@ -66,12 +66,12 @@ JUDGED: Final = frozenset(
 )
 
 
-#: Operators that give values another shape, in the same order.
+#: Operators that change the shape of values and keep their order.
 _RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
 class Unjudged(NotImplementedError):
-    """Nothing trustworthy computes this use of an operator (the message says why)."""
+    """Error for a use of an operator without a trustworthy implementation (the message has the reason)."""
 
 
 def evaluate_node(
@@ -82,12 +82,13 @@ def evaluate_node(
     bodies: BodyRunner | None = None,
     constants: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs. ``bodies``
-    runs those of control flow, of whose inputs ``constants`` are the same in every run; they are interpreted unless it is given.
+    """Return the outputs of ``node`` by name, given its inputs (captured ones included) and the types of its outputs.
 
-    On the ``host`` an operator without a judged implementation runs, too; elsewhere that raises Unjudged. Raises
-    NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
-    it does not accept.
+    ``bodies`` runs the bodies of control flow; by default they are interpreted. ``constants`` are those of its inputs that are
+    equal in every run.
+
+    On the ``host`` an operator without a judged implementation runs, too; otherwise Unjudged is raised. Raises
+    NotImplementedError if all implementations are missing, and the error of an implementation that does not accept the operands.
     """
     if node.op in CONTROL and not node.domain:
         formats = nd.carried_dtypes(node)
@@ -101,7 +102,7 @@ def evaluate_node(
     moved = _in_its_file(node, values, types)
     if moved is not None:
         return moved
-    # What runs on the host is there for its size: expressions take a step for every place and update.
+    # Host operators are large: expressions need a step for every index and update.
     computed = _evaluate_numpy(node, values) if host else None
     if computed is not None:
         return computed
@@ -125,7 +126,7 @@ def evaluate_node(
 
 
 def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
-    """The output of an operator that only names the places of a mapped weight anew: it stays in its file. None for others."""
+    """Return the output of an operator that only reindexes a mapped weight, as a view of its file. None for other operators."""
     if node.domain or node.op not in (*_RESHAPES, "Transpose") or len(node.outputs) != 1 or node.outputs[0] not in types:
         return None
     given, made = values[node.inputs[0]], types[node.outputs[0]]
@@ -133,17 +134,17 @@ def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) ->
         return None
     if node.op == "Transpose":
         return {node.outputs[0]: given.transpose(node.attributes.get("perm") or None)}
-    dense = given.flags.c_contiguous or given.shape == made.shape  # NumPy copies others
+    dense = given.flags.c_contiguous or given.shape == made.shape  # other arrays would be copied
     return {node.outputs[0]: given.reshape(made.shape)} if dense else None
 
 
 def has_own(node: Node) -> bool:
-    """Return True if NumPy of our own computes the operator."""
+    """Return True if one of our NumPy implementations computes the operator."""
     return key_of(node.domain, node.op) in OPERATORS
 
 
 def _evaluate_numpy(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
-    """The outputs by NumPy of our own; None where there is none, or none for these types."""
+    """Return the outputs by our NumPy implementation, or None if it is missing or does not support these types."""
     if node.declared or not has_own(node):
         return None
     with np.errstate(all="ignore"):
@@ -152,7 +153,7 @@ def _evaluate_numpy(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
 
 
 def _has_emulated_types(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
-    """Whether ``node`` has operands or results of types that nothing computes in, and no others than tensors."""
+    """Return True if ``node`` uses tensors only, and some operand or result has a type without arithmetic."""
     kinds = [str(getattr(values[n], "dtype", "")) for n in node.inputs if n]
     if nd.body_graphs(node) or node.declared or not all(kind in KNOWN for kind in kinds):
         return False
@@ -160,12 +161,12 @@ def _has_emulated_types(node: Node, values: Arrays, types: Mapping[str, TensorTy
 
 
 def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool) -> dict[str, np.ndarray] | None:
-    """``node`` as devices get it (``carriers``); None where it makes what is no tensor."""
+    """Evaluate ``node`` in emulated types (``emulated_types``), as devices do. Returns None for results other than tensors."""
     given = {n: np.asarray(values[n]) for n in node.inputs if n}
     outputs = [o for o in node.outputs if o]
     unknown = set(outputs) - types.keys()
     kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in given.items()} | {o: types[o] for o in outputs if o in types}
-    if unknown:  # results that show their shapes when they are there
+    if unknown:  # results with data-dependent shapes
         kinds |= {o: TensorType(dtype, ()) for o, dtype in _element_types(node, given).items() if o in unknown}
         if not kinds.keys() >= unknown:
             return None
@@ -187,7 +188,7 @@ def _element_types(node: Node, given: Arrays) -> dict[str, str]:
 
 
 def interpret_body(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a body, operator by operator on the host."""
+    """Return the outputs of a body, interpreted operator by operator on the host."""
     graph, opsets = graph_of(body), dict(body.opsets)
     ready = _prepare_body(body, frozenset(outer))
     values = {**outer, **ready.constants}
@@ -200,7 +201,7 @@ def interpret_body(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A body as the host goes through it: its constants, and its operators in order, with how NumPy computes them at once."""
+    """A body prepared for the host: its constants, and its operators in order with their fast NumPy functions."""
 
     constants: Mapping[str, Any]
     steps: Sequence[tuple[NodeProto, Plain | None]]
@@ -220,25 +221,24 @@ def _prepare_body(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
 
 
 class Interpreted:
-    """Runs bodies operator by operator, one turn at a time (``control.BodyRunner``)."""
+    """A body runner that interprets operators, one iteration at a time (``control_operators.BodyRunner``)."""
 
     def __call__(self, body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
-        """See ``interpret_body``."""
         return interpret_body(body, given, outer)
 
     def several(self, body: nd.SubGraph, ahead: TurnsAhead, outer: Mapping[str, Any]) -> None:
-        """Never."""
+        """Return None: the host interpreter does not batch iterations."""
 
 
 INTERPRETED: Final = Interpreted()
 
 
 def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Outputs by name of one operator on the host, given its inputs by name. Raises as ``evaluate_compute`` does."""
+    """Return the outputs of one operator on the host, by name, given its inputs by name. Raises as ``evaluate_node`` does."""
     node = host_node(proto, opsets)
     operands = {n: values[n] for n in node.inputs if n}
     if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):
-        return evaluate_node(node, operands, {}, host=True)  # types serve lowerings
+        return evaluate_node(node, operands, {}, host=True)  # types serve lowerings only
     found = [TensorType(str(values[n].dtype), values[n].shape) if n else None for n in proto.input]
     if (body := expand_use(proto, opsets[node.domain], found, [values[n] if n else None for n in proto.input])) is not None:
         return _by_body(proto, body, values, opsets)
@@ -250,7 +250,7 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
 
 
 def _by_body(proto: NodeProto, body: Expansion, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The outputs of ``proto`` by what is to be run instead."""
+    """Return the outputs of ``proto`` computed by its replacement body."""
     inner = {formal: values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n} | {**body.constants}
     wanted = {formal: n for formal, n in zip(body.outputs, proto.output, strict=False) if n}
     for step in model_checks.live_nodes(body.local(proto), wanted):
@@ -259,7 +259,7 @@ def _by_body(proto: NodeProto, body: Expansion, values: Arrays, opsets: Mapping[
 
 
 def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
-    """The operator by its ONNX names, for the host to run."""
+    """Return the operator with its ONNX names, for the host to run."""
     attributes, captured = nd.attributes_of(proto, opsets, model_checks.free_values)
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     version = schemas.get_schema(proto.op_type, opsets[domain], domain).since_version
@@ -268,7 +268,7 @@ def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
 
 
 def host_caveat(node: Node) -> str:
-    """What a user should know of ``node`` on the host: "" where its implementation was judged."""
+    """Return a remark for users about ``node`` on the host, or "" if its implementation was judged."""
     if node.declared:
         return "its results are those of the plugin's reference"
     known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or has_own(node) or nd.is_random(node)
@@ -276,7 +276,8 @@ def host_caveat(node: Node) -> str:
 
 
 def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
-    """BadInput for an operator that only ``onnx.reference`` runs, and wrongly at this use; ``types`` has those of its inputs."""
+    """Raise BadInput for an operator that only ``onnx.reference`` implements, wrongly at this use. ``types`` has the types of its
+    inputs."""
     if (node.domain, node.op) in REGISTRY or has_own(node) or node.declared:
         return
     kinds = [types.get(n) for n in node.inputs]
@@ -290,17 +291,17 @@ def _untrusted_message(node: Node, when: str) -> str:
 
 
 def _evaluate_lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
-    """The outputs by the operator's Computes; None without a lowering or with types that have none. Raises CannotLower."""
+    """Return the outputs by the operator's Computes, or None without a lowering or for unsupported types. Raises CannotLower."""
     if (node.domain, node.op) not in REGISTRY or not all(
         isinstance(values[n], np.ndarray | np.generic) for n in node.inputs if n
     ):
-        return None  # a sequence, or an optional that is empty
+        return None  # a sequence, or an empty optional
     operands = {n: np.asarray(values[n]) for n in node.inputs if n}
     outputs = [o for o in node.outputs if o]
     known = all(str(a.dtype) in SHORT for a in operands.values()) and all(o in types for o in outputs)
     if not known:
         return None
-    # Names may be those of the model, which are no identifiers.
+    # Names may be those of the model, which may be invalid identifiers.
     names = {n: f"v{i}" for i, n in enumerate((*operands, *outputs))}
     renamed = replace(
         node, inputs=tuple(names.get(n, "") for n in node.inputs), outputs=tuple(names.get(o, "") for o in node.outputs)
@@ -322,7 +323,7 @@ def use_of(node: Node, values: Arrays) -> Use:
 
 
 def _evaluate_reference(node: Node, values: Arrays) -> dict[str, Any]:
-    """The outputs by ``onnx.reference``."""
+    """Return the outputs computed by ``onnx.reference``."""
     from onnx.reference import ReferenceEvaluator
 
     proto = nd.node_proto(node)
@@ -336,7 +337,7 @@ def _evaluate_reference(node: Node, values: Arrays) -> dict[str, Any]:
 
 
 def _to_array(value: Any) -> Any:
-    """A value as an array, strings as objects; a list (a sequence) or None (an empty optional) as it is."""
+    """Return a value as an array, strings as objects. A list (a sequence) or None (an empty optional) stays unchanged."""
     if value is None or isinstance(value, list):
         return value
     array = np.asarray(value)

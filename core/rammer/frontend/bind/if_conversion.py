@@ -1,7 +1,8 @@
-"""An If whose branches are small becomes both of them, and its condition chooses among their results: part of one program, where
-a branch of its own would be a call, which costs what some 100,000 elements do.
+"""If-conversion: an If with small branches becomes both branches, and a Where selects their results.
 
-Only operators that end well whatever they read are computed though nobody asks for them.
+The result is part of one program. A separate branch would be a call, which costs as much as some 100,000 elements.
+
+Only total operators, which cannot fail for any input, are speculated.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rammer.frontend.read import model_checks
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType, is_float
 
-#: Elements that the operators of both branches may read and write, a product's terms counted as an eighth of one.
+#: Maximum elements that the operators of both branches read and write; a product's terms count as one eighth each.
 MOST_WORK: Final = 1 << 16
 _TERMS: Final = 8
-#: Operators of both branches: each costs some devices a launch.
+#: Maximum operators of both branches: each costs a launch on some devices.
 MOST_OPERATORS: Final = 32
 # fmt: off
-#: Operators that have a result for all values of their operands.
+#: Operators that are defined for all values of their operands.
 TOTAL: Final = frozenset({
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Concat",
     "Constant", "Cos", "Cosh", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gelu", "Greater",
@@ -37,14 +38,13 @@ TOTAL: Final = frozenset({
     "Where", "Xor",
 })
 # fmt: on
-#: These have one for floats: integers may be divided by zero.
+#: Total for floats only: integers may be divided by zero.
 TOTAL_OF_FLOATS: Final = frozenset({"Div", "Mod", "Pow", "Reciprocal"})
 PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 
 def convert_if(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
-    """Put both branches of an If in its place, and a Where behind them; False where it has to stay. What it adds to ``walk`` is
-    then taken back."""
+    """Replace an If by both branches, followed by a Where. Returns False if it must stay an If; ``walk`` is then restored."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
         return False
     condition = scope.values[proto.input[0]]
@@ -54,7 +54,7 @@ def convert_if(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     try:
         branches = [_walk_branch(walk, proto, which, scope) for which in ("then_branch", "else_branch")]
         done = _is_cheap(walk, walk.nodes[made:]) and all(_has_same_type(walk, *pair) for pair in zip(*branches, strict=True))
-    except BadInput:  # a shape that hangs on data, or what a branch alone says better
+    except BadInput:  # a data-dependent shape, or an error that the branch reports better
         done = False
     if not done:
         del walk.nodes[made:]
@@ -75,7 +75,7 @@ def convert_if(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
 
 
 def _walk_branch(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list[str]:
-    """Walk over a branch; names of its results."""
+    """Walk over a branch and return the names of its results."""
     branch = next(a.g for a in proto.attribute if a.name == which)
     inner = scope.inner()
     walk.initializers(branch, inner)
@@ -85,7 +85,7 @@ def _walk_branch(walk: BindState, proto: NodeProto, which: str, scope: Scope) ->
 
 
 def _has_same_type(walk: BindState, one: str, other: str) -> bool:
-    """Whether two results have one type and shape."""
+    """Return True if two results have equal types and shapes."""
     return _value_type(walk, one) == _value_type(walk, other)
 
 
@@ -95,7 +95,7 @@ def _value_type(walk: BindState, name: str) -> TensorType:
 
 
 def _is_cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
-    """Whether all operators end well, and are few and little work together."""
+    """Return True if all operators are total, few, and cheap together."""
     work = 0 if len(nodes) <= MOST_OPERATORS else MOST_WORK + 1
     for node in nodes:
         if node.domain or not _is_total(walk, node):
@@ -109,7 +109,7 @@ def _is_cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
 
 
 def _is_total(walk: BindState, node: Node) -> bool:
-    """Whether an operator has a result for all values that it may read."""
+    """Return True if an operator is defined for all values of its operands."""
     if node.op in TOTAL or node.op in PRODUCTS:
         return True
     if node.op == "Gather":  # an index may be out of range

@@ -1,4 +1,4 @@
-"""The static shape of every input of a model: what the file fixes, completed by what the user gives."""
+"""Static input shapes of a model: those of the file, completed by the user's."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from rammer.errors import BadInput
 from rammer.frontend.read.reader import Model
 from rammer.ir.port import InputPort
 
-#: What a hint proposes for a dynamic extent of an image, by axis (batch, channels, height, width).
+#: Proposed extents in a hint for a dynamic image, by axis (batch, channels, height, width).
 _IMAGE = (1, 3, 224, 224)
-#: Axes that a hint proposes for an input without a declared shape.
+#: Proposed rank in a hint for an input without a declared shape.
 _GUESSED_RANK = 2
 
 
 def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Input name -> static shape, of those that are tensors of numbers. A symbol has one extent wherever it occurs.
+    """Return the static shape of each numeric tensor input by name. A symbol has one extent wherever it occurs.
 
-    Raises BadInput for an unknown input, a shape that contradicts the model, and a dynamic dimension
-    that no shape fixes; the hint then spells the option to type.
-    """
+    Raises BadInput for an unknown input or a shape that contradicts the model. Also raises it for a dynamic dimension that no
+    shape fixes; the hint then contains the option to type."""
     ports = {port.name: port for port in model.inputs}
     for name in shapes:
         if name not in ports:
@@ -34,7 +33,7 @@ def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
-    """Check ``shape`` against ``port`` and note the extents of its symbols."""
+    """Check ``shape`` against ``port`` and record the extents of its symbols."""
     text = "x".join(map(str, shape))
     if any(extent < 0 for extent in shape):
         raise BadInput(f"shape {text} of input {port.name!r} has a negative extent", str(port), "extents start at 0")
@@ -73,7 +72,7 @@ def _port_shape(
 
 
 def shape_option(port: InputPort, symbols: Mapping[str, int]) -> str:
-    """The command-line option that fixes the shape of ``port``, with likely extents for those not known."""
+    """Return the command-line option that fixes the shape of ``port``, with likely values for unknown extents."""
     dims = port.dims(_GUESSED_RANK)
     likely = _IMAGE if len(dims) == len(_IMAGE) else (1, *[16] * len(dims))
     extents = []

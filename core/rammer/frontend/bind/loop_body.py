@@ -1,4 +1,4 @@
-"""A Scan whose turns are all alike, as a model of one turn: what a repeated program is compiled from."""
+"""One iteration of a Scan with uniform iterations, as a model: the source of a loop program."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.port import InputPort
 from rammer.ir.types import TensorType
 
-#: The node that stands for all turns of recurrent layers whose steps are known late, and its domain, which no model has.
+#: The domain of the node that represents all iterations of recurrent layers with a dynamic trip count; models never use it.
 DOMAIN: Final = "rammer.turns"
 TURNS: Final = f"{DOMAIN}.Turns"
-#: Operators that a turn ends with, so that each of its results is its own.
+#: Prefix of the operators at the end of an iteration, which give each result a separate value.
 _END = "turn.end"
 
 
 def is_turns(node: Node) -> bool:
-    """Whether a node stands for the turns of recurrent layers."""
+    """Return True if a node represents the iterations of recurrent layers."""
     return node.op == TURNS
 
 
 @dataclass(frozen=True)
 class RolledTurn:
-    """One turn of a Scan as a ``model``, and what is what: ``states`` are (input, first value, output, last value), ``slices``
-    and ``gathered`` (input or output, the value of all turns, whether from behind), ``fixed`` (input, value). Inputs
-    and outputs are the model's, values the Graph's; "" is a value that nobody reads. What is gathered has an axis for turns,
-    or with ``step`` one for steps, so many in a turn."""
+    """One iteration of a Scan as a ``model``, with the roles of its values.
+
+    ``states`` are (input, first value, output, last value). ``slices`` and ``gathered`` are (input or output, the value of all
+    iterations, reversed). ``fixed`` are (input, value). Inputs and outputs are names of the model, values are names of the Graph;
+    "" is an unread value. Gathered values have an axis of iterations, or with ``step`` an axis of steps, ``step`` per iteration.
+    """
 
     model: Model
     count: int
@@ -48,7 +50,8 @@ class RolledTurn:
 
 
 def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
-    """One turn of a Scan of ``graph``. BadInput where its turns are not alike, or its slices not in order of memory."""
+    """Return one iteration of a Scan of ``graph``. Raises BadInput if its iterations differ, or its slices are not in memory
+    order."""
     captured = captured_names(node)
     formal, outer = (
         node.inputs[: len(node.inputs) - len(captured)],
@@ -87,8 +90,8 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
 
 
 def bound_turn(turn: RolledTurn, graph: Graph, lowerings: Lowerings) -> Graph:
-    """The turn with its shapes, in names that no value of ``graph`` begins with. BadInput where the shapes of its states, or
-    others, change from turn to turn."""
+    """Return the iteration bound to its shapes, with a name prefix unused in ``graph``. Raises BadInput if shapes, for example
+    those of its states, change between iterations."""
     bound, rest = bind_until(turn.model, {}, lowerings)
     if rest is not None:
         raise rest.why

@@ -1,4 +1,4 @@
-"""Which nodes of a graph become one program, and which run on the host."""
+"""Partition of a graph's nodes into programs and host operators."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rammer.ir.graph import Graph, Node
 def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:
     """Cut the nodes into device segments and single host nodes, in a legal order.
 
-    A node's depth counts the device/host borders on the way to it; nodes of one depth form a segment.
-    Returns (nodes, reason), with an empty reason for device segments.
-    """
+    A node's depth is the number of device/host transitions on the path to it; nodes of one depth form a segment. Returns (nodes,
+    reason), with an empty reason for device segments."""
     depth_of: dict[str, int] = {}
     groups: dict[int, list[tuple[Node, str]]] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Types of results where ONNX's own inference departs from what its operators say."""
+"""Type inference of results where ONNX's inference deviates from the operators' specifications."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rammer.frontend.read import limits, onnx_inference_guards
 from rammer.frontend.read import node_protos as nd
 from rammer.ir.types import TensorType
 
-#: Shape inference reads operand values only where they are shapes, axes or scales: all short.
+#: Maximum elements of operand values for shape inference: it reads only shapes, axes and scales, which are short.
 _MAX_INFERENCE_ELEMENTS: Final = 1024
-#: Shapes of the results, given attributes and the types of the operands (None where one is absent).
+#: Computes result shapes from attributes and the types of the operands (None for an absent one).
 _Rule: TypeAlias = Callable[[str, Mapping[str, Any], Sequence[TensorType | None]], tuple[int, ...]]
 
 
@@ -30,17 +30,16 @@ def inferred_types(
     operands: Mapping[str, np.ndarray],
     opsets: Mapping[str, int],
 ) -> dict[str, TypeProto]:
-    """Types of the node's outputs by name; those that nobody can infer are missing or incomplete.
+    """Return the types of the node's outputs by name; those that cannot be inferred are missing or incomplete.
 
-    ``types`` are those of its inputs, ``operands`` the inputs whose values are known. BadInput for operands that the
-    operator does not accept.
-    """
+    ``types`` are those of its inputs, ``operands`` the inputs with constant values. Raises BadInput for operands that the
+    operator does not accept."""
     if proto.op_type == "Range":
-        # The bodies that ONNX gives other operators (AffineGrid) hand it tensors of one element.
+        # ONNX's function bodies of other operators (AffineGrid) pass it tensors of one element.
         operands = {n: a.reshape(()) if a.size == 1 else a for n, a in operands.items()}
         types = {n: nd.type_proto(operands[n].dtype, ()) if n in operands else t for n, t in types.items()}
     if proto.op_type == "STFT" and all(a.name != "onesided" for a in proto.attribute):
-        # Inference overlooks that this is 1 by default.
+        # Inference ignores the default of 1.
         proto = NodeProto.FromString(proto.SerializeToString())
         proto.attribute.append(helper.make_attribute("onesided", 1))
     onnx_inference_guards.check_bodies(proto, types, opsets)
@@ -62,7 +61,7 @@ def _infer_types(
     operands: Mapping[str, np.ndarray],
     opsets: Mapping[str, int],
 ) -> dict[str, TypeProto]:
-    """Types of the node's outputs by name; those ONNX cannot infer are missing or incomplete."""
+    """Return the types of the node's outputs by name; those that ONNX cannot infer are missing or incomplete."""
     data: dict[str, TensorProto] = {
         n: numpy_helper.from_array(a) for n, a in operands.items() if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
     }
@@ -71,8 +70,8 @@ def _infer_types(
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
         return inferred
-    except Exception as error:  # ONNX's own two kinds, and whatever its C++ throws: std::bad_alloc, std::out_of_range, ...
-        # Types inside the body that ONNX gives an operator may not go together where the operator is fine.
+    except Exception as error:  # ONNX's two exception types, and all that its C++ throws: std::bad_alloc, std::out_of_range, ...
+        # Types inside ONNX's function body may be inconsistent although the operator is valid.
         known = _untyped_body(proto) or all(n in operands for n in proto.input if n)
         if isinstance(error, ValidationError) and known:
             return {}
@@ -85,7 +84,7 @@ def _infer_types(
 
 
 def _correct_types(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
-    """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
+    """Return ``inferred`` with the shapes that this module corrects. Raises BadInput for an invalid window."""
     plain = proto.domain in ("", "ai.onnx")
     rule = RULES.get(proto.op_type if plain else f"{proto.domain}.{proto.op_type}")
     operands = [nd.tensor_type(types[n]) if n else None for n in proto.input]
@@ -105,7 +104,7 @@ def _correct_types(proto: NodeProto, types: Mapping[str, TypeProto], inferred: M
 
 
 def _untyped_body(proto: NodeProto) -> bool:
-    """Whether ONNX's body of the operator has types that contradict each other, but ``_correct_types`` knows the result's."""
+    """Return True if ONNX's body of the operator has inconsistent types, but ``_correct_types`` infers the result's."""
     return bool(proto.op_type == "MeanVarianceNormalization")
 
 
@@ -118,7 +117,7 @@ def _pool_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[Tenso
 
 def _conv_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
     batch, channels, source = _image_dims(op, operands[0])
-    quantized = op == "QLinearConv"  # whose tensors have their scales and zero points beside them
+    quantized = op == "QLinearConv"  # each tensor is followed by its scale and zero point
     _, _, kernel = weights = _image_dims(op, operands[3 if quantized else 1])
     if len(kernel) != len(source):
         raise BadInput(
@@ -138,7 +137,7 @@ def _conv_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[Tenso
 
 
 def _output_channels(op: str, group: int, channels: int, weights: tuple[int, int, tuple[int, ...]]) -> int:
-    """Channels of the result; BadInput where groups, channels and weights do not go together."""
+    """Return the channels of the result. Raises BadInput if groups, channels and weights are inconsistent."""
     first, second, _ = weights
     if group < 1:
         raise BadInput(f"{op} has group={group}", hint="groups of channels are counted from 1")
@@ -186,7 +185,8 @@ def _check_window(op: str, attributes: Mapping[str, Any], rank: int, kernel: Seq
 
 
 def _output_extents(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-    """Extents of the result; none where as much as a window is missing ("floor((input + pads - window) / stride) + 1")."""
+    """Return the extents of the result ("floor((input + pads - window) / stride) + 1"), which may be 0. Raises BadInput if the
+    window does not fit."""
     if any(d.out < 0 for d in dims):
         raise BadInput(
             f"the window of {op}, {list(kernel)}, does not fit into its padded input {list(source)}",
@@ -220,7 +220,7 @@ RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool_shape),
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv_shape),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
-    # ONNX has no rules for these and infers through their bodies, whose Reshape takes an extent of 0 for "as it was".
+    # ONNX lacks rules for these and infers through their bodies, whose Reshape interprets an extent of 0 as "unchanged".
     **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same_shape),
     "Transpose": _transpose_shape,
     "Einsum": _einsum_shape,

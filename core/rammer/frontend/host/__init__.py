@@ -1,1 +1,1 @@
-"""Operators without a tensor expression, computed on the host."""
+"""Host implementations of operators without a tensor expression."""

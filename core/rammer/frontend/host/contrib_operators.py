@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators on the host: words, paths and results whose lengths data decide."""
+"""ONNX Runtime's contrib operators on the host: strings, paths, and results with data-dependent lengths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def tokenize_strings(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Cut every string of ``[C]`` or ``[N, C]`` into tokens: what a pattern matches, or what stands between separators. Rows
-    are filled up with ``pad_value``, behind the marks of their ends."""
+    """Cut every string of ``[C]`` or ``[N, C]`` into tokens: the matches of a pattern, or the text between separators. Rows are
+    padded with ``pad_value``, after their end marks."""
     x = np.asarray(operands[0])
     if x.ndim not in (1, 2):
         raise ValueError(f"strings of {x.ndim} axes, where 1 or 2 are supported")
@@ -36,7 +36,7 @@ def tokenize_strings(attributes: Mapping[str, Any], operands: Sequence[Any]) -> 
 
 
 def _make_tokenizer(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]:
-    """Return what cuts a string into tokens. Raises ValueError for attributes that do not go together."""
+    """Return a function that cuts a string into tokens. Raises ValueError for inconsistent attributes."""
     least, separators, source = int(attributes["mincharnum"]), attributes.get("separators"), attributes.get("tokenexp")
     if least < 1:
         raise ValueError(f"mincharnum is {least}, where 1 is the least")
@@ -54,7 +54,7 @@ def _make_tokenizer(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]
 
 
 def _split_text(text: str, patterns: Sequence[Pattern], least: int) -> list[str]:
-    """Return what stands between matches of each pattern in turn; an empty match swallows the character after it."""
+    """Return the text between matches of each pattern in sequence; an empty match consumes the character after it."""
     pieces = [text]
     for pattern in patterns:
         found = list[str]()
@@ -69,7 +69,7 @@ def _split_text(text: str, patterns: Sequence[Pattern], least: int) -> list[str]
 
 
 def _find_matches(text: str, pattern: Pattern, least: int) -> list[str]:
-    """Return the matches of at least so many characters; after a shorter one the search begins one character further."""
+    """Return the matches of at least ``least`` characters. After a shorter match the search advances by one character."""
     found, start = list[str](), 0
     while start <= len(text) and (match := pattern.search(text, start)) is not None:
         long = match[1] - match[0] >= least
@@ -79,8 +79,8 @@ def _find_matches(text: str, pattern: Pattern, least: int) -> list[str]:
 
 
 def find_warp_path(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Return the path of least cost through a matrix from its first to its last element: places of rows and of columns. Of
-    equal costs a step along the columns wins."""
+    """Return the path of least cost through a matrix from its first to its last element: indices of rows and of columns. Ties are
+    broken in favour of a step along the columns."""
     x = np.asarray(operands[0])
     if x.ndim == 3 and x.shape[0] == 1:
         x = x[0]
@@ -90,7 +90,7 @@ def find_warp_path(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Se
     cost = np.full((rows + 1, columns + 1), np.inf, x.dtype)
     cost[0, 0] = 0
     trace = np.full(cost.shape, 2, np.int8)
-    for place in range(2, rows + columns + 1):  # elements of one diagonal do not wait for each other
+    for place in range(2, rows + columns + 1):  # elements of one diagonal are independent
         i = np.arange(max(1, place - columns), min(rows, place - 1) + 1)
         j = place - i
         both, down, along = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
@@ -106,7 +106,7 @@ def find_warp_path(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Se
 
 
 def find_unique(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Return distinct elements in the order in which they occur, the place of each element among them, and their counts."""
+    """Return distinct elements in order of first occurrence, the index of each element among them, and their counts."""
     x = np.asarray(operands[0])
     if x.ndim != 1:
         raise ValueError(f"x has {x.ndim} axes, where 1 is supported")
@@ -118,7 +118,7 @@ def find_unique(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Seque
 
 
 def detect_bifurcation(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Append predicted tokens up to the first one that departs from the source; and find the last tokens in the source."""
+    """Append predicted tokens up to the first one that differs from the source, and find the last tokens in the source."""
     source, tokens, before, predicted = (None if x is None else np.asarray(x) for x in (*operands, None)[:4])
     assert source is not None and tokens is not None and before is not None
     if predicted is not None:
@@ -143,12 +143,12 @@ def detect_bifurcation(attributes: Mapping[str, Any], operands: Sequence[Any]) -
 
 
 def expand_dims(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Insert an axis, of strings, too."""
+    """Insert an axis, also into tensors of strings."""
     return (np.expand_dims(np.asarray(operands[0]), int(np.asarray(operands[1]).reshape(()))),)
 
 
 def gather_nd(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Return the slices at places along the first axes, of strings, too."""
+    """Return the slices at indices along the first axes, also of tensors of strings."""
     x, places = np.asarray(operands[0]), np.asarray(operands[1])
     return (x[tuple(np.moveaxis(places, -1, 0))],)
 
@@ -184,7 +184,7 @@ def _rotate_left(value: int, count: int) -> int:
 
 
 def invert_matrices(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Return the inverse of each matrix, NaN where there is none."""
+    """Return the inverse of each matrix, NaN if it is singular."""
     x = np.asarray(operands[0])
     result = np.empty(x.shape, x.dtype)
     for place in np.ndindex(x.shape[:-2]):

@@ -1,8 +1,7 @@
-"""What NumPy says in a word: operators of shape arithmetic and the like, at once, for bodies that the host interprets.
+"""NumPy functions for shape arithmetic and similar operators, for bodies that the host interprets.
 
-Each gives what its tensor expression gives, or None, where the general way (``evaluator.evaluate_proto``) computes the value or
-says what is wrong: an operand out of range, types that do not go together, an older form of the operator.
-"""
+Each returns the result of its tensor expression, or None. The general path (``evaluator.evaluate_proto``) then computes the value
+or reports the error: an operand out of range, inconsistent types, an older version of the operator."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from rammer.frontend.host.operators import OPERATORS
 from rammer.ir.graph import Node
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: From operands (None where one is absent) to the one output.
+#: A function from operands (None for an absent one) to the single output.
 Plain: TypeAlias = "Callable[[Sequence[Any]], Any]"
 
-#: Types whose arithmetic is NumPy's.
+#: Types whose arithmetic NumPy implements.
 TYPES: Final = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "bool")))
-#: Above it, an integer of another type may not hold a number.
+#: Integers above it may not be representable in another type.
 _SAFE: Final = 1 << 31
-#: The first version of an operator whose operands are as here.
+#: The first version of an operator with the operands expected here.
 _SINCE: Final = {
     "Unsqueeze": 13,
     "Squeeze": 13,
@@ -38,7 +37,7 @@ _SINCE: Final = {
 
 
 def make_plain(node: Node, proto: NodeProto) -> Plain | None:
-    """How NumPy computes ``node``; None where it is to be computed the general way."""
+    """Return the NumPy function that computes ``node``, or None if the general path must compute it."""
     if node.domain or node.version < _SINCE.get(node.op, 1) or len(proto.output) != 1:
         return None
     found = _find_function(node)
@@ -51,7 +50,7 @@ def make_plain(node: Node, proto: NodeProto) -> Plain | None:
         try:
             with np.errstate(all="ignore"):
                 result = found(*operands)
-        except (ValueError, IndexError, TypeError, OverflowError):  # whatever it is, the general way says
+        except (ValueError, IndexError, TypeError, OverflowError):  # the general path reports the error
             return None
         return None if result is None else np.asarray(result)
 
@@ -80,7 +79,7 @@ def _make_gather(attributes: Attributes) -> Callable[..., Any]:
     axis = attributes.get("axis", 0)
     return lambda x, places: (
         np.take(x, places, axis) if x.ndim and x.size and places.dtype.kind == "i" else None
-    )  # out of range is an IndexError
+    )  # IndexError if out of range
 
 
 def _make_unsqueeze(attributes: Attributes) -> Callable[..., Any]:
@@ -130,7 +129,7 @@ def _make_cast(attributes: Attributes) -> Callable[..., Any]:
         if wanted not in TYPES:
             return None
         narrow = x.dtype.kind in "if" and wanted.kind == "i" and (x.dtype.kind == "f" or wanted.itemsize < x.dtype.itemsize)
-        if narrow and not bool((np.abs(x) < _SAFE).all()):  # NaN is not
+        if narrow and not bool((np.abs(x) < _SAFE).all()):  # false for NaN
             return None
         return x.astype(wanted)
 
@@ -155,14 +154,14 @@ def _make_extreme(function: Any) -> Callable[[Attributes], Callable[..., Any]]:
             if not x.size or x.dtype == np.bool_ or (every and alone):
                 return None
             found = function(x, axis=None if axes is None or every else tuple(axes.tolist()), keepdims=keep)
-            return None if np.isnan(found).any() else found  # what becomes of NaN, expressions say
+            return None if np.isnan(found).any() else found  # expressions define the result for NaN
 
         return reduced
 
     return of
 
 
-#: By operator, from its attributes, what makes its output of its operands.
+#: Operator -> a function from its attributes to the function that computes its output from its operands.
 PLAIN: Final[Mapping[str, Callable[[Attributes], Callable[..., Any]]]] = {
     "Add": _make_binary(np.add, "if"),
     "Sub": _make_binary(np.subtract, "if"),

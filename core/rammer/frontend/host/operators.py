@@ -1,4 +1,4 @@
-"""Operators without a tensor expression for which ``onnx.reference`` departs from ONNX's words or is slow: NumPy of our own."""
+"""NumPy implementations of operators without a tensor expression, where ``onnx.reference`` is wrong or slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS: Final[Mapping[str, Any]] = {"add": np.add, "mul": np.multiply, "max": np
 
 
 def scatter_elements(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """ "output[indices[i][j]][j] = updates[i][j] if axis = 0"."""
+    """Compute ScatterElements: "output[indices[i][j]][j] = updates[i][j] if axis = 0"."""
     data, indices, updates = operands[:3]
     assert data is not None and indices is not None and updates is not None
     axis = int(attributes.get("axis", 0)) % data.ndim
@@ -29,7 +29,7 @@ def scatter_elements(attributes: Mapping[str, Any], operands: Sequence[Array | N
 
 
 def scatter_nd(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """ "output[indices[idx]] = updates[idx]"."""
+    """Compute ScatterND: "output[indices[idx]] = updates[idx]"."""
     data, indices, updates = operands[:3]
     assert data is not None and indices is not None and updates is not None
     places = [np.where(i < 0, i + n, i) for i, n in zip(np.moveaxis(indices, -1, 0), data.shape, strict=False)]
@@ -41,9 +41,9 @@ def _scatter_updates(attributes: Mapping[str, Any], data: Array, places: tuple[A
     result = data.astype(np.float32) if wide and word != "none" else data.copy()
     with np.errstate(all="ignore"):
         if word == "none":
-            result[places] = updates  # of several to one place the last one stays
+            result[places] = updates  # the last of several updates of an element wins
         else:
-            # Over one axis NumPy has a fast way; slices are places of their elements.
+            # NumPy is fast over one axis; slices become indices of their elements.
             shape = result.shape
             lead = np.ravel_multi_index(places, shape[: len(places)]) if places else np.zeros((), np.int64)
             tail = math.prod(shape[len(places) :])
@@ -52,13 +52,15 @@ def _scatter_updates(attributes: Mapping[str, Any], data: Array, places: tuple[A
     return result.astype(data.dtype)
 
 
-#: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
+#: A function from attributes and operands (None for an absent one) to all outputs; None for unsupported element types.
 _Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], "Sequence[Array] | None"]
 
 
 def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """ "the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
-    of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single subtensors."""
+    """Compute "the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'".
+
+    Also returns indices of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single
+    subtensors."""
     x = operands[0]
     assert x is not None
     axis = attributes.get("axis")
@@ -72,8 +74,8 @@ def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | No
 
 
 def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """Rows of batch, class and box: by falling score, "boxes with IOU overlap with previously selected boxes" above the
-    threshold left out. The reference refuses the scalars that the limits are."""
+    """Return rows of batch, class and box by descending score. Omits "boxes with IOU overlap with previously selected boxes"
+    above the threshold. The reference rejects scalar limits."""
     boxes, scores = operands[0], operands[1]
     assert boxes is not None and scores is not None
     limit, overlap, least = (_scalar_operand(operands, i) for i in (2, 3, 4))
@@ -92,14 +94,15 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
 
 
 def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
-    """ "the indices of the elements that are non-zero (in row-major order - by dimension)"; of a scalar the reference's."""
+    """Return "the indices of the elements that are non-zero (in row-major order - by dimension)". Scalars are left to the
+    reference."""
     x = operands[0]
     return (np.array(np.nonzero(x), np.int64),) if x is not None and x.ndim and x.dtype.kind in "fiub" else None
 
 
 def _compute_dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """ "output = scale * data * mask, where scale = 1. / (1. - ratio)" in training mode; the numbers of a seed are those that
-    ONNX's own tests were made with."""
+    """Compute "output = scale * data * mask, where scale = 1. / (1. - ratio)" in training mode. The random numbers of a seed are
+    those of ONNX's test data."""
     x, ratio, training = operands[0], _scalar_operand(operands, 1), _scalar_operand(operands, 2)
     assert x is not None
     share = 0.5 if ratio is None else float(ratio)
@@ -110,7 +113,7 @@ def _compute_dropout(attributes: Mapping[str, Any], operands: Sequence[Array | N
 
 
 def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """ "preserves the exact bit pattern": what no lowering takes, which is of bool or float16."""
+    """Copy values so that the result "preserves the exact bit pattern", for bool and float16, which lowerings do not support."""
     x = operands[0]
     assert x is not None
     return (x.view(helper.tensor_dtype_to_np_dtype(attributes["to"])),)
@@ -122,7 +125,7 @@ def _scalar_operand(operands: Sequence[Array | None], index: int) -> Any:
 
 
 def _box_corners(boxes: Array, centred: bool) -> Array:
-    """Least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
+    """Return least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
     one, two = boxes[..., :2], boxes[..., 2:]
     if centred:
         one, two = one - two / 2, one + two / 2
@@ -130,20 +133,21 @@ def _box_corners(boxes: Array, centred: bool) -> Array:
 
 
 def _box_overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
-    """Intersections over unions of a box and others."""
+    """Return the intersections over unions of a box with other boxes."""
     sides = np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0)
     shared, both = (sides[:, 0] * sides[:, 1]).astype(np.float64), (area + areas).astype(np.float64)
     return np.asarray(np.divide(shared, both - shared, out=np.zeros_like(shared), where=both > shared))
 
 
 def _make_optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the
-    input element": the element itself here, or None. The reference makes a list of it."""
+    """Return "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing
+    the input element". The value is the element itself, or None. The reference makes a list of it."""
     return [operands[0] if operands else None]
 
 
 def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Any]:
-    """ "Creates a map from the input and the attributes": one for each row, of numbers or words. The reference has none."""
+    """Compute ZipMap: "Creates a map from the input and the attributes", one for each row, with number or string keys. The
+    reference does not implement it."""
     rows = operands[0]
     assert rows is not None
     keys = attributes.get("classlabels_strings") or attributes.get("classlabels_int64s") or ()
@@ -154,11 +158,11 @@ def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) ->
 
 
 def key_of(domain: str, op: str) -> str:
-    """Return the name of an operator in ``OPERATORS``: ONNX's own domains share theirs."""
+    """Return the name of an operator in ``OPERATORS``: ONNX's domains share their names."""
     return f"{domain}.{op}" if domain == MICROSOFT else op
 
 
-#: Operator -> what runs it, by ``key_of``.
+#: Operator -> its implementation, by ``key_of``.
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _make_optional,
     "StringNormalizer": string_normalizer,

@@ -1,8 +1,7 @@
-"""Regular expressions in RE2's syntax, matched in time linear in the text: the leftmost match, and of those the longest.
+"""Regular expressions in RE2's syntax, matched in time linear in the text: the longest of the leftmost matches.
 
-A pattern is compiled to a non-deterministic automaton whose states advance together, one character at a time, so no pattern
-takes exponential time. Groups, laziness and names are accepted and do not change which text matches.
-"""
+A pattern is compiled to a non-deterministic automaton whose states advance together, one character at a time, so exponential time
+is impossible. Groups, laziness and names are accepted and do not change which text matches."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Final, TypeAlias
 #: Limits of a pattern: steps of its automaton, and of a counted repetition as in RE2.
 MAX_STEPS: Final = 20_000
 MAX_REPEAT: Final = 1000
-#: Groups that stand inside of each other.
+#: Maximum nesting depth of groups.
 MAX_DEPTH: Final = 100
 
 Match: TypeAlias = "tuple[int, int]"
@@ -48,12 +47,12 @@ _POSIX: Final = {
 
 
 class PatternError(ValueError):
-    """A pattern that RE2 does not accept, or a form of it that is not supported."""
+    """Error for a pattern that RE2 rejects, or an unsupported form."""
 
 
 @dataclass(frozen=True)
 class CharSet:
-    """Characters: single ones, ranges of code points, and tests of a character; or all others."""
+    """A set of characters: single ones, ranges of code points, and character predicates; or its complement."""
 
     chars: frozenset[str] = frozenset()
     ranges: tuple[tuple[int, int], ...] = ()
@@ -72,19 +71,20 @@ class CharSet:
         return any(low <= code <= high for low, high in self.ranges) or any(test(char) for test in self.tests)
 
 
-#: A step of the automaton: a set of characters, the name of an assertion, or None for two ways on; and the next steps.
+#: A step of the automaton with its next steps. The first item is a set of characters, the name of an assertion, or None for a
+#: branch to both next steps.
 _Step: TypeAlias = "tuple[CharSet | str | None, int, int]"
 
 
 @dataclass
 class Pattern:
-    """A compiled pattern. Step 0 is the match."""
+    """A compiled pattern. Step 0 is the accepting step."""
 
     steps: list[_Step]
     start: int
 
     def search(self, text: str, begin: int = 0) -> Match | None:
-        """Return the leftmost longest match in ``text`` from ``begin`` on; what stands before counts for assertions."""
+        """Return the leftmost longest match in ``text`` from ``begin`` on; earlier text counts for assertions."""
         best: Match | None = None
         current: dict[int, int] = {}
         for place in range(begin, len(text) + 1):
@@ -109,7 +109,7 @@ class Pattern:
         return best
 
     def _add_closure(self, step: int, first: int, text: str, place: int, reached: dict[int, int]) -> None:
-        """Add the steps that ``step`` reaches without a character."""
+        """Add the steps that ``step`` reaches without consuming a character."""
         waiting = [step]
         while waiting:
             step = waiting.pop()
@@ -145,7 +145,7 @@ def compiled_pattern(source: str) -> Pattern:
 
 @dataclass(frozen=True)
 class _Node:
-    """Part of a pattern: ``chars``, ``assert``, ``sequence``, ``choice`` or ``repeat`` (least, most or None)."""
+    """A part of a pattern: ``chars``, ``assert``, ``sequence``, ``choice`` or ``repeat`` (least, most or None)."""
 
     kind: str
     parts: tuple[_Node, ...] = ()
@@ -165,7 +165,7 @@ class _Builder:
         return len(self.steps) - 1
 
     def build(self, node: _Node, following: int) -> int:
-        """Add the steps of ``node`` and return the first one; ``following`` is what comes after."""
+        """Add the steps of ``node`` and return the first one; ``following`` is the step after it."""
         if node.kind in ("chars", "assert"):
             return self.add(node.chars, following)
         if node.kind == "sequence":
@@ -193,7 +193,7 @@ class _Builder:
 
 @dataclass
 class _Reader:
-    """Reads a pattern; ``flags`` are those that hold at its place."""
+    """A parser of patterns; ``flags`` are those that apply at its position."""
 
     source: str
     place: int = 0
@@ -249,7 +249,7 @@ class _Reader:
         bounds = self.bounds()
         if bounds is None:
             return part
-        self.taken("?")  # of the longest matches, laziness chooses none
+        self.taken("?")  # laziness does not change the longest match
         part = _Node("repeat", (part,), least=bounds[0], most=bounds[1])
         again = self.place
         if self.bounds() is not None:
@@ -258,7 +258,7 @@ class _Reader:
         return part
 
     def bounds(self) -> tuple[int, int | None] | None:
-        """Read what says how often the part before is repeated; None where nothing does."""
+        """Read a repetition of the preceding part. Returns None if it is not repeated."""
         for text, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self.taken(text):
                 return bounds
@@ -274,7 +274,7 @@ class _Reader:
         return int(least), last
 
     def atom(self) -> _Node | None:
-        """Read one part; None for flags, which hold from there on."""
+        """Read one part. Returns None for flags, which apply from there on."""
         char = self.char()
         if char == "(":
             return self.group()
@@ -366,7 +366,7 @@ class _Reader:
         return CharSet(_POSIX[name.removeprefix("^")], others=others)
 
     def member(self) -> CharSet:
-        """Read one character or class inside of brackets."""
+        """Read one character or class inside brackets."""
         char = self.char()
         return self.escape(self.char()) if char == "\\" else CharSet(frozenset(char))
 
@@ -398,7 +398,7 @@ class _Reader:
             raise self.failed(f"invalid code {digits!r} of a character") from None
 
     def category(self, others: bool) -> CharSet:
-        """Read a general category of Unicode; scripts are not supported."""
+        """Read a Unicode general category; scripts are not supported."""
         name = self.until("}") if self.taken("{") else self.char()
         others ^= name.startswith("^")
         name = name.removeprefix("^")

@@ -1,4 +1,4 @@
-"""Words and maps on the host, as ONNX describes them and ONNX Runtime computes them."""
+"""Strings and maps on the host, as ONNX specifies and ONNX Runtime computes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ PLAIN: Final = ("C", "POSIX")
 
 
 def string_normalizer(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """Remove stop words, then change the case of the rest; one empty string is left of nothing.
+    """Remove stop words, then change the case of the rest; an empty result becomes one empty string.
 
-    Words are compared in lower case unless ``is_case_sensitive``. The locale is a name only: the process's own locale neither
-    changes nor matters. Accents stay.
-    """
+    Words are compared in lower case unless ``is_case_sensitive``. The locale is only a name: the process's locale is neither
+    changed nor used. Accents are preserved."""
     x = np.asarray(operands[0], object)
     if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)) or not x.size:
         raise ValueError(f"X has the shape {list(x.shape)}, where [C] and [1, C] are possible for C above 0")
@@ -37,7 +36,7 @@ def string_normalizer(attributes: Mapping[str, Any], operands: Sequence[Any]) ->
 
 
 def case_mappings(locale: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """Return the functions to lower and upper case of a locale: Unicode's simple mappings, one letter to one."""
+    """Return a locale's functions to lower and upper case: Unicode's simple mappings, one letter to one."""
     name, dot, _ = locale.partition(".")
     if name in PLAIN and not dot:
         one, two = ({c: function(chr(c)) for c in range(128)} for function in (str.lower, str.upper))
@@ -51,13 +50,13 @@ def case_mappings(locale: str) -> tuple[Callable[[str], str], Callable[[str], st
 
 
 def _simple_mapping(mapped: str, otherwise: str) -> str:
-    """Return ``mapped`` if it is one letter: Unicode's full mappings may give several."""
+    """Return ``mapped`` if it is one letter, else ``otherwise``: Unicode's full mappings may have several."""
     return mapped if len(mapped) == 1 else otherwise
 
 
 def one_hot(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """ "Replace each input element with an array of ones and zeros, where a single one is placed at the index of the category
-    that was passed in"; without ``zeros`` "if a category is not found, the operator will fail"."""
+    """Compute OneHotEncoder. "Replace each input element with an array of ones and zeros, where a single one is placed at the
+    index of the category that was passed in"; without ``zeros`` "if a category is not found, the operator will fail"."""
     x = np.asarray(operands[0])
     words = attributes.get("cats_strings") or ()
     categories = list(words or attributes.get("cats_int64s") or ())
@@ -73,7 +72,8 @@ def one_hot(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[
 
 
 def category_mapper(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """ "Converts strings to integers and vice versa": "two sequences of equal length are used to map between" them."""
+    """Compute CategoryMapper, which "Converts strings to integers and vice versa". "two sequences of equal length are used to map
+    between" them."""
     x = np.asarray(operands[0])
     words, numbers = (list(attributes.get(n) or ()) for n in ("cats_strings", "cats_int64s"))
     if len(words) != len(numbers):
@@ -93,8 +93,8 @@ def _map_elements(x: Array, table: Mapping[Any, Any], default: Any, dtype: np.dt
 
 
 def dict_vectorizer(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """ "Uses an index mapping to convert a dictionary to an array. Given a dictionary, each key is looked up in the vocabulary
-    attribute corresponding to the key type"; what is not there stays 0."""
+    """Compute DictVectorizer, which "Uses an index mapping to convert a dictionary to an array". "Given a dictionary, each key is
+    looked up in the vocabulary attribute corresponding to the key type"; missing keys stay 0."""
     given: Mapping[Any, Any] = operands[0]
     keys = list(attributes.get("string_vocabulary") or attributes.get("int64_vocabulary") or ())
     values = list(given.values())
@@ -106,8 +106,10 @@ def dict_vectorizer(attributes: Mapping[str, Any], operands: Sequence[Any]) -> S
 
 
 def cast_map(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
-    """ "Converts a map to a tensor. The map key must be an int64 and the values will be ordered in ascending order based on this
-    key": one after another, or (``SPARSE``) at the places that keys say, of ``max_map`` in all."""
+    """Compute CastMap, which "Converts a map to a tensor".
+
+    "The map key must be an int64 and the values will be ordered in ascending order based on this key": consecutively, or
+    (``SPARSE``) at the indices that the keys give, of ``max_map`` in all."""
     given: Mapping[int, Any] = operands[0]
     to = attributes.get("cast_to", "TO_FLOAT")
     kinds: dict[str, Any] = {"TO_FLOAT": (np.float32, float), "TO_INT64": (np.int64, int), "TO_STRING": (object, str)}

@@ -1,8 +1,7 @@
-"""If, Loop, Scan and SequenceMap by ONNX's words: which body runs when and on what, and what becomes of its results.
+"""Execution of If, Loop, Scan and SequenceMap by ONNX's specification: order of bodies, inputs and results.
 
-Who runs bodies is given (``BodyRunner``): ``frontend.bind.evaluator`` interprets them on the host, ``runtime.control_flow``
-compiles them.
-"""
+The executor of bodies is a parameter (``BodyRunner``): ``frontend.bind.evaluator`` interprets them on the host,
+``runtime.control_flow`` compiles them."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from rammer.frontend.read import node_protos as nd
 from rammer.frontend.read.node_protos import SubGraph
 from rammer.ir.graph import Node
 
-#: An array, a list of values (a sequence), or None (an optional that is empty).
+#: An array, a list of values (a sequence), or None (an empty optional).
 Value: TypeAlias = Any
 
 
 class OuterValues(dict[str, Value]):
-    """What the bodies of one operator in one run read of outside, by their names for it. ``constants`` are those that every run
-    has; ``ready`` is for who runs the bodies to note what holds for this run."""
+    """The outer values that the bodies of one operator read in one run, by their names in the bodies. ``constants`` are those
+    that are equal in every run. ``ready`` caches facts of this run for the body runner."""
 
     def __init__(self, values: Mapping[str, Value], constants: frozenset[str] = frozenset()) -> None:
         super().__init__(values)
@@ -38,9 +37,10 @@ class OuterValues(dict[str, Value]):
 
 @dataclass(frozen=True, slots=True)
 class TurnsAhead:
-    """Turns of a body that come next: the index of the first, how many are left (None: as long as the condition holds), the
-    states, and of a Scan the slices of all of its turns, along a first axis. ``check`` is to be asked now and then, with the
-    number of turns so far: BadInput for a loop that takes too long."""
+    """The remaining iterations of a body: the index of the first, their number (None: until the condition fails), and the states.
+
+    For a Scan also the slices of all of its iterations, along a first axis. ``check`` must be called occasionally with the number
+    of completed iterations; it raises BadInput for a loop that exceeds its time limit."""
 
     first: int
     left: int | None
@@ -51,7 +51,7 @@ class TurnsAhead:
 
 @dataclass(frozen=True, slots=True)
 class TurnsDone:
-    """Turns that ran: how many, whether the condition still holds, the states, and what is gathered, along a first axis."""
+    """Completed iterations: their number, the condition, the states, and the gathered values along a first axis."""
 
     count: int
     going: bool
@@ -60,22 +60,23 @@ class TurnsDone:
 
 
 class BodyRunner(Protocol):
-    """Who runs bodies."""
+    """An executor of control flow bodies."""
 
     def __call__(self, body: SubGraph, given: Sequence[Value], outer: OuterValues) -> Sequence[Value]:
-        """The outputs of a body, in order, of its inputs in order and what it reads of outside."""
+        """Return the outputs of a body, in order, given its inputs in order and the outer values that it reads."""
         ...
 
     def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
-        """One turn or more of those ahead; None where each is to be asked for."""
+        """Run one or more of the iterations ahead. Returns None if the caller must run each separately."""
         ...
 
 
 @dataclass
 class _Clock:
-    """When the outermost loop on the host began, in seconds of this thread's CPU, and how many it may take. ``passed`` is
-    when it began by the wall clock, which is the cheaper to ask and never behind. ``turns`` are those of the loops that run, the
-    outermost first."""
+    """The start of the outermost loop on the host, in seconds of this thread's CPU, and its time limit.
+
+    ``passed`` is its start by the wall clock, which is cheaper to read and advances at least as fast. ``turns`` are the
+    iterations of the running loops, outermost first."""
 
     start: float
     passed: float
@@ -88,19 +89,19 @@ _CLOCK: ContextVar[_Clock | None] = ContextVar("_CLOCK", default=None)
 
 @lru_cache(64)
 def graph_of(body: SubGraph) -> GraphProto:
-    """A body as a protobuf, parsed once."""
+    """Return a body as a protobuf, parsed once."""
     return body.graph
 
 
 def run_control_flow(node: Node, values: Mapping[str, Value], bodies: BodyRunner, constants: Collection[str] = ()) -> list[Value]:
-    """All outputs of ``node``, in order, of its inputs by name (those that its bodies capture included), of which ``constants``
-    are the same in every run."""
+    """Return all outputs of ``node``, in order, given its inputs by name, including those that its bodies capture. ``constants``
+    are the inputs that are equal in every run."""
     captured = nd.captured_names(node)
     formal = node.inputs[: len(node.inputs) - len(captured)]
     named = dict(zip(captured, node.inputs[len(formal) :], strict=True))
     outer = OuterValues({n: values[o] for n, o in named.items()}, frozenset(n for n, o in named.items() if o in constants))
     operands = [values[n] if n else None for n in formal]
-    if node.op == "If":  # which has no end to be waited for
+    if node.op == "If":  # which needs no time limit
         return _run_if(node, operands, _BodyRun(bodies, outer))
     with _time_loop(node.op):
         return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
@@ -121,14 +122,14 @@ class _BodyRun:
 
 
 def _run_if(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
-    """ "then_branch: Graph to run if condition is true", else "else_branch"."""
+    """Run "then_branch: Graph to run if condition is true", else "else_branch"."""
     taken = "then_branch" if bool(np.asarray(operands[0]).all()) else "else_branch"
     return run(node.attributes[taken], ())
 
 
 def _run_loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
-    """ "for (int i=0; i < max_trip_count && cond; ++i) cond, ... = body(i, cond, ...)": a missing trip count is no limit, a
-    missing condition true. The values of scan outputs are "concatenated" by a new first axis."""
+    """Run "for (int i=0; i < max_trip_count && cond; ++i) cond, ... = body(i, cond, ...)". A missing trip count means unlimited,
+    a missing condition true. The values of scan outputs are "concatenated" by a new first axis."""
     trips, condition, *state = operands
     most = None if trips is None else int(np.asarray(trips).item())
     going = condition is None or bool(np.asarray(condition).item())
@@ -148,13 +149,13 @@ def _run_loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Valu
 
 
 def _single_iteration(going: bool, made: Sequence[Value], states: int) -> TurnsDone:
-    """What one turn gave."""
+    """Return the results of one iteration."""
     return TurnsDone(1, going, list(made[:states]), [np.asarray(v)[None] for v in made[states:]])
 
 
 def _run_scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
-    """ "Scan can be used to iterate over one or more scan_input tensors, constructing zero or more scan_output tensors", along
-    the axes and in the directions that attributes give."""
+    """Run a Scan along the axes and in the directions of its attributes. "Scan can be used to iterate over one or more scan_input
+    tensors, constructing zero or more scan_output tensors"."""
     if node.version < 9:
         raise NotImplementedError("Scan of opset 8, with a batch")
     count, body = int(node.attributes["num_scan_inputs"]), node.attributes["body"]
@@ -183,8 +184,8 @@ def _run_scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Valu
 
 
 def _sequence_map(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
-    """ "Applies a sub-graph to each sample in the input sequence(s)"; inputs beside the first may be tensors, "accessed by each
-    sample"."""
+    """Run SequenceMap, which "Applies a sub-graph to each sample in the input sequence(s)". Inputs after the first may be
+    tensors, "accessed by each sample"."""
     body, first = node.attributes["body"], operands[0]
     made = list[list[Value]]()
     for i in range(len(first)):
@@ -204,8 +205,8 @@ CONTROL: Final = frozenset(_OPERATORS)
 
 @dataclass
 class _Scanned:
-    """What one output of a body gave, the values of one turn or more along a first axis each; ``proto`` is its
-    declaration, by which there is a result of no steps."""
+    """The values of one scan output, each with one or more iterations along a first axis. ``proto`` is its declaration, which
+    determines the result of zero iterations."""
 
     proto: Any
 
@@ -213,7 +214,7 @@ class _Scanned:
         self.values: list[Value] = []
 
     def stacked(self, axis: int, back: bool) -> Value:
-        """Along a new axis, backwards where asked for."""
+        """Return the values along a new axis, reversed if ``back``."""
         if self.values:
             whole = np.concatenate(self.values) if len(self.values) > 1 else self.values[0]
             return np.moveaxis(whole[::-1] if back else whole, 0, axis)
@@ -225,7 +226,7 @@ class _Scanned:
 
 @contextmanager
 def _time_loop(op: str) -> Iterator[None]:
-    """A loop by the outermost one's clock: what that contains takes of its seconds."""
+    """Time a loop by the outermost loop's clock, which includes inner loops."""
     clock, token = _CLOCK.get(), None
     if clock is None:
         clock = _Clock(time.thread_time(), time.perf_counter(), limits.host_seconds())
@@ -241,7 +242,7 @@ def _time_loop(op: str) -> Iterator[None]:
 
 @contextmanager
 def exclude_time() -> Iterator[None]:
-    """What is done here, such as compiling, takes none of an operator's seconds; nor does it where this is within the same."""
+    """Exclude the time of this context, such as compilation, from the time of the running loops. Contexts may be nested."""
     clock = _CLOCK.get()
     if clock is None:
         yield
@@ -254,7 +255,7 @@ def exclude_time() -> Iterator[None]:
 
 
 def _check_time(iterations: int) -> None:
-    """TooLong where the loops that run have taken too many seconds, the innermost so many ``iterations``."""
+    """Raise TooLong if the running loops exceed their time limit; ``iterations`` counts those of the innermost loop."""
     clock = _CLOCK.get()
     assert clock is not None
     clock.turns[-1] = clock.turns[-1][0], iterations

@@ -1,7 +1,8 @@
-"""Several turns of a Loop or Scan as one model: the host is asked once for all of them.
+"""Several iterations of a Loop or Scan as one model, so that the host evaluates the condition once for all of them.
 
-How many turns are left is an input, so a program serves any number up to its own. Once none is left, or the condition fails, the
-body gets the inputs of its last turn again, of which it makes what it made: it never meets what it would not have met.
+The remaining trip count is an input, so one program serves any number of iterations up to ``count``. Iterations past it, or past
+a false condition, re-execute with the inputs of the last iteration. The body thus never sees inputs that the original loop would
+not have produced.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from rammer.frontend.read.node_protos import SubGraph
 from rammer.frontend.read.reader import Model
 from rammer.ir.port import InputPort
 
-#: Inputs of the programs beside states, slices and what is read of outside: the index of the first turn, and how many are left.
+#: Inputs of the programs besides states, slices and outer values: the index of the first iteration and the remaining trip count.
 FIRST: Final = "first"
 LEFT: Final = "left"
 
 
 @dataclass(frozen=True)
 class Turns:
-    """``count`` turns of a ``body``, a Loop's or (with ``scanned`` inputs, its last) a Scan's. A ``steady`` one goes on
-    whatever it reads, so nobody asks for its condition."""
+    """A chunk of ``count`` iterations of a ``body``, from a Loop or, if ``scanned`` is not 0, from a Scan. The last ``scanned``
+    inputs of a Scan body are sliced. The condition of a ``steady`` loop never becomes false, so it is not computed."""
 
     body: SubGraph
     count: int
@@ -38,22 +39,22 @@ class Turns:
 
     @cached_property
     def graph(self) -> GraphProto:
-        """The body."""
+        """The graph of the body."""
         return graph_of(self.body)
 
     @property
     def size(self) -> int:
-        """Operators of one turn, those around the body included."""
+        """The number of operators of one iteration, including those around the body."""
         return len(self._turn().node) + sum(len(g.node) for node in self.graph.node for g in model_checks.graphs_inside(node))
 
     @cached_property
     def states(self) -> list[str]:
-        """Names of the states in the body."""
+        """The names of the states in the body."""
         return _value_names(self.graph.input)[: -self.scanned] if self.scanned else _value_names(self.graph.input)[2:]
 
     @cached_property
     def results(self) -> list[str]:
-        """Names of what the body gives: its states, and what is gathered."""
+        """The names of the body's results: its states and the gathered values."""
         return _value_names(self.graph.output)[0 if self.scanned else 1 :]
 
     @cached_property
@@ -62,13 +63,13 @@ class Turns:
         return next(p for p in (f"turns{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
 
     def name(self, what: str, index: int | str = "") -> str:
-        """A name that the body does not have: of inputs ``first``, ``left``, ``state``, ``slices``; of outputs ``after``,
-        ``going``, ``gathered``."""
+        """Return a name that is unused in the body. ``what`` is ``first``, ``left``, ``state`` or ``slices`` for inputs;
+        ``after``, ``going`` or ``gathered`` for outputs."""
         return f"{self._unique_prefix}{what}{index}"
 
     def model(self, ports: Mapping[str, InputPort], known: Mapping[str, np.ndarray]) -> Model:
-        """All turns as a model: ``ports`` are those of states, slices and values of outside by their names in the body, ``known``
-        those of outside that are constants."""
+        """Return all iterations as one model. ``ports`` maps names in the body to states, slices and outer values. ``known``
+        holds the constant outer values."""
         own, scanned = (
             set(_value_names(self.graph.input)),
             _value_names(self.graph.input)[-self.scanned :] if self.scanned else [],
@@ -86,13 +87,13 @@ class Turns:
 
     @cached_property
     def outputs(self) -> list[str]:
-        """The last states, whether to go on after each turn (unless ``steady``), and what is gathered."""
+        """The names of the last states, of the condition after each iteration (unless ``steady``) and of the gathered values."""
         after = [self.name("after", i) for i in range(len(self.states))]
         gathered = [self.name("gathered", i) for i in range(len(self.results) - len(self.states))]
         return [*after, *([] if self.steady else [self.name("going")]), *gathered]
 
     def _before(self) -> list[NodeProto]:
-        """For all turns at once: whether one is left, and another after it, and their indices."""
+        """Return nodes that compute, for all iterations at once, their indices and two flags: it runs, and another follows."""
         places = np.arange(self.count)
         constants = {
             "places": places,
@@ -112,7 +113,7 @@ class Turns:
         return helper.make_node(op, [self.name(n) for n in operands], [self.name(result)])
 
     def _loop_node(self) -> NodeProto:
-        """A Loop of ``count`` turns over what they are given, and what comes of each."""
+        """Return a Loop of ``count`` iterations with all their results."""
         states, steady = range(len(self.states)), self.steady
         first = [*([] if steady else ["yes", FIRST]), *(f"state{i}" for i in states), *(f"state{i}" for i in states)]
         unread = [*([] if steady else ["last on", "last i"]), *(f"last given{i}" for i in states)]
@@ -125,7 +126,7 @@ class Turns:
         )
 
     def _turn(self) -> GraphProto:
-        """One turn: its inputs, which are those of the turn before where that was the last, and its results."""
+        """Return the graph of one iteration. Past the last iteration it reuses that iteration's inputs."""
         states, own = range(len(self.states)), [] if self.steady else ["on", "i"]
         nodes, after = [*self._input_nodes(), *self.graph.node, self._make_node("Identity", ["c"], "go")], [self.name("go")]
         if not self.steady:
@@ -134,7 +135,7 @@ class Turns:
             after += [self.name("next on"), self.name("index")]
         after += [*self.states, *self.results[: len(states)], *([] if self.steady else [self.name("goes")])]
         after += self.results[len(states) :]
-        for place, name in enumerate(after):  # ONNX's inference knows a name among the outputs once
+        for place, name in enumerate(after):  # ONNX's inference accepts each output name only once
             if name in after[:place]:
                 after[place] = self.name("again", place)
                 nodes.append(helper.make_node("Identity", [name], [after[place]]))
@@ -145,7 +146,7 @@ class Turns:
         return helper.make_graph(nodes, "turn", inputs, [ValueInfoProto(name=n) for n in after], self.graph.initializer)
 
     def _input_nodes(self) -> list[NodeProto]:
-        """The body's inputs in one turn."""
+        """Return the nodes that compute the body's inputs in one iteration."""
         inputs, on = _value_names(self.graph.input), self.name("on")
         nodes = [self._make_node("Gather", ["are", "k"], "on")] if self.steady else []
         if not self.scanned:
@@ -160,7 +161,8 @@ class Turns:
 
 
 def has_steady_condition(body: SubGraph) -> bool:
-    """Whether a Loop's condition follows from its condition and constants alone: if it holds after one turn, it always does."""
+    """Return True if a Loop's condition depends only on its previous value and constants. If it holds after one iteration, it
+    always holds."""
     graph = graph_of(body)
     makers = {o: n for n in graph.node for o in n.output}
     fixed, waiting = {graph.input[1].name, *(t.name for t in graph.initializer)}, [graph.output[0].name]

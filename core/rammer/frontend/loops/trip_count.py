@@ -1,4 +1,4 @@
-"""Loops whose number of turns is known before they run, although they stay operators."""
+"""Trip counts of loops that are constant before the run, although the loops stay operators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-#: Turns beyond which nobody asks for room for what they gather: a loop that long is stopped by the host.
+#: Largest trip count for which memory for gathered values is reserved; the host stops longer loops.
 MOST_GATHERED: Final = 1 << 24
-#: No values that are known.
+#: An empty set of constants.
 NOTHING: Final[Mapping[str, np.ndarray]] = MappingProxyType({})
 
 
 def always_goes(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> bool:
-    """Whether a Loop's condition is the one it got, which held, or a constant that does, of its own or of what is ``outer``."""
+    """Return True if a Loop's condition stays true: it is the incoming condition or a true constant (of
+    the body or ``outer``)."""
     makers, name = {o: n for n in body.node for o in n.output}, body.output[0].name
     known = {**outer, **{t.name: numpy_helper.to_array(t) for t in body.initializer}}
     while name in makers and makers[name].op_type == "Identity" and not makers[name].domain:
@@ -31,7 +32,7 @@ def always_goes(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> 
 def counted_types(
     proto: NodeProto, inferred: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray]
 ) -> dict[str, TypeProto]:
-    """Types of what a Loop gathers in as many turns as it is known to take, as far as ONNX infers the others of its extents."""
+    """Return types of a Loop's gathered outputs if its trip count is constant, as far as ONNX infers the other extents."""
     trips, going = (operands.get(n) if n else None for n in [*proto.input, "", ""][:2])
     body = next(a.g for a in proto.attribute if a.name == "body")
     held = not proto.input[1] if len(proto.input) > 1 else True
@@ -53,10 +54,8 @@ def counted_types(
 
 
 def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> int:
-    """Return how many operators ``body`` is if the loops in it with constant trip counts are unrolled, by arithmetic alone.
-
-    ``outer`` are constants around it. Loops with other trip counts, and loops that a condition may end, count once.
-    """
+    """Return the operator count of ``body`` with its loops of constant trip count unrolled, by arithmetic alone. ``outer`` holds
+    the constants around it. Loops with other trip counts, and loops that a condition may end, count once."""
     total, known = 0, {**outer, **_scalar_values(body.initializer)}
     for node in body.node:
         total += 1
@@ -71,5 +70,5 @@ def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -
 
 
 def _scalar_values(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
-    """The tensors of one element."""
+    """Return the values of the one-element tensors by name."""
     return {t.name: numpy_helper.to_array(t) for t in tensors if math.prod(t.dims) == 1}

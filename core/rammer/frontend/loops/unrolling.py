@@ -1,8 +1,7 @@
-"""Control flow that is known before it runs becomes what it does, and one program with what is around it: an If with a known
-condition, a Loop with a known trip count whose condition stays known, and a Scan, where all steps together are few operators.
+"""Control flow that is resolved at compile time and merged into the surrounding program.
 
-Others stay operators, whose bodies ``runtime.control_flow`` compiles.
-"""
+An If with a constant condition becomes its branch. A Loop with constant trip count and conditions, and a Scan, are unrolled if
+all iterations together are few operators. ``runtime.control_flow`` compiles the bodies of the remaining operators."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from rammer.frontend.read import function_bodies, model_checks, schemas
 
 
 def unroll_loop(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
-    """Put the steps of a Loop or Scan that ONNX's inference takes in its place; False where it has to stay. What it adds to
-    ``walk`` is then taken back."""
+    """Replace a Loop or Scan with its iterations; return False if it stays an operator. Nodes added to ``walk`` are removed if
+    unrolling fails."""
     if proto.op_type not in ("Loop", "Scan") or proto.domain not in ("", "ai.onnx"):
         return False
     if walk.ranged is None:
@@ -33,7 +32,7 @@ def unroll_loop(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
 
 
 def _steps_of(walk: BindState, proto: NodeProto, scope: Scope) -> int | None:
-    """How many steps a Loop or Scan takes; None where that is not known."""
+    """Return the number of iterations of a Loop or Scan, or None if it is not constant."""
     attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
     names = [scope.values[n] if n else "" for n in proto.input]
     if proto.op_type == "Loop":
@@ -53,7 +52,7 @@ def _try_unroll(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
         with walk.budget.of_loop():
             steps = _Steps.of(walk, proto, scope)
             done = steps is not None and (steps.loop() if proto.op_type == "Loop" else steps.scan())
-    except BadInput:  # a shape that hangs on data, or what running it says better
+    except BadInput:  # a data-dependent shape, or an error that running the loop reports better
         done = False
     except TooManyOperators:
         if inside:
@@ -65,7 +64,7 @@ def _try_unroll(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
 
 
 def branch_taken(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
-    """Put the branch of an If whose condition is known in its place."""
+    """Replace an If that has a constant condition with its branch; return False if the condition is not constant."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
         return False
     condition = walk.known.get(scope.values[proto.input[0]])
@@ -84,7 +83,7 @@ def branch_taken(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
 
 @dataclass
 class _Steps:
-    """One loop on its way: its body, whose constants are in ``base``, and what each step gave."""
+    """A loop that is being unrolled, with its body; ``base`` is the scope of the body's constants."""
 
     walk: BindState
     proto: NodeProto
@@ -96,9 +95,9 @@ class _Steps:
 
     @staticmethod
     def of(walk: BindState, proto: NodeProto, scope: Scope) -> _Steps | None:
-        """None for a body with operators that are no expressions."""
+        """Return the unrolling of ``proto``, or None if an operator of its body has no tensor expression."""
         body = next(a.g for a in proto.attribute if a.name == "body")
-        # Scan 8 has its lengths first, which may be left out; ONNX's converter makes it 9 and leaves them there.
+        # Scan 8 starts with optional lengths; ONNX's converter to version 9 keeps them.
         if len(body.input) != len(proto.input) or (proto.op_type == "Scan" and "" in proto.input):
             return None
         nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
@@ -111,9 +110,9 @@ class _Steps:
         return _Steps(walk, proto, scope, body, base, attributes, MOST_UNROLLED // max(unrolled_size(body, known), 1))
 
     def loop(self) -> bool:
-        """ "for (int i=0; i < max_trip_count && cond; ++i)", where both are known."""
+        """Unroll "for (int i=0; i < max_trip_count && cond; ++i)" if both are constant; return False otherwise."""
         trips, condition = self._known(0), self._known(1) if self.proto.input[1] else np.array(True)
-        if trips is None or condition is None or (turns := int(trips.item())) > self.most:  # one number, of any rank
+        if trips is None or condition is None or (turns := int(trips.item())) > self.most:  # one element, of any rank
             return False
         state = [self.scope.values[n] for n in self.proto.input[2:]]
         scanned: list[list[str]] = [[] for _ in self.body.output[1 + len(state) :]]
@@ -132,7 +131,7 @@ class _Steps:
         return self._bind_results(state, [(made, 0) for made in scanned])
 
     def scan(self) -> bool:
-        """A step for each slice of the scanned inputs, "along the axes and in the directions that attributes give"."""
+        """Unroll one iteration per slice of the scanned inputs, along the axes and in the directions of the attributes."""
         count = int(self.attributes["num_scan_inputs"])
         names = list(self.proto.input)
         state = [self.scope.values[n] for n in names[: len(names) - count]]
@@ -160,7 +159,7 @@ class _Steps:
         return self._bind_results(state, parts)
 
     def _known(self, place: int) -> np.ndarray | None:
-        """The value of an operand, where it is given and known."""
+        """Return the value of an operand, or None if it is absent or not constant."""
         return self.walk.known.get(self.scope.values[self.proto.input[place]]) if self.proto.input[place] else None
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -168,7 +167,7 @@ class _Steps:
         return known.shape if known is not None else self.walk.types[name].shape
 
     def _step(self, inner: Scope, formal: Sequence[Any], given: Sequence[str]) -> list[str]:
-        """Walk over the body once; names of what it gives."""
+        """Bind the body once and return the names of its results."""
         self.walk.budget.spend(len(self.body.node))
         inner.values.update({v.name: name for v, name in zip(formal, given, strict=True)})
         order = model_checks.sorted_nodes(self.body, inner.values)
@@ -179,7 +178,7 @@ class _Steps:
         return self._emit_node("Gather", [name, np.array(place, np.int64)], scope, axis=axis)
 
     def _emit_node(self, op: str, operands: Sequence[str | np.ndarray], scope: Scope, **attributes: Any) -> str:
-        """One operator of ONNX's on values of the Graph and constants; the name of its result."""
+        """Add one ONNX operator on values of the Graph and constants; return the name of its result."""
         inner = scope.inner()
         names = [f"{self.proto.name or self.proto.op_type}/{op}{i}" for i in range(len(operands) + 1)]
         for name, value in zip(names, operands, strict=False):
@@ -191,14 +190,15 @@ class _Steps:
         return inner.values[names[-1]]
 
     def _bind_results(self, state: Sequence[str], scanned: Sequence[tuple[Sequence[str], int]]) -> bool:
-        """Give the operator's results their names: the last states, and what the steps gave, along a new axis."""
+        """Bind the outputs to the last states and to the results of all iterations, concatenated along a new axis. Return False
+        if no type or extent can be derived."""
         results = list(state)
         for (parts, axis), wanted in zip(scanned, self.proto.output[len(state) :], strict=False):
             if not wanted:
                 results.append("")
                 continue
             shapes = {self._shape(p) for p in parts}
-            if len(shapes) != 1 or 0 in (shape := shapes.pop()):  # nothing to tell a type by, or to count by
+            if len(shapes) != 1 or 0 in (shape := shapes.pop()):  # neither a type nor a count can be derived
                 return False
             at = axis + (len(shape) + 1) * (axis < 0)
             target = np.array([*shape[:at], 1, *shape[at:]], np.int64)
@@ -209,10 +209,10 @@ class _Steps:
 
 
 def _has_expression(walk: BindState, node: NodeProto, scope: Scope) -> bool:
-    """Whether an operator becomes tensor expressions, as far as its name tells."""
+    """Return True if an operator becomes tensor expressions, judged by its name."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type) in walk.lowered or (domain, node.op_type) in FUNCTIONS or (not domain and node.op_type in CONTROL):
         return True
     if domain not in scope.opsets or not schemas.has_schema(node.op_type, scope.opset(node), domain):
-        return False  # a plugin's
+        return False  # an operator of a plugin
     return function_bodies.has_function(schemas.get_schema(node.op_type, scope.opset(node), domain))

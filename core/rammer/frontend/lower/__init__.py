@@ -1,1 +1,1 @@
-"""From a Graph to a ComputeGraph: the registry of lowerings and one module per family of operators."""
+"""The lowering from a Graph to a ComputeGraph: the registry of lowerings, and one module per operator family."""

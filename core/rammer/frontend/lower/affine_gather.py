@@ -1,8 +1,9 @@
-"""Indices that follow from places alone: rows that are taken by counted positions are rows in order.
+"""Substitution of affine indices in loads: a gather of consecutive rows becomes a slice.
 
-A model asks for the first n rows of a table by a Range and a Gather. Of a fixed length both are constants; of a range of lengths
-they are operators, and a device would have to expect any row at any place. Here the expression that counts is put where it is an
-index, and what only shows a constant is read there instead."""
+Models read the first n rows of a table by a Range and a Gather. Both are constants if the length is fixed. For a range of lengths
+they are operators, and a device would have to expect any row at any index. This module substitutes the affine expression into the
+index, and reads constants instead of views of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Area: TypeAlias = "Mapping[str, Interval]"
 def placed_rows(
     computes: Sequence[Compute], types: Mapping[str, TensorType], constants: Collection[str], outputs: Collection[str]
 ) -> list[Compute]:
-    """``computes``, in order, with known indices in loads, less those that nothing needs then. ``types`` are of all tensors."""
+    """Return ``computes`` in order, with affine indices in loads, without the computes that become unused. ``types`` holds the
+    types of all tensors."""
     return _PlacedRows(types, constants).placed(computes, outputs)
 
 
@@ -34,8 +36,8 @@ def placed_rows(
 class _PlacedRows:
     types: Mapping[str, TensorType]
     constants: Collection[str]
-    counts: dict[str, Compute] = field(default_factory=dict)  #: Whose elements follow from their places.
-    shown: dict[str, Compute] = field(default_factory=dict)  #: Which rearrange a constant.
+    counts: dict[str, Compute] = field(default_factory=dict)  #: Tensors whose elements are affine in their indices.
+    shown: dict[str, Compute] = field(default_factory=dict)  #: Views of a constant.
 
     def placed(self, computes: Sequence[Compute], outputs: Collection[str]) -> list[Compute]:
         made = list[Compute]()
@@ -58,7 +60,7 @@ class _PlacedRows:
         return plain and not any(map(ex.has_loads, ex.children(body)))
 
     def _resolve_body(self, e: Expr, area: Area, through: bool) -> Expr:
-        """``e`` with known indices; where it looks ``through`` tensors that show a constant, with loads of that."""
+        """Return ``e`` with affine indices; if ``through``, loads of constant views become loads of the constant."""
 
         def rule(n: Expr) -> Expr | None:
             if not isinstance(n, Load):
@@ -73,7 +75,7 @@ class _PlacedRows:
         return ex.transform(e, rule)
 
     def _index(self, e: Expr, area: Area) -> Expr:
-        """An index with what is counted in place of its loads, where these are within their tensors."""
+        """Return an index in which loads of affine tensors are replaced by their expressions, if they are in bounds."""
 
         def rule(n: Expr) -> Expr | None:
             if not isinstance(n, Load):
@@ -88,26 +90,25 @@ class _PlacedRows:
 
 
 def _element_at(c: Compute, indices: Sequence[Expr]) -> Expr:
-    """An element of ``c``."""
+    """Return the expression of an element of ``c``."""
     return ex.substitute(c.body, {a.name: i for a, i in zip(c.axes, indices, strict=True)})
 
 
 def _is_affine_integer(c: Compute, area: Area) -> bool:
-    """Whether the elements of ``c`` are integers that follow from their places, each as large as its type holds."""
+    """Return True if the elements of ``c`` are integers that are affine in their indices and fit their type."""
     if not np.issubdtype(np.dtype(c.dtype), np.integer) or ex.has_loads(c.body):
         return False
     return ex.affine_form(c.body) is not None and _can_represent(c.dtype, _integer_interval(c.body, area))
 
 
 def _is_in_bounds(indices: Sequence[Expr], of: TensorType, area: Area) -> bool:
-    """Whether ``indices`` are some of a tensor's wherever it is asked for."""
+    """Return True if ``indices`` are within the tensor over the whole ``area``."""
     found = [(_integer_interval(i, area), extent) for i, extent in zip(indices, of.shape, strict=True)]
     return all(known is not None and known[0] >= 0 and known[1] < extent for known, extent in found)
 
 
 def _simplify_integer(e: Expr, area: Area) -> Expr:
-    """An integer expression without conversions that change nothing and choices that are none; in its simplest form where it
-    is affine."""
+    """Return an integer expression without redundant conversions and decided selections, simplified if it is affine."""
     if isinstance(e, Load):
         return e
     kids = ex.children(e)
@@ -122,14 +123,14 @@ def _simplify_integer(e: Expr, area: Area) -> Expr:
 
 
 def _can_represent(dtype: str, known: Interval | None) -> bool:
-    """Whether an integer type holds these values."""
+    """Return True if the integer type ``dtype`` holds all values of the interval."""
     if known is None or not np.issubdtype(np.dtype(dtype), np.integer):
         return False
     return np.iinfo(dtype).min <= known[0] and known[1] <= np.iinfo(dtype).max
 
 
 def _decide_comparison(e: Expr, area: Area) -> bool | None:
-    """Whether ``a < b`` holds everywhere (True) or nowhere; None where that is open."""
+    """Return True if ``a < b`` holds everywhere, False if it holds nowhere, or None if it is undecided."""
     if not isinstance(e, Op) or e.fn != "lt":
         return None
     a, b = (_integer_interval(x, area) for x in e.args)
@@ -139,7 +140,7 @@ def _decide_comparison(e: Expr, area: Area) -> bool | None:
 
 
 def _integer_interval(e: Expr, area: Area) -> Interval | None:
-    """Bounds of an integer expression; None where it reads something, or is none."""
+    """Return the bounds of an integer expression, or None if it has loads or floats."""
     if any(isinstance(n, Load) or (isinstance(n, ex.Const) and isinstance(n.value, float)) for n in ex.walk(e)):
         return None
     return ex.interval(e, area)

@@ -1,4 +1,4 @@
-"""What an Einsum's equation says: the axes of every operand and of the result, and their extents."""
+"""The equation of an Einsum: the axes of every operand and of the result, and their extents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer.errors import BadInput
 
 @dataclass(frozen=True)
 class Equation:
-    """Axis names of each operand and of the result, and their extents in the order of appearance."""
+    """The axis names of each operand and of the result, and their extents in the order of appearance."""
 
     operands: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
@@ -19,13 +19,13 @@ class Equation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         return tuple(self.extents[n] for n in self.result)
 
 
 def parse_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
-    """The equation over operands of ``shapes``. BadInput where the two do not go together: terms and operands, letters and axes,
-    extents of one letter (1 goes with any)."""
+    """Return the equation over operands of ``shapes``. Raise BadInput if they do not match: terms and operands, letters and axes,
+    or extents of one letter (1 matches any)."""
     terms, arrow, target = text.replace(" ", "").partition("->")
     if len(terms.split(",")) != len(shapes):
         raise BadInput(f"Einsum of {len(shapes)} operands has the equation {text!r}", hint="one term for each operand")
@@ -55,13 +55,13 @@ def parse_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
 
 
 def _term_labels(term: str, rank: int) -> tuple[str, ...]:
-    """Axis names of one term; the dimensions of an ellipsis are named from the right: ``e1, e0``."""
+    """Return the axis names of one term; the dimensions of an ellipsis are numbered from the right: ``e1, e0``."""
     before, dots, after = term.partition("...")
     count = rank - len(re.sub(r"\W", "", term)) if dots else 0
     return (*before, *(f"e{d}" for d in reversed(range(count))), *after)
 
 
 def _implicit_output(operands: Sequence[tuple[str, ...]], hidden: Sequence[str]) -> tuple[str, ...]:
-    """NumPy's implicit output: the ellipsis, then the labels that occur once, sorted."""
+    """Return NumPy's implicit output: the ellipsis, then the labels that occur once, sorted."""
     flat = [label for names in operands for label in names]
     return (*hidden, *sorted(n for n in set(flat) if len(n) == 1 and flat.count(n) == 1))

@@ -1,8 +1,8 @@
-"""Tensors of types that nothing computes in (``ir.formats``), carried by integers: a step behind binding, for every device.
+"""Emulation of element types without arithmetic (``ir.formats``): integers carry their codes, on every device, after binding.
 
-Operators that only move elements move codes. All others get numbers, in a type that holds them all, and what they compute is
-rounded to the format again, operator by operator, as ONNX says. Casts are such a rounding and nothing more. No later step, and no
-device, sees another type than those that it computes in; inputs and outputs of a model keep theirs (``Value.outside``).
+Operators that only move elements move codes. All other operators get numbers in a wider type. Their results are rounded to the
+format, operator by operator, as ONNX defines. A Cast is only this rounding. Later steps and devices see only types with
+arithmetic; inputs and outputs of a model keep their formats (``Value.outside``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 
-#: The domain of Decode and Encode, which ``lowerings.stored`` lowers; no model can name it.
+#: The domain of Decode and Encode, which ``lower.operators.stored`` lowers; models cannot name it.
 DOMAIN: Final = "rammer"
-#: Operators that move elements, or make them of nothing but attributes.
+#: Operators that move elements, or create them from attributes alone.
 MOVES: Final = frozenset(
     {
         *(
@@ -51,7 +51,8 @@ _Rule: TypeAlias = "Callable[[_Carrying, Node], None]"
 
 
 def emulate_formats(graph: Graph) -> Graph:
-    """``graph`` without values of ``FORMATS``: itself, where it has none. BadInput for an operator that cannot take them."""
+    """Return ``graph`` without values of ``FORMATS``, unchanged if all its types are ordinary. Raise BadInput for an operator
+    that does not support these formats."""
     if not any(t.dtype in FORMATS for t in graph.types.values()):
         return graph
     return _Carrying(graph).rewritten()
@@ -63,12 +64,12 @@ class _Carrying:
         self.types = {n: TensorType(carrier_dtype(t.dtype), t.shape) for n, t in graph.types.items()}
         self.constants = {n: to_carrier(a) for n, a in graph.constants.items()}
         self.taken = {*graph.types, *graph.constants}
-        #: Value of a format -> its numbers.
+        #: Value of a format -> its decoded numbers.
         self.numbers: dict[str, str] = {}
         self.nodes: list[Node] = []
 
     def rewritten(self) -> Graph:
-        """The graph with carriers."""
+        """Return the graph with carrier integers."""
         for node in self.graph.nodes:
             self._step(node)
         return replace(
@@ -85,7 +86,7 @@ class _Carrying:
         return replace(value, type=self.types[value.name], outside=kind) if kind in FORMATS else value
 
     def format(self, name: str) -> str:
-        """The format of a value, "" where it is of an ordinary type."""
+        """Return the format of a value, or "" if its type is ordinary."""
         dtype = self.graph.types[name].dtype if name else ""
         return dtype if dtype in FORMATS else ""
 
@@ -109,10 +110,10 @@ class _Carrying:
         rule = _RULES.get(node.op, _Carrying.compute) if not node.domain else _Carrying.compute
         rule(self, node)
 
-    # --- what the rules are made of -----------------------------------------------------------
+    # --- helpers of the rules ------------------------------------------------------------------
 
     def add(self, op: str, inputs: Iterable[str], kind: TensorType, attributes: Mapping[str, Any], like: Node, **to: Any) -> str:
-        """A new node with one result, which is called ``to["output"]`` or after that of ``like``; its name."""
+        """Add a node with one result and return the result's name: ``to["output"]``, or a name derived from ``like``."""
         inputs = tuple(inputs)
         result = str(to.get("output") or make_identifier(f"{next(o for o in like.outputs if o)}_{op.lower()}", self.taken))
         self.types[result] = kind
@@ -121,13 +122,13 @@ class _Carrying:
         return result
 
     def constant(self, value: np.ndarray, hint: str) -> str:
-        """A new constant; its name."""
+        """Add a constant and return its name."""
         name = make_identifier(hint, self.taken)
         self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
         return name
 
     def number(self, name: str, node: Node) -> str:
-        """The numbers of a value, made once."""
+        """Return the decoded numbers of a value, decoded once."""
         kind = self.format(name)
         if not kind:
             return name
@@ -138,14 +139,14 @@ class _Carrying:
         return self.numbers[name]
 
     def encode(self, value: str, result: str, node: Node, **attributes: Any) -> None:
-        """``result`` from numbers."""
+        """Add a node that encodes numbers into ``result``."""
         kind = self.format(result)
         self.add("Encode", (value,), self.types[result], {"format": kind, **attributes}, node, output=result)
 
     # --- the rules ----------------------------------------------------------------------------
 
     def compute(self, node: Node) -> None:
-        """Numbers in, numbers out, and codes of those."""
+        """Decode the inputs, compute, and encode the results."""
         inputs = tuple(self.number(n, node) for n in node.inputs)
         made = {o: self._numbers_of(o) for o in node.outputs if self.format(o)}
         attributes = {k: _widen_attribute(k, v) for k, v in node.attributes.items()}
@@ -155,19 +156,19 @@ class _Carrying:
             self.encode(value, result, node)
 
     def _numbers_of(self, result: str) -> str:
-        """A name for the numbers of a result before they are rounded."""
+        """Return a name for the numbers of a result before rounding."""
         wide = FORMATS[self.format(result)].wide
         name = make_identifier(f"{result}_{wide}", self.taken)
         self.types[name] = TensorType(wide, self.types[result].shape)
         return name
 
     def move(self, node: Node) -> None:
-        """Codes as any other elements."""
+        """Move codes like any other elements."""
         attributes = {k: to_carrier(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
         self.nodes.append(replace(node, attributes=attributes))
 
     def cast(self, node: Node) -> None:
-        """A rounding, of numbers of whatever type."""
+        """Round numbers of any type to the result's format."""
         source, result = self.number(node.inputs[0], node), node.outputs[0]
         if self.format(result):
             given = {k: v for k, v in node.attributes.items() if k in ("saturate", "round_mode")}
@@ -177,12 +178,12 @@ class _Carrying:
         self.add("Cast", (source,), self.types[result], {"to": target}, node, output=result)
 
     def bitcast(self, node: Node) -> None:
-        """Codes are the bits already."""
+        """Reinterpret bits: codes are the bits already."""
         target = nd.element_code(np.dtype(self.types[node.outputs[0]].dtype))
         self.nodes.append(replace(node, attributes={"to": target}))
 
     def quantize(self, node: Node) -> None:
-        """Integers are cut to fewer bits; floats are quotients, rounded."""
+        """Quantise: clip integers to fewer bits; round quotients of float formats."""
         x, scale = (self.number(n, node) for n in node.inputs[:2])
         zero = node.inputs[2] if len(node.inputs) > 2 else ""
         result = node.outputs[0]
@@ -199,7 +200,7 @@ class _Carrying:
             self.encode(quotient, result, node, saturate=node.attributes.get("saturate", 1))
 
     def _quantize_integer(self, node: Node, operands: tuple[str, ...], kind: IntegerFormat) -> None:
-        """'saturate' to 8 bits and then to fewer is the same as to fewer at once."""
+        """Quantise to 8 bits, then clip: saturating twice equals saturating to fewer bits at once."""
         wide = np.dtype(kind.wide)
         attributes = {**node.attributes, "output_dtype": nd.element_code(wide)}
         attributes = {k: _widen_attribute(k, v) for k, v in attributes.items()}
@@ -211,7 +212,7 @@ class _Carrying:
         self.encode(cut, node.outputs[0], node)
 
     def dequantize(self, node: Node) -> None:
-        """Integers as those of 8 bits; of floats, products."""
+        """Dequantise integers like those of 8 bits; float formats by a product."""
         x, result = node.inputs[0], node.outputs[0]
         zero = node.inputs[2] if len(node.inputs) > 2 else ""
         if not isinstance(FORMATS.get(self.format(x)), FloatFormat):
@@ -233,7 +234,7 @@ class _Carrying:
         return value is not None and not np.any(value.astype(np.float32))
 
     def _apply_scale(self, op: str, x: str, scale: str, node: Node) -> str:
-        """``op(x, scale)`` in float32, the scale of every element being its block's."""
+        """Return ``op(x, scale)`` in float32, with each element's block scale."""
         wide = TensorType("float32", self.types[x].shape)
         spread = self._broadcast_scales(scale, x, node)
         operands = [n if self.types[n].dtype == "float32" else self._cast_to_float32(n, node) for n in (x, spread)]
@@ -243,7 +244,7 @@ class _Carrying:
         return self.add("Cast", (name,), TensorType("float32", self.types[name].shape), {"to": onnx.TensorProto.FLOAT}, node)
 
     def _broadcast_scales(self, values: str, x: str, node: Node) -> str:
-        """Scales or zero points of a tensor, of the indices along an axis, or of blocks of them, as they meet ``x``."""
+        """Return scales or zero points (per tensor, per index of an axis or per block) broadcast to ``x``."""
         have, shape = self.types[values].shape, self.types[x].shape
         if not have or (have == (1,) and not node.attributes.get("block_size")):
             return self._add_shape_op("Reshape", values, (), node)
@@ -276,7 +277,7 @@ class _Carrying:
 
 
 def _widen_attribute(name: str, value: Any) -> Any:
-    """An attribute that names a format, as that of the type that it computes in."""
+    """Return an attribute that names a format as the wide type of that format."""
     if name not in _NAMING or value not in _CODES:
         return value
     return nd.element_code(np.dtype(FORMATS[_CODES[value]].wide))

@@ -1,4 +1,4 @@
-"""Graph -> ComputeGraph: every node becomes tensor expressions through the registry of lowerings."""
+"""The lowering Graph -> ComputeGraph: every node becomes tensor expressions through the registry of lowerings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ Lowerings: TypeAlias = Mapping[tuple[str, str], LoweringFn]
 
 
 def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings = REGISTRY) -> Lowering:
-    """Lower one node; its intermediates get names that are not in ``taken``, which grows.
+    """Lower one node. Its intermediates get names that are not in ``taken``, and these names are added to it.
 
-    Raises CannotLower when the operator has no tensor expression here, ValueError when a lowering
-    breaks its contract (an output missing, or of another type than shape inference says).
-    """
+    Raises CannotLower if the operator has no tensor expression here. Raises ValueError if a lowering breaks its contract: an
+    output is missing, or its type differs from shape inference."""
     function = lowerings.get((node.domain, node.bare))
     if function is None:
         raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.bare} has no lowering")
@@ -40,7 +39,7 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
                     f"which is declared {graph.types[output]}\n  {node}"
                 )
         if function is not REGISTRY.get((node.domain, node.bare)):
-            # A plugin's that reads beside its tensors is to blame, not the planner that would meet it later.
+            # An out-of-bounds read of a plugin's lowering is reported here, not later by the planner.
             bodies = Bodies(ChainMap(context.types, graph.types))  # type: ignore[arg-type]  # which is only read
             for compute in context.computes:
                 bodies.check(compute, node.op)
@@ -48,9 +47,9 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
 
 
 def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str | None:
-    """None if ``node`` can be lowered, else the reason why it runs on the host."""
+    """Return None if ``node`` can be lowered, else the reason for running it on the host."""
     try:
-        # Nothing of it is kept, so that only the node's own names matter: all of the graph's would be a step for every pair.
+        # The result is discarded, so only the node's names matter; all names of the graph would make this quadratic.
         lower_node(graph, node, Names(n for n in (*node.inputs, *node.outputs) if n), lowerings)
     except CannotLower as reason:
         return str(reason)
@@ -60,7 +59,7 @@ def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str 
 def lower(
     graph: Graph, lowerings: Lowerings = REGISTRY, otherwise: Callable[[Node], Sequence[Compute]] | None = None
 ) -> ComputeGraph:
-    """Lower every node of ``graph``, in order, and verify the result; those of which ``otherwise`` says what they compute are not
+    """Lower every node of ``graph``, in order, and verify the result. Nodes for which ``otherwise`` returns computes are not
     lowered. Raises CannotLower, ValueError."""
     taken = Names(graph.types)
     computes: list[Compute] = []

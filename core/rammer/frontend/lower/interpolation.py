@@ -1,4 +1,4 @@
-"""Reading a tensor between its elements, at places that a run knows: what GridSample, DeformConv and RoiAlign share."""
+"""Interpolated reads at run-time coordinates, shared by GridSample, DeformConv and RoiAlign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer.frontend.lower.operands import make_literal, make_op
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Number
 
-#: Indices, one for each dimension that is sampled -> the element there, 0 beside the tensor.
+#: Indices, one for each sampled dimension -> the element there, 0 outside the tensor.
 Element: TypeAlias = Callable[[Sequence[Expr]], Expr]
 
 
@@ -22,19 +22,19 @@ class Real:
     dtype: str
 
     def number(self, value: Number) -> Expr:
-        """A literal."""
+        """Return a literal of this type."""
         return make_literal(value, self.dtype)
 
     def of(self, fn: str, *args: Expr | Number) -> Expr:
-        """``fn`` of expressions and literals."""
+        """Return ``fn`` of expressions and literals."""
         return make_op(fn, *[self.number(a) if isinstance(a, int | float) else a for a in args])
 
     def clamped(self, x: Expr, low: Number, high: Number) -> Expr:
-        """``x`` within bounds."""
+        """Return ``x`` clamped to ``low`` and ``high``."""
         return self.of("min", self.of("max", x, low), high)
 
     def reflected(self, x: Expr, low: float, high: float) -> Expr:
-        """``x`` mirrored at both bounds until it lies between them."""
+        """Return ``x`` mirrored at both bounds until it is between them."""
         span = high - low
         if span <= 0:
             return self.number(low)
@@ -43,21 +43,23 @@ class Real:
 
 
 def to_index(x: Expr) -> Expr:
-    """A whole number held in a floating-point type as an index; in 32 bits, which vectors convert."""
+    """Return a whole floating-point number as an int32 index, which vector units can convert."""
     return Cast("int32", x)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Along one dimension, as tensors over the same axes: the element below each place, and the share of the one above it. They
-    are worked out once for all channels, which read more than they compute."""
+    """The neighbours of sampled coordinates along one dimension, as tensors over the same axes.
+
+    ``below`` is the element below each coordinate, ``share`` the weight of the element above. They are computed once for all
+    channels, whose work is mainly reads."""
 
     below: str
     share: str
 
     @staticmethod
     def of(ctx: Lowering, real: Real, at: Expr, axes: Sequence[Axis], name: str) -> Neighbours:
-        """Of places ``at``, which are finite and near the tensor."""
+        """Return the neighbours of coordinates ``at``, which are finite and near the tensor."""
         place = ctx.load(ctx.emit(axes, at, dtype=real.dtype, into=f"at{name}"), *[a.name for a in axes])
         floor = real.of("floor", place)
         below = ctx.emit(axes, to_index(floor), dtype="int32", into=f"below{name}")
@@ -65,7 +67,7 @@ class Neighbours:
 
 
 def interpolate_linear(ctx: Lowering, real: Real, element: Element, places: Sequence[Neighbours], point: Sequence[Expr]) -> Expr:
-    """Between the two neighbours along each dimension; ``point`` indexes their tensors."""
+    """Return the linear interpolation between the two neighbours along each dimension; ``point`` indexes their tensors."""
     return _interpolate_dimension(ctx, real, element, places, point, ())
 
 
@@ -88,7 +90,7 @@ def _interpolate_dimension(
 
 
 def cubic_weight(real: Real, distance: Expr) -> Expr:
-    """Of an element at this distance (0 to 2): cubic convolution with a = -0.75."""
+    """Return the weight of an element at this distance (0 to 2): cubic convolution with a = -0.75."""
     a = -0.75
     squared = real.of("mul", distance, distance)
     inner = real.of("add", real.of("mul", real.of("sub", real.of("mul", a + 2, distance), a + 3), squared), 1)

@@ -1,8 +1,5 @@
-"""The registry of lowerings: one short function per ONNX operator, returning Computes.
-
-A lowering receives a ``Lowering`` context and emits Computes into it. Names are derived from the
-node's outputs, so the printed compute graph reads like the model.
-"""
+"""The registry of lowerings: one short function per ONNX operator that emits Computes. A lowering receives a ``Lowering`` context
+and emits Computes into it. Their names are derived from the node's outputs, so the printed compute graph reads like the model."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ __all__ = ["CannotLower", "Lowering", "LoweringFn", "axes_of_shape"]
 
 
 class CannotLower(Exception):
-    """This node has no tensor expression (the message says why); it runs on the host instead."""
+    """This node has no tensor expression (the message gives the reason) and runs on the host."""
 
 
 @dataclass
 class Lowering:
-    """What a lowering function sees of one node, and where it emits Computes."""
+    """The context of a lowering function: one node, and the Computes that it emits."""
 
     graph: Graph
     node: Node
@@ -41,35 +38,35 @@ class Lowering:
     taken: set[str] = field(default_factory=Names)
 
     def has(self, index: int) -> bool:
-        """Whether optional input ``index`` is present."""
+        """Return True if optional input ``index`` is present."""
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def input(self, index: int) -> str:
-        """Name of input ``index``."""
+        """Return the name of input ``index``."""
         return self.node.inputs[index]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Static shape of a tensor (of the graph or emitted here)."""
+        """Return the static shape of a tensor of the graph or of an emitted one."""
         return self.type(name).shape
 
     def type(self, name: str) -> TensorType:
-        """Type of a tensor (of the graph or emitted here)."""
+        """Return the type of a tensor of the graph or of an emitted one."""
         return self.types[name] if name in self.types else self.graph.types[name]
 
     def out(self, index: int = 0) -> TensorType:
-        """Declared type of output ``index``."""
+        """Return the declared type of output ``index``."""
         return self.graph.types[self.node.outputs[index]]
 
     def wants(self, index: int) -> bool:
-        """Whether output ``index`` is asked for."""
+        """Return True if output ``index`` is used."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute of the node, or ``default``."""
+        """Return an attribute of the node, or ``default``."""
         return self.node.attributes.get(name, default)
 
     def static(self, index: int, what: str) -> np.ndarray | None:
-        """Value of optional input ``index``, which must be known at compile time (else CannotLower)."""
+        """Return the value of optional input ``index``, which must be constant (else CannotLower)."""
         if not self.has(index):
             return None
         value = self.graph.constant(self.input(index))
@@ -78,7 +75,7 @@ class Lowering:
         return value
 
     def constant(self, value: np.ndarray, hint: str = "k") -> str:
-        """Register a new constant tensor; returns its name."""
+        """Register a new constant tensor and return its name."""
         name = self._fresh_name(hint)
         self.constants[name] = value
         self.types[name] = TensorType(str(value.dtype), value.shape)
@@ -93,8 +90,8 @@ class Lowering:
         dtype: str | None = None,
         into: int | str = "t",
     ) -> str:
-        """Emit a Compute and return its name: ``into`` an output of the node by its index, or an intermediate that is named after
-        the node's first output and this hint."""
+        """Emit a Compute and return its name. ``into`` is an output index of the node, or a hint for an intermediate that is
+        named after the node's first output."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
         kind = dtype or self._result_dtype(ex.dtype_of(body, known), combiner)
         check_taps(math.prod(a.extent for a in reduce), self.node.name or self.node.op)
@@ -105,21 +102,22 @@ class Lowering:
         return name
 
     def _result_dtype(self, dtype: str, combiner: Combiner | None) -> str:
-        """Element type of a result: sums of float16 products are float32 where the operator's results are."""
+        """Return the element type of a result: float16 products are summed in float32 if the operator's output is float32."""
         if combiner != "sum" or dtype != "float16":
             return dtype
         return "float32" if {self.graph.types[o].dtype for o in self.node.outputs if o} == {"float32"} else dtype
 
     def load(self, tensor: str, *indices: Expr | int | str, fill: ex.Number | None = None) -> Load:
-        """``tensor[indices]``; strings are axis names, ints literals."""
+        """Return ``tensor[indices]``; strings are axis names, ints literals."""
         return Load(tensor, tuple(ex.as_index(i) for i in indices), fill)
 
     def axes(self, tensor: str, prefix: str = "i") -> tuple[Axis, ...]:
-        """Fresh axes ``i0, i1, ...`` with the extents of ``tensor``."""
+        """Return fresh axes ``i0, i1, ...`` with the extents of ``tensor``."""
         return axes_of_shape(self.shape(tensor), prefix)
 
     def broadcast(self, tensor: str, axes: Sequence[Axis]) -> Load:
-        """A NumPy-broadcast load of ``tensor`` over output ``axes`` (extent-1 axes index 0). BadInput where it does not fit."""
+        """Return a NumPy-broadcast load of ``tensor`` over output ``axes`` (extent-1 axes index 0). Raise BadInput if it does not
+        fit."""
         shape = self.shape(tensor)
         tail = axes[len(axes) - len(shape) :] if len(shape) <= len(axes) else ()
         if len(tail) < len(shape) or any(n not in (1, a.extent) for n, a in zip(shape, tail, strict=True)):
@@ -127,7 +125,7 @@ class Lowering:
         return self.load(tensor, *[0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)])
 
     def refused(self, why: str) -> BadInput:
-        """What to raise where attributes and operands of the node contradict each other."""
+        """Return the error for contradicting attributes and operands of the node."""
         return BadInput(
             f"{self.node.op}: {why}",
             f"node {quote_text(self.node.name)} ({self.node.op})",
@@ -139,7 +137,7 @@ class Lowering:
 
 
 def axes_of_shape(shape: Sequence[int], prefix: str = "i") -> tuple[Axis, ...]:
-    """Axes ``i0, i1, ...`` for a shape."""
+    """Return axes ``i0, i1, ...`` for a shape."""
     return tuple(Axis(f"{prefix}{d}", int(n)) for d, n in enumerate(shape))
 
 
@@ -149,7 +147,7 @@ REGISTRY: dict[tuple[str, str], LoweringFn] = {}
 
 
 def lowering(*ops: str, domain: str = "") -> Callable[[LoweringFn], LoweringFn]:
-    """Decorator: register the function for these ONNX operators."""
+    """Register the decorated function for these ONNX operators."""
 
     def register(fn: LoweringFn) -> LoweringFn:
         for op in ops:

@@ -12,22 +12,22 @@ from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op
 
 
 def out_axes(ctx: Lowering, index: int = 0) -> tuple[Axis, ...]:
-    """Axes ``i0, i1, ...`` of output ``index``."""
+    """Return axes ``i0, i1, ...`` of output ``index``."""
     return axes_of_shape(ctx.out(index).shape)
 
 
 def make_literal(value: Number, like: str) -> Const:
-    """A literal of element type ``like``."""
+    """Return a literal of element type ``like``."""
     return Const(value, like)
 
 
 def make_op(fn: str, *args: Expr) -> Op:
-    """``fn(args)``."""
+    """Return the operation ``fn(args)``."""
     return Op(fn, args)
 
 
 def load_operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
-    """Input ``index`` broadcast over ``axes``; a one-element constant becomes a literal."""
+    """Return input ``index`` broadcast over ``axes``; a one-element constant becomes a literal."""
     name = ctx.input(index)
     value = ctx.graph.constant(name)
     if value is not None and value.size == 1:
@@ -39,13 +39,13 @@ def load_operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
 
 
 def emit_copy(ctx: Lowering, tensor: str, output: int = 0) -> None:
-    """Emit output ``output`` as a plain copy of ``tensor``, which has its shape."""
+    """Emit output ``output`` as a copy of ``tensor``, which has its shape."""
     axes = out_axes(ctx, output)
     ctx.emit(axes, ctx.load(tensor, *[a.name for a in axes]), into=output)
 
 
 def static_ints(ctx: Lowering, index: int, attribute: str) -> tuple[int, ...] | None:
-    """Integers from optional static input ``index`` or, in old opsets, from ``attribute``."""
+    """Return integers from optional static input ``index`` or, in old opsets, from ``attribute``."""
     value = ctx.static(index, attribute)
     if value is not None:
         return tuple(int(v) for v in np.asarray(value).ravel())
@@ -54,23 +54,23 @@ def static_ints(ctx: Lowering, index: int, attribute: str) -> tuple[int, ...] | 
 
 
 def axis_of(ctx: Lowering, value: int, rank: int) -> int:
-    """``value`` as a dimension in ``[0, rank)``. Raises CannotLower outside ``[-rank, rank)``."""
+    """Return ``value`` as a dimension in ``[0, rank)``. Raises CannotLower outside ``[-rank, rank)``."""
     if not -rank <= value < rank:
         raise CannotLower(f"axis {value} of {ctx.node.op} is outside rank {rank}")
     return value % rank
 
 
 def whole_load(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
-    """``tensor`` indexed by all of ``axes`` in order."""
+    """Return ``tensor`` indexed by all of ``axes`` in order."""
     return ctx.load(tensor, *[a.name for a in axes])
 
 
 def widen_float16(ctx: Lowering, x: Load) -> Expr:
-    """``x`` in float32 where it is float16: what is kept between a sum and the step after it has that precision."""
+    """Return ``x``, in float32 if it is float16: values between a sum and the next step have that precision."""
     return Cast("float32", x) if ctx.type(x.tensor).dtype == "float16" else x
 
 
 def emit_narrowed(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
-    """Output 0 from ``value``, which was computed from ``widen_float16`` operands: float32 where the output is float16."""
+    """Emit output 0 from ``value``, computed from ``widen_float16`` operands: float32 if the output is float16."""
     dtype = ctx.out().dtype
     ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, into=0)

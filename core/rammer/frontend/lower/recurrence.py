@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN nodes share: geometry, activations, the hoisted input projection, the outputs."""
+"""The common parts of LSTM, GRU and RNN: geometry, activations, the hoisted input projection, the outputs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Activation = Callable[[Expr], Expr]
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A recurrent node: extents in elements, ``gates`` as packed in its weights ``[D, gates*H, I]``."""
+    """A recurrent node with its extents in elements; ``gates`` is the number packed in its weights ``[D, gates*H, I]``."""
 
     ctx: Lowering
     gates: int
     gated: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
-    going: list[str] = field(default_factory=list, repr=False, compare=False)  #: Which sequences have each step.
+    going: list[str] = field(default_factory=list, repr=False, compare=False)  #: Masks of the active sequences, one per step.
 
     def __post_init__(self) -> None:
-        """BadInput where ``hidden_size`` and the weights contradict each other: ONNX infers shapes from the attribute alone."""
+        """Raise BadInput if ``hidden_size`` contradicts the weights: ONNX infers shapes from the attribute alone."""
         ctx, hidden = self.ctx, self.hidden.extent
         w, r = (ctx.shape(ctx.input(i)) for i in (1, 2))
         width = ctx.shape(ctx.input(0))[-1]
@@ -55,32 +55,32 @@ class Recurrence:
 
     @property
     def batch_first(self) -> bool:
-        """Whether ``layout`` puts the batch before the time steps."""
+        """True if ``layout`` puts the batch before the time steps."""
         return bool(self.ctx.attr("layout", 0))
 
     @property
     def steps(self) -> int:
-        """Number of time steps."""
+        """The number of time steps."""
         return self.ctx.shape(self.ctx.input(0))[1 if self.batch_first else 0]
 
     @property
     def batch(self) -> Axis:
-        """Axis of the batch."""
+        """The axis of the batch."""
         return Axis("b", self.ctx.shape(self.ctx.input(0))[0 if self.batch_first else 1])
 
     @property
     def hidden(self) -> Axis:
-        """Axis of the hidden units."""
+        """The axis of the hidden units."""
         return Axis("h", self.ctx.shape(self.ctx.input(2))[-1])
 
     @property
     def dtype(self) -> str:
-        """Element type of all tensors."""
+        """The element type of all tensors."""
         return self.ctx.type(self.ctx.input(0)).dtype
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """For each direction whether it runs backwards."""
+        """The directions; True for a direction that runs backwards."""
         name = str(self.ctx.attr("direction", "forward"))
         known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
         if name not in known:
@@ -88,16 +88,16 @@ class Recurrence:
         return known[name]
 
     def order(self, backwards: bool) -> Sequence[int]:
-        """Time steps in the order in which a direction meets them."""
+        """Return the time steps in the order of a direction."""
         return range(self.steps)[::-1] if backwards else range(self.steps)
 
     def literal(self, value: float) -> Const:
-        """A literal of the node's element type."""
+        """Return a literal of the node's element type."""
         return Const(value, self.dtype)
 
     def by_gate(self, index: int) -> str:
-        """Optional input ``index`` with gates as an axis of their own, so that a tile of hidden units is a box of it:
-        W and R ``[d, gates, h, k]``, B ``[d, 2, gates, h]``, P ``[d, gates, h]``."""
+        """Return optional input ``index`` with a separate axis for gates, so that a tile of hidden units is a box of it. Shapes
+        are ``[d, gates, h, k]`` for W and R, ``[d, 2, gates, h]`` for B, ``[d, gates, h]`` for P."""
         if index not in self.gated:
             name, hidden = self.ctx.input(index), self.hidden.extent
             directions, packed, *rest = self.ctx.shape(name)
@@ -106,7 +106,7 @@ class Recurrence:
         return self.gated[index]
 
     def _split_axis(self, name: str, shape: tuple[int, ...], parts: int) -> str:
-        """``name`` with its axis 1 split into ``parts`` axes: another constant, or a Compute that copies nothing."""
+        """Return ``name`` with its axis 1 split into ``parts`` axes: another constant, or a Compute that copies nothing."""
         value = self.ctx.graph.constant(name)
         if value is not None:
             return self.ctx.constant(value.reshape(shape), f"{name}_gates")
@@ -118,15 +118,15 @@ class Recurrence:
         return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), into=f"{name}_gates")
 
     def emit_state(self, body: Expr, hint: str) -> str:
-        """Emit a ``[b, h]`` tensor."""
+        """Emit a state tensor ``[b, h]``."""
         return self.ctx.emit((self.batch, self.hidden), body, into=hint, dtype=self.dtype)
 
     def state(self, tensor: str) -> Load:
-        """``tensor[b, h]``."""
+        """Return the load ``tensor[b, h]``."""
         return self.ctx.load(tensor, "b", "h")
 
     def initial(self, index: int, direction: int, hint: str) -> str:
-        """The initial state of a direction from optional input ``index`` (zeros without it), ``[b, h]``."""
+        """Return the initial state of a direction, ``[b, h]``, from optional input ``index`` (zeros if absent)."""
         if not self.ctx.has(index):
             zeros = np.zeros((self.batch.extent, self.hidden.extent), self.dtype)
             return self.ctx.constant(zeros, hint)
@@ -134,15 +134,12 @@ class Recurrence:
         return self.emit_state(self.ctx.load(self.ctx.input(index), *place), hint)
 
     def recurrent_bias(self, direction: int, gate: Expr | str) -> Expr | None:
-        """``Rb`` of a gate, None without biases."""
+        """Return ``Rb`` of a gate, or None without biases."""
         return self.ctx.load(self.by_gate(3), direction, 1, gate, "h") if self.ctx.has(3) else None
 
     def projections(self, direction: int, hoisted: int) -> list[str]:
-        """``x[t] @ W`` plus the biases that are added before anything else, one ``[b, g, h]`` tensor a step.
-
-        One contraction serves all steps; the steps are slices of it. ``Rb`` is included for the
-        first ``hoisted`` gates.
-        """
+        """Return ``x[t] @ W`` plus the biases that are added first, one ``[b, g, h]`` tensor per step. One contraction serves all
+        steps; the steps are slices of it. ``Rb`` is included for the first ``hoisted`` gates."""
         ctx = self.ctx
         if not self.steps:
             return []
@@ -170,24 +167,24 @@ class Recurrence:
         return Op("add", (bias, recurrent))
 
     def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
-        """``state @ R`` for ``count`` gates from ``first`` on: ``[b, g, h]``."""
+        """Return ``state @ R`` for ``count`` gates from ``first`` on, ``[b, g, h]``."""
         weights = self.ctx.load(self.by_gate(2), direction, ex.make_add("g", first), "h", "k")
         body = Op("mul", (self.ctx.load(state, "b", "k"), weights))
         axes = (self.batch, Axis("g", count), self.hidden)
         return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", into=hint)
 
     def emit_gates(self, inputs: str, recurrent: str, hint: str) -> str:
-        """The sum of a step's input projection and recurrent product, ``[b, g, h]``."""
+        """Emit the sum of a step's input projection and recurrent product, ``[b, g, h]``."""
         axes = (self.batch, Axis("g", self.gates), self.hidden)
         terms = tuple(self.ctx.load(name, "b", "g", "h") for name in (inputs, recurrent))
         return self.ctx.emit(axes, Op("add", terms), into=hint)
 
     def at_gate(self, tensor: str, gate: int) -> Load:
-        """``tensor[b, gate, h]``."""
+        """Return the load ``tensor[b, gate, h]``."""
         return self.ctx.load(tensor, "b", gate, "h")
 
     def mask(self, step: int) -> Expr | None:
-        """Whether each sequence of the batch still has ``step`` (None where all do)."""
+        """Return the mask of the sequences that still have ``step``, or None if all have it."""
         if not self.ctx.has(4):
             return None
         lengths = self.ctx.graph.constant(self.ctx.input(4))
@@ -198,8 +195,8 @@ class Recurrence:
         return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
 
     def _active_mask(self, step: int) -> str:
-        """Which sequences of the batch have ``step``, ``[b]``: a part of what is computed once for all steps, so that the
-        kernels of all steps are one."""
+        """Return the mask ``[b]`` of the sequences that have ``step``. It is a slice of one tensor for all steps, so that all
+        steps share their kernels."""
         ctx = self.ctx
         if not self.going:
             kind = ctx.type(ctx.input(4)).dtype
@@ -209,21 +206,18 @@ class Recurrence:
         return self.going[step]
 
     def kept(self, mask: Expr | None, new: Expr, old: Expr) -> Expr:
-        """``new`` where the sequence goes on, else ``old``."""
+        """Return ``new`` while the sequence continues, else ``old``."""
         return new if mask is None else Op("where", (mask, new, old))
 
     def shown(self, mask: Expr | None, state: str, hint: str) -> str:
-        """The output of a step: its state, or zero after a sequence's end."""
+        """Return the output of a step: its state, or zero after a sequence's end."""
         if mask is None:
             return state
         return self.emit_state(Op("where", (mask, self.state(state), self.literal(0.0))), hint)
 
     def activations(self, direction: int, defaults: Sequence[str]) -> list[Activation]:
-        """The activation functions of a direction; those of gates clip their input.
-
-        The third, LSTM's h, reads the cell state, which ONNX Runtime leaves unclipped; ONNX's text is
-        silent about it.
-        """
+        """Return the activation functions of a direction; those of gates clip their input. The third, LSTM's h, reads the cell
+        state, which ONNX Runtime leaves unclipped. ONNX's text does not specify it."""
         names = list(self.ctx.attr("activations") or [*defaults] * len(self.directions))
         alphas = iter(self.ctx.attr("activation_alpha") or ())
         betas = iter(self.ctx.attr("activation_beta") or ())
@@ -250,7 +244,7 @@ class Recurrence:
         return Op("min", (Op("max", (x, self.literal(-float(clip)))), self.literal(float(clip))))
 
     def emit_sequence(self, shown: Sequence[Sequence[str]]) -> None:
-        """Output 0 from the tensors ``shown[direction][time]``, if it is wanted."""
+        """Emit output 0 from the tensors ``shown[direction][time]``, if it is used."""
         if not self.ctx.wants(0):
             return
         trees = [make_piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
@@ -260,7 +254,7 @@ class Recurrence:
         self.ctx.emit(axes, body, into=0)
 
     def emit_last(self, index: int, states: Sequence[str]) -> None:
-        """Output ``index`` from the last state of each direction, if it is wanted."""
+        """Emit output ``index`` from the last state of each direction, if it is used."""
         if not self.ctx.wants(index):
             return
         many = Axis("d", len(states))
@@ -289,7 +283,7 @@ def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
     return Op("max", (Op("min", (_linear_expr(x, k, a, b), k(1.0))), k(0.0)))
 
 
-#: Activation -> (default alpha, default beta); None where it has no such parameter.
+#: Activation -> (default alpha, default beta); None if the parameter does not exist.
 PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "leakyrelu": (0.01, None),

@@ -17,14 +17,14 @@ from rammer.frontend.read.limits import MAX_TABLE, check_positions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Coordinates below this are 0: float64 errs by 2^-53 of terms below ``MAX_TABLE`` = 2^18, and a true coordinate this small
-#: would need an output of 2^25 elements.
+#: Coordinates below this are 0. float64 errs by 2^-53 of terms below ``MAX_TABLE`` = 2^18. A true coordinate this small would
+#: need an output of 2^25 elements.
 CANCELLED = 2.0**-25
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """One resized dimension: extents in elements, ``scale`` is output over input, ``roi`` relative."""
+    """A resized dimension: extents in elements, ``scale`` is output over input, ``roi`` relative."""
 
     source: int
     out: int
@@ -32,10 +32,8 @@ class Resampling:
     roi: tuple[float, float] = (0.0, 1.0)
 
     def coordinates(self, mode: str, *, nearest: bool = False) -> Array:
-        """Return the source coordinate of each output position (float64, shape ``[out]``).
-
-        ``nearest`` rounds positions over the scale to float32, which absorbs the error of a float32 scale: 1.5 / 0.6 is 2.5.
-        """
+        """Return the source coordinate of each output position (float64, shape ``[out]``). ``nearest`` rounds positions over the
+        scale to float32, which absorbs the error of a float32 scale: 1.5 / 0.6 is 2.5."""
         check_positions(self.out, "Resize")
         y = np.arange(self.out, dtype=np.float64)
         if mode == "align_corners":
@@ -66,9 +64,9 @@ class Resampling:
         return middle + start * (self.source - 1)
 
     def nearest(self, x: Array, mode: str) -> Array:
-        """Index of the nearest source element of coordinates ``x`` (int64, clamped)."""
-        # Scales are float32: single precision, which ONNX Runtime uses too, absorbs their error at ties. It is relative, so
-        # what terms that cancel leave in place of 0 (1/6 + 1/3 - 1/2) would stay, and be 1 by ``ceil``.
+        """Return the index of the nearest source element of coordinates ``x`` (int64, clamped)."""
+        # Scales are float32. Single precision, which ONNX Runtime uses too, absorbs their relative error at ties. A residue of
+        # cancelling terms (1/6 + 1/3 - 1/2) would remain, and become 1 by ``ceil``.
         single = np.where(np.abs(x) < CANCELLED, 0.0, x).astype(np.float32)
         rounded: dict[str, Array] = {
             "floor": np.floor(single),
@@ -81,12 +79,12 @@ class Resampling:
         return np.clip(rounded[mode], 0, self.source - 1).astype(np.int64)
 
     def taps(self, x: Array, kernel: Kernel, exclude_outside: bool) -> tuple[Array, Array]:
-        """Indices (clamped) and weights of the source elements of each position, both ``[out, taps]``."""
+        """Return the indices (clamped) and weights of the source elements of each position, both ``[out, taps]``."""
         shrink = min(self.scale, 1.0) if kernel.antialias else 1.0
         below = int(np.floor(-kernel.radius / shrink)) + 1
-        check_positions(self.out * (2 - 2 * below), "Resize", MAX_TABLE)  # before any of the tables is made
+        check_positions(self.out * (2 - 2 * below), "Resize", MAX_TABLE)  # before any table is allocated
         steps = np.arange(below, 2 - below)
-        # ONNX prefers the left neighbour: at an integer coordinate the base lies one below it.
+        # ONNX prefers the left neighbour: at an integer coordinate the base is one below it.
         base = np.ceil(x) - 1
         weights = kernel.weights((steps[None, :] - (x - base)[:, None]) * shrink)
         index = base[:, None].astype(np.int64) + steps[None, :]
@@ -100,7 +98,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Interpolation kernel: ``linear`` (radius 1) or ``cubic`` (radius 2, coefficient ``a``)."""
+    """An interpolation kernel: ``linear`` (radius 1) or ``cubic`` (radius 2, coefficient ``a``)."""
 
     mode: str
     a: float = -0.75
@@ -108,11 +106,11 @@ class Kernel:
 
     @property
     def radius(self) -> int:
-        """Distance, in source elements, beyond which the weight is zero."""
+        """The distance, in source elements, beyond which the weight is zero."""
         return 1 if self.mode == "linear" else 2
 
     def weights(self, distance: Array) -> Array:
-        """Weight at a signed distance (source elements)."""
+        """Return the weight at a signed distance (source elements)."""
         d: Array = np.abs(distance)
         if self.mode == "linear":
             return np.asarray(np.clip(1 - d, 0, 1))

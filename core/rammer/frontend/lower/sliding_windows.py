@@ -15,16 +15,14 @@ _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 def spatial_names(rank: int) -> tuple[str, ...]:
-    """Axis names of ``rank`` spatial dimensions: ``w``; ``h, w``; ``d, h, w``; then ``s0, s1, ...``."""
+    """Return the axis names of ``rank`` spatial dimensions: ``w``; ``h, w``; ``d, h, w``; then ``s0, s1, ...``."""
     return _SPATIAL.get(rank) or tuple(f"s{d}" for d in range(rank))
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """A window sliding over spatial extents: one entry a dimension, all in elements.
-
-    ``begin`` and ``end`` are the paddings before and after; ``out`` the number of window positions.
-    """
+    """A window sliding over spatial extents: one entry per dimension, all in elements. ``begin`` and ``end`` are the paddings
+    before and after; ``out`` is the number of window positions."""
 
     source: tuple[int, ...]
     out: tuple[int, ...]
@@ -36,27 +34,27 @@ class SlidingWindow:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the spatial axes."""
+        """The names of the spatial axes."""
         return spatial_names(len(self.out))
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The output's spatial axes."""
+        """The spatial axes of the output."""
         return tuple(Axis(n, e) for n, e in zip(self.names, self.out, strict=True))
 
     @property
     def taps(self) -> tuple[Axis, ...]:
-        """The reduction axes ``kh, kw``; dimensions of extent 1 have none."""
+        """The reduction axes ``kh, kw``; dimensions of extent 1 are omitted."""
         return tuple(Axis(f"k{n}", k) for n, k in zip(self.names, self.kernel, strict=True) if k > 1)
 
     @property
     def tap_indices(self) -> tuple[Expr, ...]:
-        """Index into the kernel along every spatial dimension (0 where its extent is 1)."""
+        """The kernel index along every spatial dimension (0 if its extent is 1)."""
         return tuple(ex.as_index(f"k{n}" if k > 1 else 0) for n, k in zip(self.names, self.kernel, strict=True))
 
     @property
     def indices(self) -> tuple[Expr, ...]:
-        """Source index of each tap: ``out * stride + tap * dilation - begin``."""
+        """The source index of each tap: ``out * stride + tap * dilation - begin``."""
         return tuple(
             ex.make_add(ex.make_add(ex.make_mul(name, s), ex.make_mul(tap, d)), -p)
             for name, s, tap, d, p in zip(self.names, self.strides, self.tap_indices, self.dilations, self.begin, strict=True)
@@ -64,15 +62,15 @@ class SlidingWindow:
 
     @property
     def padded(self) -> bool:
-        """Whether any tap falls outside the source."""
+        """True if any tap is outside the source."""
         return any(
             p > 0 or (o - 1) * s + (k - 1) * d - p >= n
             for n, o, k, s, d, p in zip(self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True)
         )
 
     def touching(self) -> tuple[SlidingWindow, tuple[int, ...]]:
-        """The window without the first and last taps that meet nothing but padding, in each dimension, and the first tap that is
-        left: a wide dilation over a small image leaves one of three. One is left where none touches."""
+        """Return the window without leading and trailing taps that read only padding, and its first remaining tap per dimension.
+        A wide dilation over a small image leaves one tap of three. At least one tap remains."""
         ends = list[tuple[int, int]]()
         for n, o, k, s, d, p in zip(self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True):
             starts = ((t, max(0, -(-(p - t * d) // s))) for t in range(k))
@@ -83,13 +81,13 @@ class SlidingWindow:
         return replace(self, kernel=kernel, begin=begin), tuple(first for first, _ in ends)
 
     def load(self, tensor: str, batch: Sequence[Expr | int | str], fill: Number) -> Load:
-        """``tensor[batch..., window]``, guarded by ``fill`` where a tap can fall outside."""
+        """Return the load ``tensor[batch..., window]``, guarded by ``fill`` if a tap can be outside."""
         leading = tuple(ex.as_index(i) for i in batch)
         return Load(tensor, (*leading, *self.indices), fill if self.padded else None)
 
 
 def window_of(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> SlidingWindow:
-    """The window of a convolution or pooling node from its attributes."""
+    """Return the window of a convolution or pooling node from its attributes."""
     mode, dims = geometry_of(ctx.node.op, ctx.node.attributes, source, kernel)
     if mode not in PADDING_MODES:
         raise CannotLower(f"{ctx.node.op} with auto_pad={mode!r}")

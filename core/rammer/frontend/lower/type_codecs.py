@@ -1,22 +1,19 @@
-"""Numbers of the formats that nothing computes in, from and to their codes, as scalar expressions.
-
-Only integers and bits are used, and one sum of floats that every device rounds alike, so that all devices give the same codes:
-those of the nearest numbers, ties to even.
-"""
+"""Conversion of emulated formats: numbers from and to their codes, as scalar expressions. Only integers, bits and one float sum
+with equal rounding on every device are used. All devices thus give the same codes: those of the nearest numbers, ties to even."""
 
 from __future__ import annotations
 
 from rammer.ir.expr import Cast, Const, Expr, Op
 from rammer.ir.formats import FloatFormat, Format, IntegerFormat
 
-#: Bits of float32's mantissa, its bias, and the codes of its infinity and of a NaN.
+#: Mantissa bits and bias of float32, and the codes of infinity and of a NaN.
 _MANTISSA, _BIAS, _INFINITY, _NAN = 23, 127, 0x7F800000, 0x7FC00000
-#: ONNX's ``round_mode`` for formats that are exponents alone.
+#: ONNX's ``round_mode`` for formats with only an exponent.
 ROUNDINGS = ("up", "down", "nearest")
 
 
 def decode_expr(code: Expr, kind: Format) -> Expr:
-    """The number that ``code``, an integer of the carrier, stands for: float32, or int32 for an integer."""
+    """Return the number of ``code``, an integer of the carrier: float32, or int32 for an integer format."""
     if isinstance(kind, IntegerFormat):
         low = _mask_bits(Cast("int32", code), (1 << kind.bits) - 1, "int32")
         if not kind.signed:
@@ -32,11 +29,11 @@ def decode_expr(code: Expr, kind: Format) -> Expr:
 
 
 def _decode_magnitude(bits: Expr, kind: FloatFormat) -> Expr:
-    """float32's code of the number without its sign."""
+    """Return the float32 code of the number without its sign."""
     absolute = _mask_bits(bits, kind.sign - 1)
     shift = _MANTISSA - kind.mantissa
     normal = Op("add", (Op("shl", (absolute, _uint32_literal(shift))), _uint32_literal(_BIAS - kind.bias << _MANTISSA)))
-    # Below the least normal number, codes count its fractions.
+    # Below the least normal number, codes count fractions of it.
     small = Op("mul", (Cast("float32", absolute), Const(2.0 ** (1 - kind.bias - kind.mantissa))))
     found = _select_expr(_less_than(absolute, 1 << kind.mantissa), Op("as_uint32", (small,)), normal)
     if kind.infinity is not None:
@@ -54,18 +51,17 @@ def _shifted_sign(bits: Expr, kind: FloatFormat) -> Expr:
 
 
 def _decode_exponent(bits: Expr, kind: FloatFormat) -> Expr:
-    """float32's code of a power of two; the least one is below its normal numbers."""
+    """Return the float32 code of a power of two; the least one is below float32's normal numbers."""
     normal = Op("shl", (bits, _uint32_literal(_MANTISSA)))
     found = _select_expr(_equals_value(bits, 0), _uint32_literal(1 << _MANTISSA - 1), normal)
     return _select_expr(_equals_value(bits, kind.nan or 0), _uint32_literal(_NAN), found)
 
 
 def encode_expr(x: Expr, source: str, kind: Format, saturate: bool = True, rounding: str = "up") -> Expr:
-    """The code of the number of ``kind`` that is nearest to ``x``, which is a ``source``; uint32, or int32 for an integer.
+    """Return the code of the number of ``kind`` nearest to ``x``, which has type ``source``.
 
-    ``saturate``: a float of 8 bits beyond the greatest number becomes that one, else infinity or NaN. ``rounding`` is about
-    formats that are exponents alone.
-    """
+    The result is uint32, or int32 for an integer format. ``saturate``: an 8-bit float beyond the greatest number becomes that
+    number, else infinity or NaN. ``rounding`` applies to formats with only an exponent."""
     if isinstance(kind, IntegerFormat):
         return _mask_bits(x if source == "int32" else Cast("int32", x), (1 << kind.bits) - 1, "int32")
     bits = Op("as_uint32", (_to_float32(x, source),))
@@ -82,12 +78,12 @@ def encode_expr(x: Expr, source: str, kind: Format, saturate: bool = True, round
     sign = Op("shr", (_mask_bits(bits, 0x80000000), _uint32_literal(32 - kind.sign.bit_length())))
     if kind.nan != kind.sign:
         return Op("or_", (code, sign))
-    # Where the code of -0 is NaN's, neither has a sign.
+    # If the code of -0 is NaN's, neither has a sign.
     return _select_expr(_equals_value(_mask_bits(code, kind.sign - 1), 0), code, Op("or_", (code, sign)))
 
 
 def _to_float32(x: Expr, source: str) -> Expr:
-    """``x`` as float32. A float64 is rounded to an odd code, which no tie has, so that it is rounded once."""
+    """Return ``x`` as float32. A float64 is first rounded to an odd code, which is never a tie, so it is rounded only once."""
     if source != "float64":
         return x if source == "float32" else Cast("float32", x)
     near = Cast("float32", x)
@@ -99,14 +95,14 @@ def _to_float32(x: Expr, source: str) -> Expr:
 
 
 def _round_magnitude(absolute: Expr, kind: FloatFormat) -> Expr:
-    """The code nearest to the number without sign whose float32 code is ``absolute``, as if there were a code for any."""
+    """Return the code nearest to the unsigned number with float32 code ``absolute``, as if the format were unbounded."""
     drop = _MANTISSA - kind.mantissa
     moved = absolute if kind.bias == _BIAS else Op("sub", (absolute, _uint32_literal(_BIAS - kind.bias << _MANTISSA)))
     odd = _mask_bits(Op("shr", (moved, _uint32_literal(drop))), 1)
     normal = Op("shr", (Op("add", (Op("add", (moved, _uint32_literal((1 << drop - 1) - 1))), odd)), _uint32_literal(drop)))
     if kind.bias == _BIAS:
         return normal
-    # Added to a power of two whose neighbours are as far apart as the least numbers of the format, a float rounds to those.
+    # Adding a power of two whose float spacing is the format's least number rounds a float to multiples of that number.
     power = _MANTISSA + 1 - kind.bias - kind.mantissa
     total = Op("add", (Op("as_float32", (absolute,)), Const(2.0**power)))
     small = Op("sub", (Op("as_uint32", (total,)), _uint32_literal(power + _BIAS << _MANTISSA)))
@@ -114,8 +110,8 @@ def _round_magnitude(absolute: Expr, kind: FloatFormat) -> Expr:
 
 
 def _encoded_exponent(bits: Expr, kind: FloatFormat, saturate: bool, rounding: str) -> Expr:
-    """A power of two: the next one of greater or less magnitude, or the nearest. NaN where ``x`` is no finite number, as ONNX's
-    reference has it, whatever the sign."""
+    """Return the code of a power of two: the next of greater or less magnitude, or the nearest. It is NaN if ``x`` is not finite,
+    as in ONNX's reference, for either sign."""
     exponent = _mask_bits(Op("shr", (bits, _uint32_literal(_MANTISSA))), 0xFF)
     fraction = _mask_bits(bits, (1 << _MANTISSA) - 1)
     found = exponent
@@ -123,7 +119,7 @@ def _encoded_exponent(bits: Expr, kind: FloatFormat, saturate: bool, rounding: s
         half = 1 << _MANTISSA - 1
         more = Op("lt", (_uint32_literal(0 if rounding == "up" else half - 1), fraction))
         if rounding == "nearest":
-            # ONNX's reference takes the even one of two for the least number alone.
+            # ONNX's reference rounds ties to even only at the least number.
             more = _select_expr(_equals_value(exponent, 0), Op("lt", (_uint32_literal(half), fraction)), more)
         found = _select_expr(more, Op("add", (exponent, _uint32_literal(1))), exponent)
         if saturate:

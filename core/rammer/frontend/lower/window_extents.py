@@ -1,8 +1,7 @@
 """Extents and paddings of sliding windows, by the formulas of ONNX's operators.
 
-ONNX's own shape inference and ``onnx.reference`` depart from them: windows that would start in the padding behind the
-image, dilated windows with ``auto_pad``, and quotients rounded towards zero where nothing fits.
-"""
+ONNX's shape inference and ``onnx.reference`` differ from them in three cases: windows that would start in the padding after the
+image, dilated windows with ``auto_pad``, and quotients rounded towards zero if nothing fits."""
 
 from __future__ import annotations
 
@@ -15,10 +14,8 @@ PADDING_MODES: Final = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 @dataclass(frozen=True)
 class Extent:
-    """One spatial dimension of a window (elements): ``out`` positions, paddings ``begin`` and ``end``.
-
-    Negative paddings crop. ``out`` is below 1 where no window fits.
-    """
+    """A spatial dimension of a window (elements): ``out`` positions, paddings ``begin`` and ``end``. Negative paddings crop.
+    ``out`` is below 1 if no window fits."""
 
     out: int
     begin: int
@@ -28,7 +25,7 @@ class Extent:
 
 
 def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int], kernel: Sequence[int]) -> tuple[str, list[Extent]]:
-    """The padding mode of a convolution or pooling operator, and its extents over ``source``."""
+    """Return the padding mode of a convolution or pooling operator, and its extents over ``source``."""
     rank = len(source)
     mode = str(attributes.get("auto_pad") or "NOTSET")
     strides = tuple(attributes.get("strides") or (1,) * rank)
@@ -42,15 +39,15 @@ def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int], k
             out, begin, end = _same_padding(n, s, span, mode == "SAME_UPPER", crops="Conv" not in op)
         else:
             begin, end = int(pads[d]), int(pads[rank + d])
-            # With VALID the formula for ceil_mode, ceil((input - span + 1) / stride), is the one without it.
+            # With VALID, the ceil_mode formula ceil((input - span + 1) / stride) equals the one without it.
             out = _count_positions(n, s, span, begin, end, ceil and mode == "NOTSET")
         dims.append(Extent(out, begin, end, s, int(dilations[d])))
     return mode, dims
 
 
 def _count_positions(n: int, stride: int, span: int, begin: int, end: int, ceil: bool) -> int:
-    """``floor((input + pads - span) / stride) + 1``, or ``ceil``: then "sliding windows that would start in the right
-    padded region are ignored"."""
+    """Return ``floor((input + pads - span) / stride) + 1``, or with ``ceil``. For ``ceil``, "sliding windows that would start in
+    the right padded region are ignored"."""
     room = n + begin + end - span
     if not ceil:
         return room // stride + 1
@@ -59,10 +56,10 @@ def _count_positions(n: int, stride: int, span: int, begin: int, end: int, ceil:
 
 
 def _same_padding(n: int, stride: int, span: int, upper: bool, crops: bool) -> tuple[int, int, int]:
-    """``ceil(input / stride)`` positions; ``pad_shape = (output - 1) * stride + span - input`` is split between both
-    sides, the odd element "at the end for SAME_UPPER and at the beginning for SAME_LOWER".
+    """Return ``ceil(input / stride)`` positions and the two paddings.
 
-    That formula is pooling's, and where a stride leaps over elements it crops; a convolution only pads.
+    ``pad_shape = (output - 1) * stride + span - input`` is split between both sides, the odd element "at the end for SAME_UPPER
+    and at the beginning for SAME_LOWER". This is pooling's formula; it crops if a stride skips elements. A convolution only pads.
     """
     out = -(-n // stride)
     total = (out - 1) * stride + span - n
@@ -72,7 +69,7 @@ def _same_padding(n: int, stride: int, span: int, upper: bool, crops: bool) -> t
 
 
 def transposed_of(attributes: Mapping[str, Any], source: Sequence[int], kernel: Sequence[int]) -> list[Extent]:
-    """The extents of a transposed convolution; ``end`` is what of the full extent is cut off behind."""
+    """Return the extents of a transposed convolution; ``end`` is the amount cut off at the end of the full extent."""
     rank = len(source)
     mode = str(attributes.get("auto_pad") or "NOTSET")
     strides = tuple(attributes.get("strides") or (1,) * rank)

@@ -1,12 +1,13 @@
-"""One tensor program for a range of extents: what the programs of several lengths have in common.
+"""Anti-unification: one tensor program for a range of extents, from the programs of several lengths.
 
-A model that was bound at several lengths gives tensor programs of one form, which differ in integers only. Their least general
-generalisation (Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970; anti-unification) has, wherever
-integers differ, the affine function of the lengths that all of them obey. What obeys none ends the range.
+A model bound at several lengths gives tensor programs of equal form, which differ only in integers. In their least general
+generalisation (Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970; anti-unification), each differing
+integer becomes the affine function of the lengths that fits all programs. If no function fits, the range is unsupported.
 
-A length is data: a scalar input of the program. Tensors keep the extents of the longest program, so that memory, tiles and
-the table are static; what lies beyond the length is computed and means nothing. No result depends on it: reductions stop at
-the length, and padding begins there."""
+A length is data: a scalar input of the program. Tensors keep the extents of the longest program, so memory, tiles and the table
+are static. Elements past the length are computed but meaningless. Results do not depend on them: reductions stop at the length,
+and padding begins there.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from rammer.ir.types import TensorType, is_float
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-#: Places at both ends of a table that may hold other numbers than all others do.
+#: Largest number of entries at each end of a table that may differ from the others.
 MOST_EDGES: Final = 8
 
 
 class Generalised(NamedTuple):
-    """A program for a range, how it serves every length of it, and what ends at the length."""
+    """A program for a range, its mapping to every length, and the tensors that end at the length."""
 
     graph: ComputeGraph
     ranged: Ranged
@@ -47,9 +48,11 @@ def generalise_programs(
     promised: Collection[str] | None = None,
     lengths: Mapping[str, str] | None = None,
 ) -> Generalised:
-    """The program that the ``graphs``, lowered at ``points``, are instances of; the first point has the greatest lengths, and for
-    each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths. Of the inputs,
-    those ``promised`` hold zeros beyond the lengths; None: all. ``lengths`` are names for the scalar inputs that no graph has."""
+    """Return the program of which all ``graphs``, lowered at ``points``, are instances.
+
+    The first point has the greatest lengths; for each dimension another point differs in that dimension alone. Raises NoRange if
+    a value is not affine in the lengths. Inputs in ``promised`` (None: all) hold zeros past the lengths. ``lengths`` names the
+    scalar inputs, which no graph has."""
     taken = Names(n for g in graphs for n in g.types)
     if lengths is None:
         lengths = {name: make_identifier(f"length_{name}", taken) for name in points[0]}
@@ -58,13 +61,13 @@ def generalise_programs(
 
 
 def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -> Dim:
-    """The affine function of lengths through ``values``, one for each of ``points``; NoRange where there is none."""
+    """Return the affine function of lengths through ``values``, one per point; raise NoRange if none exists."""
     if len(set(values)) == 1:
         return values[0]
     terms, offset, start = list[tuple[str, int]](), values[0], points[0]
     for name in start:
         other = next((i for i, p in enumerate(points) if {n for n in p if p[n] != start[n]} == {name}), None)
-        if other is None:  # no points are apart in it
+        if other is None:  # all points have the same length of this dimension
             continue
         factor, left = divmod(values[other] - values[0], points[other][name] - start[name])
         if left:
@@ -79,7 +82,7 @@ def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -
 
 
 def begins_alike(values: Sequence[Array | None]) -> bool:
-    """Whether what a constant is at each length is the beginning of the first one; None: it is none there."""
+    """Return True if a constant is a prefix of the first one at each length; None marks a tensor that is not constant."""
     whole = values[0]
     if whole is None:
         return all(p is None for p in values)
@@ -100,11 +103,11 @@ class _Generalisation:
     taken: Names
     promised: Collection[str]
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
-    named: dict[str, str] = field(default_factory=dict)  #: Constants that are computed now, and what holds those of the longest.
-    extents: dict[str, Dim] = field(default_factory=dict)  #: Of the axes of the Compute at hand.
+    named: dict[str, str] = field(default_factory=dict)  #: Constants that are now computed -> names of the longest constants.
+    extents: dict[str, Dim] = field(default_factory=dict)  #: Extents of the current Compute's axes.
 
     def result(self) -> Generalised:
-        """The program."""
+        """Return the program for the range."""
         first = self.graphs[0]
         self._require_equal("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
         self._require_equal("inputs", [(g.inputs, g.outputs) for g in self.graphs])
@@ -128,7 +131,7 @@ class _Generalisation:
     # --- integers -----------------------------------------------------------------------------
 
     def dim(self, values: Sequence[int], where: str) -> Dim:
-        """The affine function through ``values``, one for each point."""
+        """Return the affine function through ``values``, one per point."""
         return affine_through(self.points, values, where)
 
     def _require_equal(self, what: str, values: Sequence[object]) -> None:
@@ -138,7 +141,7 @@ class _Generalisation:
             raise NoRange(what, hint="each shape is compiled on its own")
 
     def value(self, dim: Dim) -> Expr:
-        """``dim`` as an expression (int64)."""
+        """Return ``dim`` as an expression (int64)."""
         if isinstance(dim, int):
             return ex.integer(dim)
         total: Expr = ex.integer(dim.offset)
@@ -154,11 +157,12 @@ class _Generalisation:
         return tuple(self.dim(extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _is_prefix_constant(self, name: str) -> bool:
-        """Whether a constant of every shorter program is the beginning of that of the longest."""
+        """Return True if a constant of every shorter program is a prefix of the longest one."""
         return begins_alike([g.constants.get(name) for g in self.graphs])
 
     def _make_growing_constant(self, name: str) -> Compute:
-        """Integers that all grow alike with the lengths, such as positions behind a past, as a tensor expression."""
+        """Return an expression for an integer constant whose elements all grow alike with the lengths, like positions after a
+        past."""
         whole, growth = self.graphs[0].constants[name], 0
         if not np.issubdtype(whole.dtype, np.integer):
             raise self._make_prefix_error(name, self.points[-1])
@@ -193,7 +197,7 @@ class _Generalisation:
         return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
     def _tensor_types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
-        """Those of all tensors at the greatest lengths, where the program has these ``computes``."""
+        """Return the types of all tensors at the greatest lengths, for a program with these ``computes``."""
         first = self.graphs[0].types
         return {
             **first,
@@ -209,7 +213,7 @@ class _Generalisation:
         return {**kinds, **dict.fromkeys(self.lengths.values(), "int64")}
 
     def _generalise_expr(self, same: Sequence[Expr], where: str) -> Expr:
-        """What the expressions have in common."""
+        """Return the common form of the expressions."""
         first = same[0]
         if isinstance(first, Const) and not all(e == first for e in same):
             return self._generalise_literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
@@ -221,7 +225,7 @@ class _Generalisation:
         return self._padded(made, where) if isinstance(made, Load) and made.fill is not None else made
 
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
-        """Numbers that differ: integers, and floats that count elements or are one over such a number."""
+        """Return an affine form of differing numbers: integers, and floats that are counts or their reciprocals."""
         if len(same) != len(self.graphs):
             raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
         dtype, values = same[0].dtype, [c.value for c in same]
@@ -234,8 +238,8 @@ class _Generalisation:
         return Op("div", (Const(1.0, dtype), _cast_from_index(dtype, self.value(self.dim(counts, where)))))
 
     def _generalise_edge_table(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
-        """A table of as many places as a length says that holds one number, less what the first few and the last few places miss:
-        how many elements count in the windows of a pooling with padding. At some lengths it may be a number."""
+        """Return an expression for a table that holds one number, less offsets at its first and last entries. The table's length
+        is a length of the range: counted elements in padded pooling windows. At some lengths it may be a number."""
         index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
         alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
         if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
@@ -259,12 +263,13 @@ class _Generalisation:
         missed = last
         for k in range(len(ahead) - 1, -1, -1):
             missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(ahead[k]), kind), missed))
-        for k in range(len(behind) - 1, -1, -1):  # the place that is last but k
+        for k in range(len(behind) - 1, -1, -1):  # the entry k before the last
             last = Op("where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(behind[k]), kind)))
         return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
 
     def _padded(self, load: Load, where: str) -> Expr:
-        """Padding begins where the tensor ends, which is within its memory. Along a batch, say, nothing is padded: no test."""
+        """Return a load guarded at the tensor's current extent, which is within its memory. An index that is always inside, for
+        example of a batch axis, needs no test."""
         ends = [
             (i, d) for i, d in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False) if isinstance(d, AffineExtent)
         ]
@@ -279,7 +284,7 @@ class _Generalisation:
 
 
 def _is_within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
-    """Whether ``index`` is below ``end`` at every length while the axes are below their ``extents``; False where that does not
+    """Return True if ``index`` is below ``end`` at every length, for axes below their ``extents``. Return False if that does not
     follow from one sum of axes."""
     known = ex.affine_form(index)
     if known is None or not known[0].keys() <= extents.keys():
@@ -309,12 +314,12 @@ def _cast_from_index(dtype: str, value: Expr) -> Expr:
 
 
 def _take_prefix(whole: Array, part: Array) -> Array:
-    """As much of ``whole`` as ``part`` has."""
+    """Return the prefix of ``whole`` with the shape of ``part``."""
     return whole[tuple(map(slice, part.shape))]
 
 
 def _expr_head(e: Expr) -> object:
-    """An expression without its parts."""
+    """Return an expression's head, without its operands."""
     if isinstance(e, Load):
         return "load", e.tensor, len(e.indices), e.fill
     if isinstance(e, Op):

@@ -1,4 +1,4 @@
-"""Ranges of a model's open dimensions: the lengths that it is bound at to find the program of all of them."""
+"""Ranges of a model's open dimensions, and the lengths at which it is bound to find the program for the range."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def probe_points(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
-    """Lengths to bind a model at: the greatest, and for each dimension in turn others at both ends and within; then the least
-    of all
-    together.
+    """Return the lengths at which a model is bound.
 
-    A function of lengths made of sums, products, quotients, minima, maxima and comparisons that is affine at both ends,
-    beside them and within is affine throughout, unless it leaves its line and returns to it between two of them."""
+    The first point has the greatest lengths. For each dimension, others vary it at both ends and within. The last one has the
+    least lengths of all dimensions.
+
+    Functions of lengths consist of sums, products, quotients, minima, maxima and comparisons. A function that is affine at these
+    points is affine throughout, unless it leaves its line and returns between two points."""
     longest = {name: high for name, (_, high) in spans.items()}
     points: list[Point] = [longest]
     for name, (low, high) in spans.items():
@@ -34,8 +35,8 @@ def probe_points(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
 
 
 def bound_at(model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], lowerings: Lowerings) -> list[Graph]:
-    """``model`` at each of these shapes; Loops and Scans of other steps at others stay operators. NoRange where values of a run
-    decide shapes."""
+    """Bind ``model`` at each of these shapes. Loops and Scans whose trip counts differ between shapes stay operators. Raise
+    NoRange if run-time values decide shapes."""
     met = [MetLoops() for _ in shapes]
     found = [_bind_static(model, at, lowerings, loops) for at, loops in zip(shapes, met, strict=True)]
     if len({len(loops.steps) for loops in met}) > 1:
@@ -55,8 +56,8 @@ def _bind_static(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings:
 def shapes_at(
     model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point, derived: Mapping[str, AffineExtent] = NONE
 ) -> dict[str, tuple[int, ...]]:
-    """Input name -> shape where the open dimensions are those of ``point``, or follow from
-    it as ``derived`` says, and the others are those of ``shapes``."""
+    """Return the shape of each input. Open dimensions are those of ``point``, or follow from it by ``derived``; the others are
+    those of ``shapes``."""
     point = {**point, **{name: extent.at(point) for name, extent in derived.items()}}
     return {port.name: _shape_at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
 

@@ -1,10 +1,11 @@
-"""Caches that grow where they lie: an output that continues an input is written over it.
+"""KV caches that grow in place: an output that continues an input is stored over it.
 
-Exporters concatenate the keys of the past and those of the new token, or scatter these into a cache (TensorScatter). As tensor
-expressions both ask at each place whether it is an old one. ``append_in_place`` puts that question first, as
-``where(lt(i, position), past[..], new)``: what lies before the position is read and written as the same number, so that the two
-tensors may share memory (``verify.in_place_state``), and tasks that lie there have nothing to do. Where the position is a length
-of a range, the past gets the extent of what continues it."""
+Exporters concatenate the keys of the past with those of the new token, or scatter them into a cache (TensorScatter). Both
+expressions test each position for old or new. ``append_in_place`` moves that test to the front, as ``where(lt(i, position),
+past[..], new)``. Elements before the position are read and written unchanged. Thus the two tensors may share memory
+(``verify.in_place_state``), and tasks before it are skipped. If the position is a length of a range, the past gets the extent of
+the output that continues it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from rammer.ir.extent import AffineExtent, Dim, Ranged
 from rammer.ir.types import TensorType
 from rammer.verify.in_place_state import extent_of, is_continuation, written_rows
 
-#: An integer expression as factors of places and lengths, and a number.
+#: An integer expression: the factors of indices and lengths, and a constant.
 Linear = tuple[dict[Expr, int], int]
 
 
 @dataclass(frozen=True)
 class Appended:
-    """A graph, which of its outputs may lie over which inputs, and where their tasks have something to do."""
+    """A graph, its outputs that may alias inputs (``kept``), and the ranges that their tasks write (``ended``)."""
 
     graph: ComputeGraph
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Appended:
 
 
 def append_in_place(graph: ComputeGraph, wanted: Mapping[str, str], ranged: Ranged | None = None) -> Appended:
-    """``graph`` with those of ``wanted`` (output: input) over their inputs that can be; of others nothing changes."""
+    """Return ``graph`` with outputs of ``wanted`` (output: input) stored over their inputs if possible; others are unchanged."""
     found = Appended(graph)
     for output, past in wanted.items():
         more = _Append(_without_copies(found.graph, past), past, output, ranged).result()
@@ -43,7 +44,7 @@ def append_in_place(graph: ComputeGraph, wanted: Mapping[str, str], ranged: Rang
 
 
 def _without_copies(graph: ComputeGraph, past: str) -> ComputeGraph:
-    """``graph`` where nobody reads a copy of ``past``: exporters concatenate it with nothing."""
+    """Return ``graph`` without reads of copies of ``past``, which exporters make by concatenation with nothing."""
     copies = {c.name: past for c in graph.computes if c.name not in graph.outputs and _is_copy(c, past)}
     if not copies:
         return graph
@@ -56,7 +57,7 @@ def _is_copy(compute: Compute, past: str) -> bool:
 
 
 def merge_ended(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended | None:
-    """``ended``, and outputs over their inputs in addition: zeros beyond the length are there already."""
+    """Return ``ended`` extended by outputs stored over their inputs, which already hold zeros past the length."""
     if not more:
         return ended
     made = dict(ended.tensors) if ended is not None else {}
@@ -76,7 +77,7 @@ class _Append:
     ranged: Ranged | None
 
     def result(self) -> Appended | None:
-        """With the output over the input, or None."""
+        """Return the graph with the output stored over the input, or None."""
         graph, past, output = self.graph, self.past, self.output
         compute, types = graph.producers.get(output), graph.types
         readers = [c.name for c in graph.consumers().get(past, ())]
@@ -97,14 +98,14 @@ class _Append:
         return Appended(replace(graph, computes=computes, types=kinds), {output: past}, {} if ended is None else {output: ended})
 
     def _find_row_window(self, compute: Compute) -> EndedTensor | None:
-        """Where the output is written, if each place along another axis has rows of its own."""
+        """Return the written rows of the output, if each index along another axis has a separate row window."""
         rows, nothing = written_rows(compute, self.past), (None,) * len(compute.axes)
         at = rows[1].terms[0][0] if rows is not None else ""
         known = at in self.graph.inputs and self.graph.types[at].dtype == "int64"
         return EndedTensor(compute.shape, nothing, nothing, (), rows) if known else None
 
     def _drop_past_guards(self, compute: Compute) -> Expr:
-        """The body, whose reads of the past at the same place lie within it, since it has the extent of the output."""
+        """Return the body with unguarded reads of the past at the output's index: the past has the extent of the output."""
         own = tuple(Ref(a.name) for a in compute.axes)
 
         def rule(e: Expr) -> Expr | None:
@@ -113,7 +114,8 @@ class _Append:
         return ex.transform(compute.body, rule)
 
     def _append_positions(self, compute: Compute, d: int) -> list[Expr]:
-        """Where along an axis new elements may begin: the past's length, or an index that is an input of the model."""
+        """Return the positions at which new elements may begin along an axis: the past's length, or an
+        index input of the model."""
         shapes = self.ranged.shapes if self.ranged is not None else {}
         old, new = (shapes.get(n, self.graph.types[n].shape)[d] for n in (self.past, self.output))
         if old != new:
@@ -132,7 +134,8 @@ class _Append:
         return total
 
     def _canonicalise_append(self, compute: Compute, d: int, at: Expr) -> tuple[Compute, EndedTensor | None] | None:
-        """The compute that asks first whether a place lies before ``at`` along axis ``d``, if that is what tells old from new."""
+        """Return a compute that first tests if an index is before ``at`` along axis ``d``. Return None unless that test separates
+        old elements from new ones."""
         axis, own = Ref(compute.axes[d].name), tuple(Ref(a.name) for a in compute.axes)
         body = _fold_unit_axes(compute)
         old, new = Load(self.past, own), _assume_side(body, axis, at, below=False)
@@ -150,7 +153,7 @@ class _Append:
         return made, EndedTensor(compute.shape, tuple(extents), (None,) * len(own), tuple(starts))
 
     def _end(self, new: Expr, axis: Ref, at: Expr, d: int) -> AffineExtent | None:
-        """Where new elements end: there the output's length ends, or old ones follow."""
+        """Return the end of the new elements: the output's current length, or the start of further old elements."""
         dim = self.ranged.shapes[self.output][d] if self.ranged is not None else 0
         if isinstance(dim, AffineExtent):
             return extent_of(self._length_expr(dim))
@@ -166,7 +169,7 @@ class _Append:
 
 
 def _fold_unit_axes(compute: Compute) -> Expr:
-    """The body, with the axes of one element at their only place where a tensor of one element is read."""
+    """Return the body with axes of extent 1 replaced by index 0 in loads of one-dimensional tensors."""
     single = {a.name: ex.integer(0) for a in compute.axes if a.extent == 1}
 
     def rule(e: Expr) -> Expr | None:
@@ -178,7 +181,7 @@ def _fold_unit_axes(compute: Compute) -> Expr:
 
 
 def _assume_side(e: Expr, axis: Ref, at: Expr, below: bool) -> Expr:
-    """``e`` where ``axis`` lies below ``at``, or else not below it: questions that this answers are left out."""
+    """Return ``e`` for ``axis`` below ``at``, or else not below it; selections decided by this are removed."""
 
     def rule(n: Expr) -> Expr | None:
         if not isinstance(n, Op) or n.fn != "where":
@@ -190,7 +193,7 @@ def _assume_side(e: Expr, axis: Ref, at: Expr, below: bool) -> Expr:
 
 
 def _decide_condition(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
-    """Whether a condition holds wherever ``axis`` is on its side of ``at``."""
+    """Return True or False if a condition is decided for ``axis`` on its side of ``at``, else None."""
     if isinstance(e, Op) and e.fn == "and_":
         parts = [_decide_condition(a, axis, at, below) for a in e.args]
         return False if False in parts else True if None not in parts else None
@@ -200,7 +203,7 @@ def _decide_condition(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
     if found is None:
         return None
     factor, rest = found[0], found[1] - (e.fn == "lt")  # the condition: factor * (axis - at) + rest >= 0
-    least = -factor if below else 0  # of the product, one step away from the position and beyond, if it grows there
+    least = -factor if below else 0  # the product's value one step from the position, its least if it grows away from it
     grows = -factor if below else factor
     if grows >= 0 and rest + least >= 0:
         return True
@@ -208,7 +211,7 @@ def _decide_condition(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
 
 
 def _subtract_linear(a: Expr, b: Expr, axis: Ref, at: Expr) -> tuple[int, int] | None:
-    """``a - b`` as a factor of ``axis - at`` and a number; None where it is more than that."""
+    """Return ``a - b`` as a factor of ``axis - at`` and a constant, or None if other terms remain."""
     form, position = _linear_form(Op("sub", (a, b))), _linear_form(at)
     if form is None or position is None:
         return None
@@ -219,7 +222,7 @@ def _subtract_linear(a: Expr, b: Expr, axis: Ref, at: Expr) -> tuple[int, int] |
 
 
 def _linear_form(e: Expr) -> Linear | None:
-    """Sums of places and of tensors of one element."""
+    """Return a linear form in indices and one-element loads, or None if ``e`` is not linear."""
     if isinstance(e, Const):
         return ({}, e.value) if isinstance(e.value, int) else None
     if isinstance(e, Ref) or (isinstance(e, Load) and all(isinstance(i, Const) for i in e.indices)):

@@ -1,8 +1,9 @@
-"""Which tasks of a program for a range have nothing to do at a length: those of tensors that nobody reads beyond it.
+"""Masked tasks of a program for a range: tasks of tensors that are never read past the length.
 
-What a tensor holds beyond the length means nothing, unless it was put there (``beyond``): then a task of that part writes it and
-computes nothing. Values that decide where somebody reads, or by which integers are divided, are computed everywhere: what
-happens to lie in their memory might lead out of a tensor."""
+Elements past the length are meaningless, unless a fill value was stored there (``held``): then a task of that part stores the
+value and computes nothing. Values that decide indices or integer divisors are always computed: stale memory could lead to reads
+out of bounds.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +22,28 @@ from rammer.ir.types import is_float
 
 @dataclass(frozen=True)
 class EndedTensor:
-    """A tensor along each of its axes: the extent behind which nobody reads it, by scalar inputs, or None; and what lies there
-    all the same."""
+    """A tensor's dynamic extents and fill values, per axis. ``extents`` are the extents past which the tensor is never read, by
+    scalar inputs, or None. ``fills`` are the values stored past them."""
 
     shape: tuple[int, ...]
     extents: tuple[AffineExtent | None, ...]
     fills: tuple[float | None, ...]
-    starts: tuple[AffineExtent | None, ...] = ()  #: Of an output in an input's place: before these it is the input.
-    rows: tuple[int, AffineExtent, int, RowWindow] | None = None  #: Likewise: beside these (``standing.written_rows``).
+    starts: tuple[AffineExtent | None, ...] = ()  #: Extents before which an output stored over an input equals the input.
+    rows: tuple[int, AffineExtent, int, RowWindow] | None = None  #: Likewise outside these rows (``written_rows``).
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What of a program ends at a length: ``tensors``, and ``stops``, the reductions to which nothing counts beyond, each with
-    its axis as long as it is at the bound."""
+    """The parts of a program that end at a length: ``tensors``, and the bounds of reductions in ``stops``. Each bound has its
+    reduction axis at the greatest length."""
 
     tensors: Mapping[str, EndedTensor]
     stops: tuple[tuple[ReduceBound, Axis], ...]
 
 
 def ended_at(graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: SkipMarker, lengths: Mapping[str, str]) -> Ended:
-    """What of ``graph`` ends, of whose tensors the ``shapes`` are known; ``ends`` says what was put beyond. ``lengths`` are the
-    scalar inputs by dimension."""
+    """Return the tensors and reductions of ``graph`` that end at a length. ``shapes`` are those of its tensors, ``ends`` holds
+    the values stored past the length. ``lengths`` maps dimensions to scalar inputs."""
     reduced = {(c.name, r.name): r for c in graph.computes for r in c.reduce}
     stops = ((ReduceBound(*place, _rename_lengths(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
     return Ended(_find_ended_tensors(graph, shapes, ends.held, lengths), tuple(stops))
@@ -72,7 +73,7 @@ def _rename_lengths(extent: AffineExtent, lengths: Mapping[str, str]) -> AffineE
 
 
 def _index_dependencies(graph: ComputeGraph) -> set[str]:
-    """The tensors on which it depends where something is read, or by what integers are divided."""
+    """Return the tensors that any index or integer divisor depends on."""
     found = {n for c in graph.computes for n in _index_tensors(c.body, graph, within=False)}
     for c in reversed(graph.computes):
         if c.name in found:
@@ -81,7 +82,7 @@ def _index_dependencies(graph: ComputeGraph) -> set[str]:
 
 
 def _index_tensors(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
-    """Tensors that are read ``within`` an index or a divisor."""
+    """Yield the tensors that are read ``within`` an index or a divisor."""
     if isinstance(e, Load):
         if within:
             yield e.tensor
@@ -94,8 +95,8 @@ def _index_tensors(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
 
 
 def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
-    """``ended``, and the products of ``graph`` that were several: each ends where all of its slices do, and a slice that only a
-    bias was put behind where that does."""
+    """Return ``ended`` extended to the batched products of ``graph``. A batched product ends if all its slices end. A slice that
+    only a bias map reads ends with that map."""
     slices = dict[str, list[tuple[Load, EndedTensor | None, Compute]]]()
     ended = replace(ended, tensors={**ended.tensors, **_before_biases(ended, graph)})
     for c in graph.computes:
@@ -108,7 +109,7 @@ def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
 
 
 def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
-    """Slices of batches, without an end of their own, that one map alone reads, element by element: nobody asks for more."""
+    """Return slices of batches without an end that a single map reads element by element: they end with the map."""
     readers, found = graph.consumers(), dict[str, EndedTensor]()
     for c in graph.computes:
         known = [r for r in readers[c.name] if r.name in ended.tensors]
@@ -121,7 +122,7 @@ def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
 
 
 def _join_slices(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:
-    """The tensor of this ``shape`` of which these are slices, as far as all of them end alike."""
+    """Return the tensor of this ``shape`` that consists of these slices, with the ends common to all of them."""
     parts = list[list[tuple[AffineExtent | None, float | None]]]()
     for load, known, c in slices:
         if known is None:
@@ -134,20 +135,22 @@ def _join_slices(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], sha
 
 
 def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
-    """``operators`` with what is known of their ends."""
+    """Return ``operators`` with their skipped tasks and reduction bounds."""
     stops = {(s.compute, axis): s for s, axis in ended.stops}
     return tuple(replace(o, endings=_skip_ranges(o, ended.tensors), stops=_reduce_bounds(o, stops)) for o in operators)
 
 
 def _reduce_bounds(operator: ROperator, known: Mapping[tuple[str, Axis], ReduceBound]) -> tuple[ReduceBound, ...]:
-    """Where the operator's reductions stop; one that was cut in two since has other axes, and none."""
+    """Return the bounds of the operator's reductions; a reduction that was split has other axes and no bound."""
     found = (known.get((c.name, r)) for c in operator.computes for r in c.reduce)
     return tuple(s for s in found if s is not None)
 
 
 def interleave_tasks(program: RProgram) -> RProgram:
-    """``program`` with the tasks of every operator that ends dealt to the rows in turns: of rows that had a part of it each, the
-    last ones would idle at a shorter length. A task takes another one's place and its waits, so the order stays legal."""
+    """Return ``program`` with the tasks of every masked operator interleaved over the rows.
+
+    With consecutive tasks per row, the last rows would idle at a shorter length. A task inherits the position and waits of
+    another task of its operator, so the order stays legal."""
     rows = [list(row) for row in program.rows]
     places: dict[str, list[tuple[int, int, int]]] = {}
     for veu, row in enumerate(rows):
@@ -164,7 +167,7 @@ def interleave_tasks(program: RProgram) -> RProgram:
 
 
 def _skip_ranges(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[SkipTasks, ...]:
-    """Where the tasks of an operator end: along each axis where all of its outputs end alike."""
+    """Return the skipped tasks of an operator: along each axis on which all outputs have equal ends."""
     known = [tensors.get(name) for name in operator.outputs]
     outputs = [k for k in known if k is not None and k.shape == operator.anchor.shape]
     if len(outputs) != len(known):

@@ -1,8 +1,8 @@
-"""What tensors hold beyond the length: where a reduction would read it, what changes no result.
+"""Padding of tensors past the length with values that do not change a reduction that reads them.
 
-The producer of such a tensor writes zeros there (minus infinity for a maximum) with its epilogue, and the reduction stays the
-static one that kernel families know: a product of attention reads weights that are zero and values that are zero. Only where the
-producer cannot do so does the reduction ask for the length at every place.
+The producer of a tensor stores zeros there (minus infinity for a maximum) in its epilogue. The reduction stays static, as kernel
+families expect: a product of attention reads zero weights and zero values. Only if the producer cannot pad does the reduction
+test the length at every index.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ from rammer.ir.types import is_float
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: A dimension of a tensor.
 Place: TypeAlias = "tuple[str, int]"
-#: Most maps behind a product that are looked through for siblings of it.
+#: Search depth for sibling products: the most maps after a product.
 FOLLOWED: Final = 4
-#: Of a value that is the same within and beyond the length, whatever it is.
+#: The mark of a value that is equal within and past the length.
 _ROW: Final = "row"
 
 
 @dataclass
 class SkipMarker:
-    """The computes of a program for a range, in order, ended at its lengths. ``shapes`` are those of all tensors, ``deep``
-    the extents
-    of reduction axes by compute, ``value`` gives an extent as an expression; ``dtypes`` are all tensors' element types."""
+    """The computes of a program for a range, in order, masked at its lengths. ``shapes`` and ``dtypes`` are those of all tensors,
+    ``deep`` holds the extents of reduction axes by compute. ``value`` converts an extent to an expression."""
 
     computes: Sequence[Compute]
     shapes: Mapping[str, tuple[Dim, ...]]
     deep: Mapping[str, Mapping[str, Dim]]
     value: Callable[[Dim], Expr]
     dtypes: Mapping[str, str]
-    inputs: Collection[str]  #: Those that hold zeros there.
+    inputs: Collection[str]  #: Inputs that hold zeros past the length.
     constants: Mapping[str, Array]
     names: Names
     needs: dict[Place, Number] = field(default_factory=dict)
     held: dict[Place, Number] = field(default_factory=dict)
-    stops: dict[tuple[str, str], AffineExtent] = field(default_factory=dict)  #: By reduction, as it is called now, and axis.
+    stops: dict[tuple[str, str], AffineExtent] = field(default_factory=dict)  #: Keyed by current reduction name and axis.
 
     def result(self) -> list[Compute]:
-        """The computes; what a product writes is ended by a map behind it."""
+        """Return the computes; the output of a product is masked by a map after it."""
         self.producers = {c.name: c for c in self.computes}
         guarded = {c.name: self._axes_to_guard(c) for c in self.computes if c.combiner is not None}
         for place, fill in list(self.needs.items()):
@@ -60,12 +59,12 @@ class SkipMarker:
         return made
 
     def _note_stops(self, c: Compute, name: str) -> None:
-        """All reductions stop: those that do not ask read what changes no result."""
+        """Record that all reductions of ``c`` stop at the length: those without a guard read neutral values past it."""
         found = ((r, dim) for r, dim in self.deep.get(c.name, {}).items())
         self.stops |= {(name, r): dim for r, dim in found if isinstance(dim, AffineExtent)}
 
     def _sibling_products(self, name: str) -> list[str]:
-        """Products of one tensor that may become one product with ``name``, or maps behind them: they end as it does, too."""
+        """Return products of the same tensors that may be batched with ``name``, or maps after them: they are masked alike."""
         c = self.producers.get(name)
         roots = self._product_roots(name, FOLLOWED)
         if c is None or roots is None:
@@ -74,7 +73,7 @@ class SkipMarker:
         return [o.name for o in like if o.form == c.form and self._product_roots(o.name, FOLLOWED) == roots]
 
     def _product_roots(self, name: str, steps: int) -> frozenset[str] | None:
-        """The tensors, without constants, that the one product behind ``name`` multiplies; None where there is none."""
+        """Return the non-constant operands of the single product before ``name``, or None if it does not exist."""
         c = self.producers.get(name)
         if c is None or not steps:
             return None
@@ -83,16 +82,16 @@ class SkipMarker:
             return frozenset(read)
         return self._product_roots(read[0], steps - 1) if c.combiner is None and len(read) == 1 else None
 
-    # --- what reductions need -----------------------------------------------------------------
+    # --- requirements of reductions -----------------------------------------------------------
 
     def _axes_to_guard(self, c: Compute) -> list[str]:
-        """Note what the reduction needs of what it reads; the axes for which it has to ask itself."""
+        """Record the padding that the reduction needs; return the axes on which it must test the length."""
         deep = ((r, dim) for r, dim in self.deep.get(c.name, {}).items() if isinstance(dim, AffineExtent))
         return [r for r, dim in deep if not self._is_past_row(c, r, dim) and not self._can_pad_operands(c, r, dim)]
 
     def _is_past_row(self, c: Compute, axis: str, dim: AffineExtent) -> bool:
-        """Whether a running sum has left its row wherever ``axis`` lies beyond ``dim``: before the row begins, or behind a test
-        of where it ends."""
+        """Return True if a running sum past ``dim`` on ``axis`` is outside its row: before the row's start, or excluded by a test
+        of its end."""
         assert c.combiner is not None
         neutral, body = combiner_identity(c.combiner, c.dtype), c.body
         end: Expr | None = None
@@ -114,7 +113,7 @@ class SkipMarker:
         return offset <= 0 and end is None if factors[axis] < 0 else offset >= 0 and end is not None
 
     def _can_pad_operands(self, c: Compute, axis: str, dim: AffineExtent) -> bool:
-        """Whether everything that ``c`` reads along ``axis`` can hold what changes no result."""
+        """Return True if every operand of ``c`` along ``axis`` can hold values that do not change the result."""
         operands = c.body.args if c.combiner == "sum" and isinstance(c.body, Op) and c.body.fn == "mul" else (c.body,)
         places = list[Place]()
         for operand in operands:
@@ -131,7 +130,7 @@ class SkipMarker:
         return True
 
     def _operand_dimension(self, operand: Expr, axis: str, dim: AffineExtent) -> Place | None:
-        """The dimension of a tensor along which ``operand`` walks with ``axis``, where it was made; None if there is none."""
+        """Return the dimension of a tensor that ``operand`` traverses with ``axis``, at its origin, or None."""
         if not isinstance(operand, Load) or operand.fill is not None:
             return None
         at = [d for d, i in enumerate(operand.indices) if axis in ex.axes_of(i)]
@@ -140,7 +139,7 @@ class SkipMarker:
         return self._dimension_origin(operand.tensor, at[0])
 
     def _dimension_origin(self, tensor: str, d: int) -> Place:
-        """Where a dimension comes from, through maps that only rearrange."""
+        """Return the origin of a dimension, through maps that only rearrange."""
         while (made := self.producers.get(tensor)) is not None and isinstance(made.body, Load) and made.body.fill is None:
             name, load = made.axes[d].name, made.body
             at = [k for k, i in enumerate(load.indices) if name in ex.axes_of(i)]
@@ -152,18 +151,18 @@ class SkipMarker:
         return tensor, d
 
     def _can_hold(self, place: Place, neutral: Number) -> bool:
-        """Whether a tensor can hold ``neutral`` beyond the length."""
+        """Return True if a tensor can hold ``neutral`` past the length."""
         if place[0] in self.producers:
             return self.needs.get(place, neutral) == neutral
-        return place[0] in self.inputs and neutral == 0  # what the runtime puts there
+        return place[0] in self.inputs and neutral == 0  # the runtime pads inputs with zeros
 
     def _is_finite(self, place: Place) -> bool:
-        """Whether zero times what the tensor holds beyond the length is zero."""
+        """Return True if zero times the tensor's values past the length is zero."""
         values = self.constants.get(place[0])
         return values is not None and bool(np.isfinite(values).all())
 
     def _guard_reduction(self, c: Compute, axes: Sequence[str]) -> Expr:
-        """The body of a reduction that stops by itself along ``axes``."""
+        """Return the body of a reduction with a test of the length on ``axes``."""
         body = c.body
         for name in axes:
             inside = Op("lt", (Ref(name), self.value(self.deep[c.name][name])))
@@ -171,10 +170,10 @@ class SkipMarker:
             body = Op("where", (inside, body, combiner_identity(c.combiner, ex.dtype_of(body, self.dtypes))))
         return body
 
-    # --- what is written ----------------------------------------------------------------------
+    # --- padding of results -------------------------------------------------------------------
 
     def _pad_compute(self, c: Compute) -> list[Compute]:
-        """``c``, and behind a reduction a map, such that its tensor holds what is needed of it."""
+        """Return ``c``, followed by a map if it is a reduction, so that its tensor holds the required padding."""
         wanted = {d: self.needs[c.name, d] for d in range(len(c.axes)) if (c.name, d) in self.needs}
         cut = {d: fill for d, fill in wanted.items() if self._padding_value(c, d) != fill}
         if not cut:
@@ -199,15 +198,14 @@ class SkipMarker:
         return body
 
     def _padding_value(self, c: Compute, d: int) -> Number | str | None:
-        """What a map holds beyond the length along its dimension ``d``, where that follows from what it reads."""
+        """Return a map's value past the length along its dimension ``d``, if it follows from the operands."""
         if c.combiner is not None or not isinstance(self.shapes[c.name][d], AffineExtent):
             return None
         return self._evaluate_padding(c.body, c.axes[d].name, self.shapes[c.name][d])
 
     def _evaluate_padding(self, e: Expr, axis: str, dim: Dim) -> Number | str | None:
-        """A number, _ROW for what does not depend on ``axis``, or None. Minus infinity less a row's maximum is minus
-        infinity, and zero
-        over a row's sum zero: where they are not, the row is no number within the length either."""
+        """Return a number, _ROW for a value independent of ``axis``, or None. Minus infinity less a row's maximum is minus
+        infinity, and zero over a row's sum is zero. Otherwise the row is NaN within the length, too."""
         if isinstance(e, Const):
             return e.value
         if axis not in ex.axes_of(e):

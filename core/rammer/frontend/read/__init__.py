@@ -1,1 +1,1 @@
-"""From a file to a Model: parsing, validation, opset upgrade."""
+"""The reader from a file to a Model: parsing, validation, opset upgrade."""

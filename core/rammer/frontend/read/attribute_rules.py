@@ -1,9 +1,9 @@
-"""What attributes and operands may be beyond what ONNX's schemas say: words, flags, axes, ranks and single elements.
+"""Rules for attributes and operands beyond ONNX's schemas: words, flags, axes, ranks and single elements.
 
-ONNX declares of an attribute that it is a number or a string, and of an operand which element types it may have; which words
-there are, that a flag is 0 or 1, and how many axes an operand has is said in its documentation alone. Its converter and its
-inference read such nodes without looking, and some end the process. So ``attribute_problems`` comes before both, and
-``check_operands`` before inference and lowering, which then assume what these tables say.
+ONNX declares that an attribute is a number or a string, and the element types of an operand. Only its documentation states the
+allowed words, that a flag is 0 or 1, and the rank of an operand. ONNX's converter and inference do not check these, and some
+nodes crash the process. Therefore ``attribute_problems`` precedes both, and ``check_operands`` precedes inference and lowering,
+which rely on these tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PADDINGS: Final[Words] = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _REDUCTIONS: Final[Words] = ("none", "sum", "mean")
 _SCATTERED: Final[Words] = ("none", "add", "mul", "max", "min")
 _DIRECTIONS: Final[Words] = ("forward", "reverse", "bidirectional")
-#: The words that an attribute may be, by attribute and operator.
+#: Allowed words by attribute and operator.
 _WORDS: Final[Mapping[str, Mapping[str, Words]]] = {
     "auto_pad": dict.fromkeys(
         ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), _PADDINGS
@@ -65,7 +65,7 @@ _WORDS: Final[Mapping[str, Mapping[str, Words]]] = {
         "NegativeLogLikelihoodLoss": _REDUCTIONS,
     },
 }
-#: Attributes that are 0 or 1 wherever they occur.
+#: Attributes that are always 0 or 1.
 _FLAGS: Final = frozenset(
     {
         "align_corners",
@@ -102,21 +102,21 @@ _FLAGS: Final = frozenset(
         "upper",
     }
 )
-#: Attributes that name axes, from the front or from behind, and those that count them from the front.
+#: Attributes that name axes, counted from the front or the end, and those counted only from the front.
 _AXES: Final = frozenset({"axis", "axes", "gather_axis", "quantize_axis"})
 _FIRST_AXES: Final = frozenset({"batch_axis", "time_axis", "batch_dims"})
-#: Strings that are data and need not be text.
+#: Strings that are data and may be other bytes than text.
 _DATA: Final = frozenset({"value_string", "value_strings"})
 
 
 def attribute_problems(node: NodeProto, inside: bool) -> Iterator[str]:
-    """What is wrong with the values of a node's attributes, whose kinds are right; ``inside`` the body of a function, where
-    they may refer to what the function is given."""
+    """Yield the problems of a node's attribute values, whose kinds are correct. If ``inside`` the body of a function, attributes
+    may refer to the function's attributes."""
     op = node.op_type
     for attribute in node.attribute:
         name = attribute.name
         if op == "Split" and name == "num_outputs" and not attribute.ref_attr_name and attribute.i != len(node.output):
-            # ONNX's inference writes past the end of a list where there are more outputs than it says.
+            # ONNX's inference writes past the end of a list if the node has more outputs than the attribute.
             yield f"attribute num_outputs of Split is {attribute.i}, where it has {len(node.output)} outputs"
         if attribute.ref_attr_name:
             if not inside:
@@ -143,8 +143,8 @@ def _text_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
 
 
 def _is_equation(text: str) -> bool:
-    """Whether terms of letters, each with one ellipsis at most, stand between commas and before an arrow: ONNX's inference never
-    ends over other characters."""
+    """Return True if the terms, separated by commas and an arrow, are letters with at most one ellipsis each. ONNX's inference
+    never ends on other characters."""
     left, _, right = text.replace(" ", "").partition("->")
     letters = [term.replace("...", "", 1) for term in (*left.split(","), right)]
     return all(not t or (t.isascii() and t.isalpha()) for t in letters)
@@ -160,9 +160,9 @@ def _whole_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
             yield f"attribute {name} of {op} is {value}, where {ends[0]} to {ends[1]} is possible"
 
 
-# Operands ------------------------------------------------------------------------------------------------------
+# --- operands --------------------------------------------------------------------------------------------------
 
-#: Number of axes of each operand; None for any, -n for n or more.
+#: Rank of each operand; None for any, -n for n or more.
 _RANKS: Final[Mapping[str, tuple[int | None, ...]]] = {
     "LSTM": (3, 3, 3, 2, 1, 3, 3, 2),
     "GRU": (3, 3, 3, 2, 1, 3),
@@ -212,7 +212,7 @@ _RANKS: Final[Mapping[str, tuple[int | None, ...]]] = {
     "LayerNormalization": (-1,),
     "RMSNormalization": (-1,),
 }
-#: Operands that have the rank of the first one.
+#: Operands with the rank of the first one.
 _ALIKE: Final[Mapping[str, tuple[int, ...]]] = {
     "GatherElements": (1,),
     "ScatterElements": (1, 2),
@@ -221,16 +221,16 @@ _ALIKE: Final[Mapping[str, tuple[int, ...]]] = {
 }
 #: Operands with one element for each channel of the first one.
 _CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"InstanceNormalization": (1, 2), "BatchNormalization": (1, 2, 3, 4)}
-#: Operators whose attributes of ``_AXES`` name axes of an operand, and which: those that no inference looks at.
+#: Operators whose attributes of ``_AXES`` name axes of an operand, and its index; no inference checks them.
 _AXES_OF: Final[Mapping[str, int]] = {
     **dict.fromkeys(("GatherElements", "Scatter", "ScatterElements", "GatherBlockQuantized"), 0),
     **dict.fromkeys(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "LpNormalization"), 0),
     **dict.fromkeys(("MeanVarianceNormalization", "BiasSoftmax", "QLinearSoftmax", "QuantizeLinear", "DequantizeLinear"), 0),
     "QLinearConcat": 2,
 }
-#: Of these, those whose axis means nothing where their second operand is one number.
+#: Operators of these whose axis is ignored if their second operand is one number.
 _AXIS_OF_SEVERAL: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
-#: Operands of one element.
+#: Operands with one element.
 _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
     "OneHot": (1,),
@@ -246,7 +246,7 @@ _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
 }
 
 
-#: Scales and zero points of products -> the operand whose they are, and the axis along which it may have several.
+#: Scales and zero points of products -> their operand, and the axis along which they may vary.
 _GRAINS: Final[Mapping[str, Mapping[int, tuple[int, int]]]] = {
     "MatMulInteger": {2: (0, -2), 3: (1, -1)},
     "QLinearMatMul": {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1), 6: (0, -2), 7: (0, -2)},
@@ -256,8 +256,8 @@ _GRAINS: Final[Mapping[str, Mapping[int, tuple[int, int]]]] = {
 
 
 def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
-    """BadInput where an operand has another number of axes, or of elements, than the operator's documentation says; ``types``
-    has those of the inputs, None where one is absent or no tensor of static shape."""
+    """Raise BadInput if an operand's rank or size contradicts the operator's documentation. ``types`` are those of the inputs,
+    None for an absent one or one without a static tensor shape."""
     _check_axes(node, types)
     if node.domain not in ("", "ai.onnx"):
         return
@@ -286,7 +286,7 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
 
 
 def _check_axes(node: NodeProto, types: Sequence[TensorType | None]) -> None:
-    """BadInput for an axis that the operand whose axes an attribute names does not have."""
+    """Raise BadInput for an attribute that names an axis which its operand does not have."""
     place = _AXES_OF.get(node.op_type, -1) if node.domain in ("", "ai.onnx", MICROSOFT) else -1
     kind = types[place] if 0 <= place < len(types) else None
     if kind is None:
@@ -307,8 +307,8 @@ def _check_axes(node: NodeProto, types: Sequence[TensorType | None]) -> None:
 
 
 def _check_grain(node: NodeProto, place: int, kind: TensorType, types: Sequence[TensorType | None]) -> None:
-    """BadInput for scales or zero points of a product that are neither one number, nor as many as there are rows, columns or
-    features, nor (of matrices) a tensor with as many along that axis and 1 along the other."""
+    """Raise BadInput for scales or zero points of a product with an invalid shape. One number, or one per row, column or feature
+    is valid. For matrices, so is a tensor of that extent along the axis and 1 along the other."""
     whose, axis = _GRAINS.get(node.op_type, {}).get(place, (-1, 0))
     of = types[whose] if 0 <= whose < len(types) else None
     if of is None or kind.size == 1:

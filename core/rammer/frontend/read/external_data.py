@@ -1,4 +1,4 @@
-"""Tensors whose values are in files beside the model: only in its own folder or below, and whole."""
+"""External data: tensors whose values are in files next to the model, only in its folder or below, and complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer.ir.untrusted_json import place_in
 
 
 def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor whose values are in another file: of functions, their bodies and sparse tensors, too."""
+    """Yield every tensor with external data, including those in functions, their bodies and sparse tensors."""
     inside = [n for f in model.functions for n in f.node]
     graphs = [*all_graphs(model), *graphs_below(list(bodies_of(inside)))]
     attributes = [a for nodes in (inside, *(g.node for g in graphs)) for node in nodes for a in node.attribute]
@@ -29,8 +29,8 @@ def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
-    """Every tensor's values that ``check_external_data`` has found in files of ``folder``: those of large initialisers of the
-    model's own graph go ``apart``, and others are read."""
+    """Load the external tensor values in files of ``folder``, after ``check_external_data``. Large initialisers of the model's
+    graph stay memory-mapped; other values are read."""
     for tensor in model.graph.initializer:
         if external_data_helper.uses_external_data(tensor) and is_mappable(tensor):
             raw = _bytes_of(tensor, folder, apart)
@@ -45,7 +45,7 @@ def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
 
 
 def _bytes_of(tensor: TensorProto, folder: Path, apart: Apart) -> memoryview:
-    """The bytes of a tensor in a file beside the model. BadInput where they are not there any more."""
+    """Return the bytes of a tensor in an external file. Raise BadInput if the file no longer has them."""
     info = external_data_helper.ExternalDataInfo(tensor)
     path, offset = folder / info.location, info.offset or 0
     data = apart.bytes_of(path)
@@ -56,11 +56,8 @@ def _bytes_of(tensor: TensorProto, folder: Path, apart: Apart) -> memoryview:
 
 
 def check_external_data(model: ModelProto, folder: Path | None, where: str) -> tuple[str, ...]:
-    """The files with the model's external data, by their paths from ``folder``, each once. BadInput if any lies outside
-    ``folder`` or is not there.
-
-    ``folder`` is None for a model that comes from memory, which can have none.
-    """
+    """Return the files with the model's external data, as unique paths relative to ``folder``. Raise BadInput if a file is
+    outside ``folder`` or missing. ``folder`` is None for a model from memory, which cannot have external files."""
     found = dict.fromkeys(_checked_location(tensor, folder, where) for tensor in _external_tensors(model))
     return tuple(found)
 
@@ -71,7 +68,7 @@ def _checked_location(tensor: TensorProto, folder: Path | None, where: str) -> s
         info = external_data_helper.ExternalDataInfo(tensor)
         _check_external_place(tensor, info, folder, place)
         return str(info.location)
-    except (OSError, ValueError) as error:  # an offset that is no number, a name that no file can have
+    except (OSError, ValueError) as error:  # an invalid offset, or an invalid file name
         what = f"the external data of a tensor cannot be found: {getattr(error, 'strerror', None) or error}"
         raise BadInput(what, place, "export the model again") from error
 

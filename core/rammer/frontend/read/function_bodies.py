@@ -1,4 +1,4 @@
-"""Operators that ONNX defines by other operators: the body of one node, with its attributes filled in."""
+"""Expansion of ONNX function operators: the body of one node, with its attributes filled in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer.ir.names import shorten_name
 
 @dataclass(frozen=True)
 class Expansion:
-    """What to run instead of a node: the body's nodes (names are local to it), its inputs and outputs in order."""
+    """The nodes that replace a function node, with inputs and outputs in order. Node names are local to the body."""
 
     nodes: tuple[NodeProto, ...]
     inputs: tuple[str, ...]
@@ -24,14 +24,15 @@ class Expansion:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def titles(self, node: NodeProto, given: Mapping[str, str]) -> dict[str, str]:
-        """How the results of the body are called: what ``node`` calls them, who calls some otherwise (``given``), or after it."""
+        """Return a title for each result of the body. An output has its name in ``node``, or the name that ``given`` maps it to.
+        All others are prefixed with the node's title."""
         title = shorten_name(node.name) or node.op_type
         titles = {name: f"{title}_{name}" for inner in self.nodes for name in inner.output}
         titles |= {name: f"{title}_{name}" for name in self.constants}
         return titles | {formal: given.get(n, n) for formal, n in zip(self.outputs, node.output, strict=False) if n}
 
     def local(self, node: NodeProto) -> list[NodeProto]:
-        """The body's nodes under names of their own; optional inputs that ``node`` leaves out are ``""``."""
+        """Return the body's nodes under unique names; optional inputs that ``node`` omits are ``""``."""
         title = shorten_name(node.name) or node.op_type
         absent = set(self.inputs) - {f for f, n in zip(self.inputs, node.input, strict=False) if n}
         return [
@@ -49,8 +50,8 @@ def _make_local_node(node: NodeProto, title: str, absent: set[str]) -> NodeProto
 
 
 def with_defaults(model: ModelProto) -> ModelProto:
-    """``model`` whose calls of its own functions give every attribute: what they leave out has the function's default, which
-    ONNX's inliner does not know. Without such functions the model itself."""
+    """Return ``model`` with default attributes added to all calls of its functions. ONNX's inliner ignores these defaults.
+    Returns ``model`` itself if its functions have no default attributes."""
     given = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
     if not given:
         return model
@@ -66,15 +67,13 @@ def with_defaults(model: ModelProto) -> ModelProto:
 
 
 def has_function(schema: defs.OpSchema) -> bool:
-    """Whether ONNX gives the operator a body."""
+    """Return True if ONNX defines the operator by a function body."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def expand_function(node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> Expansion | None:
-    """The body of ``node`` at ``opset`` of its domain; None where ONNX defines none for these types.
-
-    ``types`` has the type of every input by name.
-    """
+    """Return the body of ``node`` at ``opset`` of its domain, or None if ONNX defines none for these types. ``types`` maps every
+    input name to its type."""
     schema = schemas.get_schema(node.op_type, opset, node.domain)
     body = _context_body(schema, node, types, opset) or _plain_body(schema, opset)
     if body is None:
@@ -106,13 +105,13 @@ def _context_body(schema: defs.OpSchema, node: NodeProto, types: Mapping[str, Ty
 
 
 def _fill_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
-    """``node`` with references to the function's attributes replaced by what the caller gave, sub-graphs included."""
+    """Return ``node`` with references to function attributes replaced by the caller's values, sub-graphs included."""
     result = NodeProto()
     result.CopyFrom(node)
     del result.attribute[:]
     for attribute in node.attribute:
         if attribute.ref_attr_name:
-            # An absent reference leaves the inner operator's own default.
+            # If the caller omits the attribute, the inner operator uses its default.
             if attribute.ref_attr_name in given:
                 result.attribute.append(given[attribute.ref_attr_name])
                 result.attribute[-1].name = attribute.name

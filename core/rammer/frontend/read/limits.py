@@ -1,4 +1,4 @@
-"""How large a model may be: limits found by arithmetic on shapes and attributes, before anything takes memory."""
+"""Limits on the size of a model, checked by arithmetic on shapes and attributes before any allocation."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from onnx import AttributeProto, NodeProto
 from rammer.errors import BadInput, TooLong
 from rammer.frontend.read.node_protos import node_title
 
-#: Most axes of a tensor (a Compute has some to sum over besides, and NumPy counts up to 32 together), and most elements along
-#: one; a tensor's elements then have 64-bit addresses.
+#: Maximum number of axes of a tensor, and of elements along one axis. A Compute has reduction axes besides, and NumPy supports 32
+#: axes in total. Element addresses fit in 64 bits.
 MAX_RANK: Final = 24
 MAX_EXTENT: Final = (1 << 31) - 1
-#: Most elements of a tensor: a terabyte in bytes.
+#: Maximum number of elements of a tensor: 1 TiB if an element is a byte.
 MAX_ELEMENTS: Final = 1 << 40
-#: Most elements that are summed or compared for one element of a result.
+#: Maximum number of elements that are combined for one element of a result.
 MAX_TAPS: Final = 1 << 28
-#: Most positions along an axis whose places are computed one by one (Resize), and most that become a table in a kernel.
+#: Maximum number of positions along an axis that are computed individually (Resize), and of entries of a kernel's table.
 MAX_POSITIONS: Final = 1 << 24
 MAX_TABLE: Final = 1 << 18
-#: Most bytes that a constant takes that a file only describes.
+#: Maximum bytes of a constant that a file describes without storing its values.
 MAX_DESCRIBED_BYTES: Final = 1 << 30
-#: A folded value above this stays an operator (a file of a few bytes may fill 400 MB by ConstantOfShape), unless the constants
-#: that it is made of are as large: it may then take ``WIDENED`` times their bytes (int8 to float32).
+#: Maximum bytes of a folded value: a few bytes in a file may fill 400 MB by ConstantOfShape. Larger values remain operators.
+#: Values folded from large constants may have ``WIDENED`` times their bytes (int8 to float32).
 MAX_FOLDED_BYTES: Final = 64 << 20
 WIDENED: Final = 4
-#: Most operators of a model.
+#: Maximum number of operators of a model.
 MAX_NODES: Final = 100_000
 
-#: Most bodies (of If, Loop, Scan) around an operator, and most functions that call each other: protobuf, and ONNX's inliner, end
-#: soon after.
+#: Maximum nesting of bodies (of If, Loop, Scan) and depth of function calls. Protobuf and ONNX's inliner fail at slightly larger
+#: depths.
 MAX_NESTING: Final = 24
 MAX_CALLS: Final = 100
-#: Seconds of CPU that the bodies of one Loop or Scan on the host may take in one run, unless ``HOST_SECONDS_VARIABLE`` says.
+#: Default CPU seconds of the bodies of one Loop or Scan on the host per run; ``HOST_SECONDS_VARIABLE`` overrides it.
 HOST_SECONDS: Final = 10.0
 HOST_SECONDS_VARIABLE: Final = "RAMMER_HOST_SECONDS"
 
 _HINT: Final = "no device holds such a tensor: check the model's shapes and attributes"
 
-#: Attributes that are sizes, or numbers of elements, with the least value that means something.
+#: Attributes that are sizes or element counts, with their least valid value.
 _SIZES: Final[Mapping[str, int]] = {
     "kernel_shape": 1,
     "strides": 1,
@@ -62,7 +62,7 @@ _SIZES: Final[Mapping[str, int]] = {
     "p": 1,
     "k": -MAX_EXTENT,
 }
-#: Operands that are sizes, by operator; their values decide the size of the result.
+#: Operands that are sizes, by operator; their values determine the size of the result.
 _SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Tile": (1,),
     "Expand": (1,),
@@ -86,7 +86,7 @@ _SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def check_shape(shape: Iterable[int], where: str) -> None:
-    """BadInput for a negative extent and a shape beyond the limits."""
+    """Raise BadInput if an extent is negative or the shape exceeds the limits."""
     extents = tuple(shape)
     if len(extents) > MAX_RANK:
         raise BadInput(f"a tensor has {len(extents)} axes, more than {MAX_RANK}", where, "export the model with fewer axes")
@@ -102,7 +102,7 @@ def check_shape(shape: Iterable[int], where: str) -> None:
 
 
 def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
-    """BadInput for more positions of ``what`` than are computed one by one, or kept as a table."""
+    """Raise BadInput if ``what`` has more than ``most`` positions to compute one by one or to store in a table."""
     if count > most:
         raise BadInput(
             f"{what} over {count} positions along an axis has no simple form, and only {most} can be listed",
@@ -112,24 +112,24 @@ def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
 
 
 def check_taps(count: int, where: str) -> None:
-    """BadInput for a result each element of which would need more elements than the limit."""
+    """Raise BadInput if each element of a result combines more elements than the limit."""
     if count > MAX_TAPS:
         raise BadInput(f"every element of a result needs {count} elements, more than {MAX_TAPS}", where, _HINT)
 
 
 def check_folded(nbytes: int, where: str) -> None:
-    """BadInput for a constant that the file describes in few bytes and that takes more than the limit."""
+    """Raise BadInput if a constant that the file describes in a few bytes exceeds the limit."""
     if nbytes > MAX_DESCRIBED_BYTES:
         raise BadInput(f"a constant of {nbytes} bytes is described by a few; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT)
 
 
 def may_fold(nbytes: int, stored: int) -> bool:
-    """Whether a value of ``nbytes`` is folded in a model that stores ``stored`` bytes of constants."""
+    """Return True if a value of ``nbytes`` is folded in a model that stores ``stored`` bytes of constants."""
     return nbytes <= max(MAX_FOLDED_BYTES, WIDENED * stored)
 
 
 def check_node_count(count: int, where: str) -> None:
-    """BadInput for more operators than a model may have."""
+    """Raise BadInput if the model has more operators than the limit."""
     if count > MAX_NODES:
         raise BadInput(
             f"the model has {count} operators, more than {MAX_NODES}",
@@ -139,7 +139,7 @@ def check_node_count(count: int, where: str) -> None:
 
 
 def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
-    """BadInput for bodies within bodies beyond the limit."""
+    """Raise BadInput if bodies are nested deeper than the limit."""
     level, depth = list(nodes), 0
     while level:
         if depth > MAX_NESTING:
@@ -153,13 +153,13 @@ def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
 
 
 def check_calls(depth: int, where: str) -> None:
-    """BadInput for functions that call functions beyond the limit."""
+    """Raise BadInput if function calls are nested deeper than the limit."""
     if depth > MAX_CALLS:
         raise BadInput(f"functions call functions more than {MAX_CALLS} deep", where, "export the model without functions")
 
 
 def host_seconds() -> float:
-    """Seconds that loops on the host may take, infinite where the user asks for 0. BadInput for a setting that is none."""
+    """Return the seconds that loops on the host may run, infinity if the user sets 0. Raises BadInput for an invalid setting."""
     text = os.environ.get(HOST_SECONDS_VARIABLE, "")
     try:
         seconds = float(text or HOST_SECONDS)
@@ -173,8 +173,8 @@ def host_seconds() -> float:
 
 
 def check_loop(turns: Sequence[tuple[str, int]], spent: float, most: float) -> None:
-    """TooLong for loops on the host, each with its turns so far and the outermost first, that have taken ``spent`` seconds of CPU
-    where ``most`` are allowed."""
+    """Raise TooLong if loops on the host have used ``spent`` CPU seconds, more than ``most``. ``turns`` lists each loop with its
+    finished iterations, outermost first."""
     if spent > most:
         (op, count), *inner = turns
         within = "".join(f", in it {name} after {number}" for name, number in inner)
@@ -186,7 +186,7 @@ def check_loop(turns: Sequence[tuple[str, int]], spent: float, most: float) -> N
 
 
 def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
-    """BadInput for an attribute or a known operand that is a size, and no size that can be."""
+    """Raise BadInput if an attribute or a constant operand holds an impossible size."""
     for attribute in node.attribute:
         low = _SIZES.get(attribute.name)
         if low is not None and attribute.type in (AttributeProto.INT, AttributeProto.INTS):
@@ -204,7 +204,8 @@ def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_range(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
-    """ "max(ceil((limit - start) / delta), 0)" elements, which ONNX's inference counts in 64 bits whatever comes of it."""
+    """Raise BadInput if Range has too many elements, ``max(ceil((limit - start) / delta), 0)``. ONNX's inference computes this
+    number in 64 bits without checks."""
     known = [operands[n].item() for n in node.input if n in operands and operands[n].size == 1]
     if len(known) < 3:
         return
@@ -218,7 +219,7 @@ def _check_range(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
-    """ "It takes value greater than 0." """
+    """Raise BadInput unless all scales are finite and greater than 0."""
     place = 2 if node.op_type == "Resize" and len(node.input) > 2 else 1
     known = operands.get(node.input[place]) if place < len(node.input) else None
     scales = [

@@ -1,7 +1,5 @@
-"""Weights that stay where they are: arrays over the bytes of a model, or of the files beside it, in the place of tensors' values.
-
-A tensor in the protobuf then has a name, a type and a shape, and says that its values lie elsewhere.
-"""
+"""Memory-mapped weights: arrays over the bytes of a model or of its external files, instead of tensor values. The tensor in the
+protobuf has a name, a type and a shape, and refers to external data."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ from rammer.ir.constants.mapped_files import Mapped
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: No weights are apart.
+#: No memory-mapped weights.
 NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
 
 
 @dataclass
 class Apart:
-    """The bytes of initialisers of a model's own graph by name, and the files that they are in. ``files`` may be open already;
-    ``noted`` gets each that is opened, before anything of it is read."""
+    """The bytes of initialisers of the main graph by name, and the files that hold them. ``files`` may be open already. ``noted``
+    is called with each newly opened file, before it is read."""
 
     values: dict[str, memoryview] = field(default_factory=dict)
     files: dict[Path, Mapped] = field(default_factory=dict)
@@ -37,16 +35,16 @@ class Apart:
 
     @property
     def sources(self) -> tuple[Mapped, ...]:
-        """The files that values stay in."""
+        """The files that hold values."""
         return tuple(self.files[p] for p in self.used if p in self.files)
 
     def put(self, tensor: TensorProto, raw: memoryview, path: Path | None) -> None:
-        """Keep a tensor's bytes apart, which are in a file or in memory."""
+        """Store the bytes of a tensor, located in a file or in memory, outside the protobuf."""
         self.values[tensor.name] = raw
         self.used.update([path] if path is not None else [])
 
     def parsed(self, source: Path | bytes, where: str) -> ModelProto:
-        """The model in a file or in bytes, large weights apart. BadInput for what is none."""
+        """Parse the model in a file or in bytes, without its large weights. Raises BadInput for an invalid model."""
         data = memoryview(source) if isinstance(source, bytes) else self.bytes_of(source)
         short, cut = wire_format.without_weights(data)
         proto = parse_model(short, where, data)
@@ -59,26 +57,26 @@ class Apart:
         return proto
 
     def bytes_of(self, path: Path) -> memoryview:
-        """What a file holds, mapped where that is possible. OSError where it cannot be read."""
+        """Return the content of a file, mapped if possible. Raises OSError if the file is unreadable."""
         if path not in self.files:
             self.files[path] = Mapped.of(path)
             self.noted(self.files[path])
-        self.files[path].check()  # what is mapped of a file that was cut cannot be read
+        self.files[path].check()  # mapped pages of a truncated file are unreadable
         return memoryview(self.files[path].data)
 
     def finish(self) -> None:
-        """End reading. BadInput if a file was written to meanwhile; files that no value stays in are given back."""
+        """Finish reading and close the files that hold no value. Raises BadInput if a file was modified meanwhile."""
         for path, file in self.files.items():
             file.check(thoroughly=True)
             if path not in self.used:
                 file.retire()
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name."""
+        """Return the number of bytes by tensor name."""
         return {name: len(raw) for name, raw in self.values.items()}
 
     def arrays(self, model: ModelProto) -> dict[str, Array]:
-        """The values as arrays, read-only; tensors of ``model``, which have been checked, now say that they lie elsewhere."""
+        """Return the values as read-only arrays. The tensors of ``model``, already checked, then refer to external data."""
         result = dict[str, Array]()
         for tensor in model.graph.initializer:
             raw = self.values.get(tensor.name)
@@ -92,14 +90,14 @@ class Apart:
 
 
 def is_mappable(tensor: TensorProto) -> bool:
-    """Whether a tensor's bytes are its elements as they are in memory: none of a part of a byte, no strings."""
+    """Return True if a tensor's bytes equal its elements in memory, without sub-byte elements and strings."""
     kind = tensor.data_type
     known = kind in TensorProto.DataType.values() and kind not in (TensorProto.UNDEFINED, TensorProto.STRING)
     return known and kind not in BITS and bool(tensor.name)
 
 
 def embed_weights(model: ModelProto, weights: Mapping[str, Array]) -> ModelProto:
-    """``model`` with the values of its weights in it: itself, if it has them."""
+    """Return ``model`` with all weights embedded, or ``model`` itself if it has no external weights."""
     if not weights:
         return model
     result = ModelProto()
@@ -113,6 +111,6 @@ def embed_weights(model: ModelProto, weights: Mapping[str, Array]) -> ModelProto
 
 
 def check_files(files: Iterable[Mapped]) -> None:
-    """BadInput where a file with weights was written to since it was opened."""
+    """Raise BadInput if a file with weights was modified since it was opened."""
     for file in files:
         file.check()

@@ -1,4 +1,4 @@
-"""What can be wrong with a model file, found at the door: each problem is a BadInput that says what to do."""
+"""Checks of a model file as it is read: each problem is a BadInput with a hint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer.frontend.read.wire_format import Bytes, read_varint
 from rammer.ir.port import ON_HOST
 from rammer.ir.types import KNOWN
 
-#: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
+#: Field number -> (name, wire type) of ModelProto (onnx.proto); wire type 0 is a varint, 2 is length-delimited.
 _MODEL_FIELDS: Final = {
     1: ("ir_version", 0),
     2: ("producer_name", 2),
@@ -37,14 +37,15 @@ _MODEL_FIELDS: Final = {
 }
 
 
-#: Newest opset by domain that the installed package onnx knows.
+#: Newest opset by domain that the installed package onnx supports.
 _NEWEST: Final = {"": max(row[2] for row in helper.VERSION_TABLE), "ai.onnx.ml": max(row[3] for row in helper.VERSION_TABLE)}
-#: Where two operators of trees are withdrawn, and written by everybody.
+#: The domain of two tree operators that are withdrawn but still widely exported.
 ML: Final = "ai.onnx.ml"
 
 
 def parse_model(data: Bytes, where: str, whole: Bytes | None = None) -> ModelProto:
-    """The model in ``data``, or ``whole`` before something was cut out; BadInput if it is empty, truncated or not ONNX."""
+    """Parse the model in ``data``; raise BadInput if it is empty, truncated or not ONNX. ``whole`` is the data before weights
+    were cut out."""
     if not data:
         raise BadInput("the model file is empty", where, "download or export the model again")
     truncated = _find_truncation(data if whole is None else whole)
@@ -52,7 +53,7 @@ def parse_model(data: Bytes, where: str, whole: Bytes | None = None) -> ModelPro
         raise BadInput(f"the model file is truncated: {truncated}", where, "download or copy the file again")
     try:
         model = ModelProto.FromString(bytes(data))
-    except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
+    except Exception as error:  # protobuf's DecodeError is in another module for each implementation
         raise _not_onnx(where) from error
     if not model.HasField("graph"):
         raise _not_onnx(where)
@@ -67,7 +68,7 @@ def _not_onnx(where: str) -> BadInput:
 
 
 def _find_truncation(data: Bytes) -> str | None:
-    """What is cut off, if ``data`` is the beginning of a ModelProto; None if it is whole or something else."""
+    """Return the truncated part if ``data`` is a prefix of a ModelProto, else None."""
     position = 0
     while position < len(data):
         tag, start = read_varint(data, position)
@@ -88,17 +89,17 @@ def _find_truncation(data: Bytes) -> str | None:
 
 
 def all_graphs(model: ModelProto) -> Iterator[GraphProto]:
-    """The main graph and every sub-graph below it."""
+    """Yield the main graph and every sub-graph below it."""
     return graphs_below([model.graph])
 
 
 def graphs_inside(node: NodeProto) -> Iterator[GraphProto]:
-    """The bodies of an operator and every sub-graph below them."""
+    """Yield the bodies of an operator and every sub-graph below them."""
     return graphs_below(list(bodies_of([node])))
 
 
 def graphs_below(waiting: list[GraphProto]) -> Iterator[GraphProto]:
-    """These graphs and all inside them."""
+    """Yield these graphs and all sub-graphs inside them."""
     while waiting:
         graph = waiting.pop()
         yield graph
@@ -106,7 +107,7 @@ def graphs_below(waiting: list[GraphProto]) -> Iterator[GraphProto]:
 
 
 def bodies_of(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
-    """The bodies of control flow among ``nodes``."""
+    """Yield the bodies of control-flow operators among ``nodes``."""
     return (g for node in nodes for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output)
 
 
@@ -114,8 +115,8 @@ def bodies_of(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
 
 
 def count_nodes(model: ModelProto, where: str) -> int:
-    """Operators of the model with its functions inlined, sub-graphs included: functions may call others many times. BadInput
-    for calls and bodies that are nested too deep."""
+    """Return the number of operators after inlining, sub-graphs included; functions may be called many times. Raises BadInput if
+    calls or bodies are nested too deep."""
     for nodes in (model.graph.node, *(f.node for f in model.functions)):
         limits.check_nesting(nodes, where)
     sizes: dict[tuple[str, str, str], int] = {}
@@ -135,7 +136,7 @@ def count_nodes(model: ModelProto, where: str) -> int:
 
 
 def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
-    """BadInput for a version that cannot be, and for two versions of one domain."""
+    """Raise BadInput for an invalid version and for two versions of one domain."""
     seen: dict[str, int] = {}
     for item in imports:
         domain = "" if item.domain == "ai.onnx" else item.domain
@@ -155,7 +156,7 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
 
 
 def check_version(model: ModelProto, where: str) -> None:
-    """BadInput for a format version (IR version) that the installed package onnx does not know."""
+    """Raise BadInput if the installed package onnx does not support the format version (IR version)."""
     if model.ir_version > onnx.IR_VERSION:
         raise BadInput(
             f"the model has IR version {model.ir_version}, and the newest known here is {onnx.IR_VERSION}",
@@ -165,12 +166,12 @@ def check_version(model: ModelProto, where: str) -> None:
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Domain -> version; the standard domain is ``""``."""
+    """Return the opset version by domain; the standard domain is ``""``."""
     return {("" if i.domain == "ai.onnx" else i.domain): i.version for i in imports}
 
 
 def check_operators(model: ModelProto, plugins: CustomOperators = plugin_operators.NONE) -> None:
-    """BadInput naming the first operator that neither ONNX nor a function of the model defines, and no plugin declares."""
+    """Raise BadInput naming the first operator that ONNX, the model's functions and all plugins leave undefined."""
     for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
         check_opsets(imports)
     functions = {(f.domain, f.name) for f in model.functions}
@@ -193,11 +194,11 @@ def check_operators(model: ModelProto, plugins: CustomOperators = plugin_operato
 
 @lru_cache(maxsize=4096)
 def _is_known_operator(op: str, domain: str, version: int) -> bool:
-    # Asking for a schema at version v finds the newest one up to v.
+    # The schema at version v is the newest one up to v.
     if version < 1 or not schemas.has_schema(op, version, domain):
         return False
     schema = schemas.get_schema(op, version, domain)
-    # GroupNormalization 18 is deprecated but exported, and its body still says what it means.
+    # GroupNormalization 18 is deprecated but exported, and its function body still defines it.
     return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function) or domain == ML
 
 
@@ -223,7 +224,7 @@ def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: Custo
 
 @dataclass(frozen=True)
 class ScopeNames:
-    """Names of a graph and of the graphs around it, found without copying those: a model may have many small bodies."""
+    """The names of a graph and its enclosing graphs, without copies: a model may have many small bodies."""
 
     own: Container[str]
     outer: Container[str] = ()
@@ -233,11 +234,8 @@ class ScopeNames:
 
 
 def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProto]:
-    """The nodes of ``graph`` in a topological order that keeps the file's order where it is one.
-
-    ``outer`` are the values that the graph may read besides its own. BadInput for a cycle, a value
-    that nothing computes and one that is computed twice.
-    """
+    """Return the nodes of ``graph`` in topological order, in file order where that is topological. ``outer`` holds the values of
+    enclosing graphs. Raises BadInput for a cycle, for a value that is never computed and for a value that is computed twice."""
     given = _stored_names(graph)
     available = ScopeNames(given, outer)
     producer = _map_producers(graph, {name for name in given if name not in outer})
@@ -258,7 +256,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
 
 
 def live_nodes(order: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
-    """The nodes of a topological ``order`` that ``outputs`` need."""
+    """Return the nodes of a topological ``order`` that ``outputs`` depend on."""
     live = set(outputs)
     kept = []
     for node in reversed(order):
@@ -269,7 +267,7 @@ def live_nodes(order: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeP
 
 
 def checked_order(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProto]:
-    """``sorted_nodes``, after checking every sub-graph in the same way."""
+    """Return ``sorted_nodes`` after the same checks of every sub-graph."""
     order = sorted_nodes(graph, outer)
     own = _stored_names(graph) | {o for n in order for o in n.output}
     inside = ScopeNames(own, outer)
@@ -302,7 +300,7 @@ def _visit_dependencies(
     done: list[bool],
     order: list[NodeProto],
 ) -> None:
-    """Append to ``order`` node ``first`` after all that it depends on (depth first, without recursion)."""
+    """Append node ``first`` to ``order`` after all its dependences (depth first, without recursion)."""
     path: dict[int, Iterator[int]] = {}
     if not done[first]:
         path[first] = (producer[n] for n in reads[first] if n in producer)
@@ -315,7 +313,7 @@ def _visit_dependencies(
             order.append(graph.node[number])
         elif before in path:
             chain = [graph.node[n].name or graph.node[n].op_type for n in list(path)[list(path).index(before) :]]
-            # Dependencies were followed backwards; people read data flow forwards.
+            # The search follows dependences backwards; the message shows data flow forwards.
             ring = " -> ".join([chain[0], *reversed(chain[1:]), chain[0]])
             raise BadInput(f"the graph has a cycle: {ring}", f"graph {graph.name}", "export the model again")
         elif not done[before]:
@@ -323,7 +321,7 @@ def _visit_dependencies(
 
 
 def node_reads(node: NodeProto) -> list[str]:
-    """Values a node reads, outer values that its sub-graphs capture included, each once."""
+    """Return the distinct values that a node reads, including outer values that its sub-graphs capture."""
     names = dict.fromkeys(n for n in node.input if n)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -332,7 +330,7 @@ def node_reads(node: NodeProto) -> list[str]:
 
 
 def free_values(graph: GraphProto) -> list[str]:
-    """Values that a sub-graph reads from the graphs around it."""
+    """Return the values that a sub-graph reads from its enclosing graphs."""
     own = _stored_names(graph) | {o for node in graph.node for o in node.output}
     reads = [n for node in graph.node for n in node_reads(node)] + [o.name for o in graph.output]
     return list(dict.fromkeys(n for n in reads if n and n not in own))
@@ -342,8 +340,8 @@ def free_values(graph: GraphProto) -> list[str]:
 
 
 def check_port_type(kind: str, name: str, proto: TypeProto) -> str:
-    """The element type of an input or output of the model, or what it is if it is no tensor of numbers; BadInput for what nothing
-    holds."""
+    """Return the element type of a model input or output, or the kind of a non-numeric value. Raises BadInput for an unsupported
+    type."""
     value = proto.WhichOneof("value")
     dtype = element_type(proto.tensor_type.elem_type) if value == "tensor_type" else (value or "").removesuffix("_type")
     if dtype in KNOWN or dtype in ON_HOST:

@@ -1,4 +1,4 @@
-"""Rewrites of a model as it is read: sparse tensors made dense, ONNX Runtime's operators in its domain, labels that are words."""
+"""Rewrites of a model as it is read: dense initialisers, ONNX Runtime's operators in its domain, integer class labels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from rammer.frontend.read.schemas import MICROSOFT
 
 
 def dense_model(model: ModelProto) -> ModelProto:
-    """``model`` with its sparse initialisers among the others, and with dense values in Constants: itself, if it has neither.
-
-    BadInput where indices do not fit their extents. Functions are inlined, and shapes checked.
-    """
+    """Return ``model`` with dense initialisers and Constants, or ``model`` itself if nothing is sparse. Raises BadInput if
+    indices exceed their extents. Functions must be inlined and shapes checked."""
     if not any(graph.sparse_initializer or any(map(_held, graph.node)) for graph in all_graphs(model)):
         return model
     result = ModelProto()
@@ -33,7 +31,7 @@ def dense_model(model: ModelProto) -> ModelProto:
 
 
 def _held(node: NodeProto) -> AttributeProto | None:
-    """The sparse value of a Constant, which has no other."""
+    """Return the sparse value of a Constant, or None if it has another value."""
     constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) == 1
     return next((a for a in node.attribute if a.HasField("sparse_tensor")), None) if constant else None
 
@@ -43,12 +41,12 @@ def _dense(sparse: SparseTensorProto) -> TensorProto:
 
 
 def dense(sparse: SparseTensorProto) -> np.ndarray:
-    """A sparse tensor with its zeros. BadInput where its indices do not fit its extents."""
+    """Return a sparse tensor as a dense array. Raises BadInput if its indices exceed its extents."""
     shape, values = tuple(sparse.dims), numpy_helper.to_array(sparse.values)
     result = np.full(shape, "", object) if values.dtype == object else np.zeros(shape, values.dtype)
     places = numpy_helper.to_array(sparse.indices)
     try:
-        # Either one row-major position a value, or one index tuple.
+        # Each value has either one row-major position or one index tuple.
         at = tuple(places.T) if places.ndim == 2 else np.unravel_index(places, shape)
         if any((a < 0).any() for a in at):
             raise IndexError("negative")
@@ -60,14 +58,14 @@ def dense(sparse: SparseTensorProto) -> np.ndarray:
     return result
 
 
-#: Operators of ONNX's domain that ONNX Runtime knows at every opset, and those that it knows up to opset 9.
+#: Operators of ONNX's domain that ONNX Runtime supports at every opset, and those up to opset 9.
 EVERYWHERE: Final = ("SimplifiedLayerNormalization", "LayerNormalization")
 WITHDRAWN: Final = ("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh")
 _LAST_OPSET: Final = 9
 
 
 def placed(model: ModelProto) -> ModelProto:
-    """``model`` with these operators in ONNX Runtime's domain: itself, if it has none."""
+    """Return ``model`` with these operators moved to ONNX Runtime's domain, or ``model`` itself without them."""
     opset = model_checks.opset_versions(model.opset_import).get("", 0)
     known = (*EVERYWHERE, *(WITHDRAWN if opset <= _LAST_OPSET else ()))
     lacking = {op for op in known if not schemas.has_schema(op, max(opset, 1), "")}
@@ -82,20 +80,20 @@ def placed(model: ModelProto) -> ModelProto:
 
 
 DOMAIN: Final = "ai.onnx.ml"
-#: Classifier -> the attribute of labels that are integers.
+#: Classifier -> its attribute for integer labels.
 _CLASSIFIERS: Final = {
     "TreeEnsembleClassifier": "classlabels_int64s", "LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
 }  # fmt: skip
 
 
 def counted(model: ModelProto) -> ModelProto:
-    """``model`` whose classifiers with labels of words give places among them, which a LabelEncoder makes words of: itself, if it
-    has none. So scores, and all that follows from them, are computed on the device."""
+    """Return ``model`` with string labels of classifiers replaced by indices, or ``model`` itself without them. A LabelEncoder
+    maps the indices to strings. Scores and their consumers are thus computed on the device."""
     if not any(_word_labels(n) for n in model.graph.node):
         return model
     result = ModelProto.FromString(model.SerializeToString())
     version = model_checks.opset_versions(result.opset_import).get(DOMAIN, 1)
-    if version < 2:  # LabelEncoder knows integers and words since then
+    if version < 2:  # LabelEncoder maps integers to strings since version 2
         return model
     nodes = list[NodeProto]()
     for node in result.graph.node:
@@ -122,7 +120,7 @@ def counted(model: ModelProto) -> ModelProto:
 
 
 def _word_labels(node: NodeProto) -> list[bytes]:
-    """The labels of a classifier where they are words."""
+    """Return the string labels of a classifier, or an empty list for other nodes."""
     if node.domain != DOMAIN or node.op_type not in _CLASSIFIERS or not node.output:
         return []
     return next((list(a.strings) for a in node.attribute if a.name == "classlabels_strings"), [])

@@ -1,4 +1,4 @@
-"""Between ONNX protobufs and ``Node``: attributes, element types, and running one operator."""
+"""Conversions between ONNX protobufs and ``Node``: attributes, element types, titles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer.ir.graph import Node
 from rammer.ir.names import quote_text, shorten_name
 from rammer.ir.types import KNOWN, TensorType
 
-#: Two runs of these give different results, so equal ones are not the same and none is a constant.
+#: Operators with random results: equal nodes are not merged, and no result is a constant.
 RANDOM: Final = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
 
 
@@ -25,10 +25,9 @@ RANDOM: Final = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", 
 class SubGraph:
     """A body of If, Loop or Scan: a serialised GraphProto.
 
-    ``captures`` are the names of outer values under which the bodies of one node read its last
-    ``len(captures)`` inputs; all bodies of a node have the same ones. ``opsets`` are the versions, by
-    domain, that the body's operators have. ``formats``: the element types of the node's inputs that are carried
-    (``frontend.lower.emulated_types``), "" for others; () where nothing is.
+    ``captures`` names the outer values that bodies read as the last ``len(captures)`` inputs; all bodies of a node share them.
+    ``opsets`` lists the opset versions of the body by domain. ``formats`` lists the element types of inputs held in a carrier
+    type (``frontend.lower.emulated_types``), "" for other inputs; () without carriers.
     """
 
     proto: bytes
@@ -47,7 +46,9 @@ class SubGraph:
 
 
 def attribute_value(attribute: AttributeProto) -> Any:
-    """Python scalar, string, tuple, ndarray or SubGraph; ValueError for sparse tensors and types."""
+    """Return an attribute as a Python scalar, string, tuple, ndarray or SubGraph.
+
+    Raises ValueError for sparse tensors and types."""
     kind = attribute.type
     if kind == AttributeProto.TENSOR:
         return numpy_helper.to_array(attribute.t)
@@ -74,7 +75,7 @@ def _decode_text(data: bytes) -> str:
 def attributes_of(
     proto: NodeProto, opsets: Mapping[str, int], free: Callable[[GraphProto], Sequence[str]]
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """The node's attributes as Python values, and the outer values that its bodies capture: what is ``free`` in them."""
+    """Return the node's attributes as Python values, and the outer values (by ``free``) that its bodies capture."""
     captured = list(dict.fromkeys(n for a in proto.attribute if a.HasField("g") for n in free(a.g)))
     attributes: dict[str, Any] = {}
     for attribute in proto.attribute:
@@ -90,7 +91,7 @@ def attributes_of(
 
 
 def attribute_proto(name: str, value: Any) -> AttributeProto:
-    """Inverse of ``attribute_value``."""
+    """Convert a Python value to an attribute, the inverse of ``attribute_value``."""
     if isinstance(value, SubGraph):
         return helper.make_attribute(name, value.graph)
     if isinstance(value, np.ndarray):
@@ -99,13 +100,13 @@ def attribute_proto(name: str, value: Any) -> AttributeProto:
         return helper.make_attribute(name, value.encode("utf-8", "surrogateescape"))
     if isinstance(value, tuple):
         items = [numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for v in value]
-        # An empty list has no type of its own; only lists of integers may be empty in practice.
+        # An empty list has no element type; only lists of integers may be empty in practice.
         return helper.make_attribute(name, items, attr_type=None if items else AttributeProto.INTS)
     return helper.make_attribute(name, value)
 
 
 def node_proto(node: Node) -> NodeProto:
-    """``node`` as a protobuf whose formal inputs and outputs have the names of the Graph."""
+    """Return ``node`` as a protobuf whose formal inputs and outputs have the names of the Graph."""
     formal = len(node.inputs) - len(captured_names(node))
     proto = NodeProto(op_type=node.bare, domain=node.domain, name=node.name)
     proto.input.extend(node.inputs[:formal])
@@ -115,22 +116,22 @@ def node_proto(node: Node) -> NodeProto:
 
 
 def captured_names(node: Node) -> tuple[str, ...]:
-    """The outer names that the bodies of ``node`` read; () for an operator without bodies."""
+    """Return the outer names that the bodies of ``node`` read; () for an operator without bodies."""
     return next((body.captures for body in body_graphs(node)), ())
 
 
 def carried_dtypes(node: Node) -> tuple[str, ...]:
-    """The element types that the bodies of ``node`` know its carried inputs by; () where nothing is carried."""
+    """Return the element types that the bodies of ``node`` use for inputs held in a carrier type; () without carriers."""
     return next((body.formats for body in body_graphs(node)), ())
 
 
 def body_graphs(node: Node) -> list[SubGraph]:
-    """The sub-graphs of ``node``."""
+    """Return the sub-graphs of ``node`` in attribute order."""
     return [v for v in node.attributes.values() if isinstance(v, SubGraph)]
 
 
 def node_title(proto: NodeProto) -> str:
-    """How messages name a node: its name, or else what it computes."""
+    """Return the title of a node in messages: its name, or else the values that it computes."""
     name = (
         quote_text(shorten_name(proto.name))
         if proto.name
@@ -140,7 +141,7 @@ def node_title(proto: NodeProto) -> str:
 
 
 def tensor_type(proto: TypeProto) -> TensorType | None:
-    """The static type, or None where it is no tensor, its element type is unknown or an extent is not fixed."""
+    """Return the static tensor type, or None for other kinds, unsupported element types and dynamic extents."""
     if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
         return None
     dtype = element_type(proto.tensor_type.elem_type)
@@ -152,7 +153,7 @@ def tensor_type(proto: TypeProto) -> TensorType | None:
 
 @cache
 def element_type(code: int) -> str:
-    """NumPy name of an ONNX element type (``float32``), or ONNX's own in lower case where NumPy has none."""
+    """Return the NumPy name of an ONNX element type (``float32``), or ONNX's lower-case name if NumPy lacks it."""
     if code == onnx.TensorProto.STRING:
         return "string"
     if code == onnx.TensorProto.UNDEFINED or code not in onnx.TensorProto.DataType.values():
@@ -161,12 +162,12 @@ def element_type(code: int) -> str:
 
 
 def type_proto(dtype: np.dtype[Any], shape: Sequence[int]) -> TypeProto:
-    """An ONNX tensor type."""
+    """Return an ONNX tensor type."""
     return helper.make_tensor_type_proto(element_code(dtype), tuple(shape))
 
 
 def value_type(value: Any) -> TypeProto:
-    """The ONNX type of an array, of a list (a sequence; of float32 where it is empty), or of None (an empty optional)."""
+    """Return the ONNX type of an array, a list (a sequence, of float32 if empty) or None (an empty optional)."""
     if value is None:
         return helper.make_optional_type_proto(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
     if isinstance(value, list | tuple):
@@ -178,29 +179,29 @@ def value_type(value: Any) -> TypeProto:
 
 
 def element_code(dtype: np.dtype[Any]) -> int:
-    """ONNX's number of an element type; object and str arrays hold strings."""
+    """Return ONNX's code of an element type; object and str arrays hold strings."""
     return int(onnx.TensorProto.STRING if dtype.kind in "OSU" else helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, without its context."""
+    """Return the first line of another library's error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def plain_node(proto: NodeProto, version: int) -> Node:
-    """A node without sub-graphs whose values keep their names. Raises ValueError for an attribute without a Python value."""
+    """Convert a node without sub-graphs, preserving value names. Raises ValueError for an unsupported attribute."""
     attributes = {a.name: attribute_value(a) for a in proto.attribute}
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     return Node(proto.op_type, tuple(proto.input), tuple(proto.output), attributes, proto.name, domain, version)
 
 
 def is_decoding(node: NodeProto) -> bool:
-    """Whether it makes numbers of codes: what reads those decides whether weights stay stored as codes."""
+    """Return True if the node decodes quantised values; its consumers decide whether weights stay quantised."""
     return node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx")
 
 
 def is_random(node: Node | NodeProto) -> bool:
-    """Whether two runs of the operator may differ: those that always draw, and a Dropout that may train without a seed."""
+    """Return True if two runs may differ: random operators, and Dropout that may train without a seed."""
     op, inputs = (node.op, node.inputs) if isinstance(node, Node) else (node.op_type, node.input)
     if op == "Dropout" and len(inputs) > 2 and inputs[2]:
         return "seed" not in (node.attributes if isinstance(node, Node) else {a.name for a in node.attribute})
@@ -208,9 +209,9 @@ def is_random(node: Node | NodeProto) -> bool:
 
 
 def shape_or_size(proto: NodeProto, shape: tuple[int, ...]) -> np.ndarray:
-    """What a Shape or Size of ``shape`` gives."""
+    """Return the result of a Shape or Size node for an input of ``shape``."""
     if proto.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
     ends = {a.name: a.i for a in proto.attribute}
-    # Python's slices clamp as Shape's start and end do.
+    # Python's slices clamp like the start and end of Shape.
     return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)

@@ -1,13 +1,13 @@
-"""What ends the process inside ONNX's own inference, put out of its sight before it looks.
+"""Guards against inputs that abort the process inside ONNX's inference.
 
-ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where the extent is negative, and for GatherND it
-reads the extent whose number is the last one of the indices, negative or not. An extent may be declared so (old exporters write
--1 for any extent), or be inferred so (a window larger than its image), long before anybody here has looked at the shapes: by
-the version converter, which sees the whole model (``hide_indices``), and in the bodies of If, Loop and Scan (``check_bodies``).
+ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails for a negative extent. For GatherND it reads the extent
+that the last extent of the indices selects, even if that is negative. Negative extents may be declared: old exporters write -1
+for any extent. They may also be inferred before our checks: a window may be larger than its image. This happens in the version
+converter, which reads the whole model (``hide_indices``), and in the bodies of If, Loop and Scan (``check_bodies``).
 
-The inference of some operators reads the type of an operand without asking whether it has one (EyeLike: it passes the shape
-on), and an operand has none where the operator before it has no inference, or one that stops: on a sparse initialiser, on a body
-whose types do not go together. So every value gets a type before ONNX looks (``declare_types``), if only that of a tensor.
+The inference of some operators (such as EyeLike) reads an operand's type without a check. The type is missing if the producer's
+inference is missing or stops. It stops on a sparse initialiser, or on a body with inconsistent types. ``declare_types`` therefore
+gives every value a type, at least that of a tensor.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, help
 from rammer.frontend.read import limits, model_checks, schemas
 from rammer.frontend.read import node_protos as nd
 
-#: Names of what stands for the starts of a Slice, and for the indices of a GatherND.
+#: Prefix of the inputs that replace the starts of a Slice and the indices of a GatherND.
 _VEIL: Final = "rammer.starts"
-#: The inputs that are veiled, with the axes of what stands for them.
+#: Operators with a replaced input, with the shape of the replacement.
 _VEILED: Final[Mapping[str, list[None] | None]] = {"Slice": [None], "GatherND": None}
-#: Inference reads values only where they are shapes, axes or bounds: all short.
+#: Maximum elements of a value that inference reads: shapes, axes and bounds are shorter.
 _SHORT: Final = 1024
 
 
 def open_extents(model: ModelProto) -> ModelProto:
-    """The model where negative extents of declared shapes are unknown: itself, if there are none."""
+    """Return the model with all negative declared extents cleared, or the model itself without them."""
     if not any(d.dim_value < 0 for graph in model_checks.all_graphs(model) for d in _iter_extents(graph)):
         return model
     result = ModelProto()
@@ -57,8 +57,8 @@ def _extents_in_type(kind: TypeProto) -> Iterator[Any]:
 
 
 def declare_types(graphs: Iterable[GraphProto]) -> None:
-    """Give every value of ``graphs`` a type, where it has none that of a tensor of unknown elements and shape, which inference
-    completes: nothing then reads a type that is not there."""
+    """Declare a tensor type of unknown elements and shape for every value of ``graphs`` without a type. Inference completes these
+    types and thus never reads a missing type."""
     for graph in graphs:
         made = dict.fromkeys(o for node in graph.node for o in node.output if o)
         for value in (*graph.input, *graph.value_info, *(v for v in graph.output if v.name in made)):
@@ -70,16 +70,16 @@ def declare_types(graphs: Iterable[GraphProto]) -> None:
 
 
 def undeclare_types(graphs: Iterable[GraphProto]) -> None:
-    """Undo ``declare_types`` where inference has not completed the types."""
+    """Remove the types of ``declare_types`` that inference has not completed."""
     for graph in graphs:
         for value in (*graph.input, *graph.output):
             if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
                 value.ClearField("type")
-        del graph.value_info[:]  # nobody reads them
+        del graph.value_info[:]  # they have no readers
 
 
 def with_declared_types(node: NodeProto) -> NodeProto:
-    """The operator with types for all values in its bodies: itself, if it has none."""
+    """Return the operator with declared types for all values in its bodies, or ``node`` itself if it has no bodies."""
     if not any(True for _ in model_checks.graphs_inside(node)):
         return node
     result = NodeProto.FromString(node.SerializeToString())
@@ -88,9 +88,8 @@ def with_declared_types(node: NodeProto) -> NodeProto:
 
 
 def hide_indices(model: ModelProto) -> dict[str, str]:
-    """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds, and the indices of
-    every GatherND that are no constant; a copy is meant. Returns what ``restore_indices`` needs: the new names, each with the one
-    that it stands for."""
+    """Make Slice starts (since opset 10) and variable GatherND indices model inputs, hidden from inference. ``model`` is modified
+    in place. Returns each new name with the name that it replaces, for ``restore_indices``."""
     graphs = list(model_checks.all_graphs(model))
     constant = {t.name for g in graphs for t in g.initializer}
     constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx") for o in n.output}
@@ -109,7 +108,7 @@ def hide_indices(model: ModelProto) -> dict[str, str]:
 
 
 def restore_indices(model: ModelProto, names: dict[str, str]) -> None:
-    """Undo ``hide_indices`` in what a tool made of the model."""
+    """Undo ``hide_indices`` in the converted model."""
     if not names:
         return
     kept = [v for v in model.graph.input if v.name not in names]
@@ -120,15 +119,15 @@ def restore_indices(model: ModelProto, names: dict[str, str]) -> None:
 
 
 def _find_hideable_nodes(graphs: Iterable[GraphProto]) -> Iterator[NodeProto]:
-    """The operators with an input to veil: a Slice since opset 10 has three inputs or more, a GatherND two."""
+    """Yield the operators with a replaceable input: Slice since opset 10 (at least three inputs) and GatherND (two)."""
     for node in (n for g in graphs for n in g.node if n.op_type in _VEILED and n.domain in ("", "ai.onnx")):
         if len(node.input) > (2 if node.op_type == "Slice" else 1):
             yield node
 
 
 def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> None:
-    """BadInput for an extent below 0 inside the bodies of ``node``, found one operator after the other before ONNX infers them
-    as a whole. ``types`` has those of the values that the node reads, those that its bodies capture included."""
+    """Raise BadInput for a negative extent in the bodies of ``node``, operator by operator before ONNX infers whole bodies.
+    ``types`` holds the types of all values that the node reads, captured values included."""
     for attribute in node.attribute:
         for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
             inner = {**types, **_body_input_types(node, body, types)}
@@ -140,8 +139,8 @@ def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mappin
 
 
 def steady_types(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> dict[str, TypeProto]:
-    """Types of what a Loop's state is in the end, where its body gives every part of it back in the shape that it began with;
-    ONNX's inference takes none for granted. ``types`` as in ``check_bodies``."""
+    """Return the final types of a Loop's state if the body preserves the shape of every state, else {}. ONNX's inference does not
+    infer these types. ``types`` is as in ``check_bodies``."""
     body = next((a.g for a in node.attribute if a.name == "body"), GraphProto())
     state = [types.get(n, TypeProto()) for n in node.input[2:]]
     if len(body.input) != len(state) + 2 or len(body.output) <= len(state) or not all(nd.tensor_type(t) for t in state):
@@ -159,7 +158,7 @@ def steady_types(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mappin
 
 
 def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, TensorProto], opsets: Mapping[str, int]) -> None:
-    """Add the types of its results to ``types``, and what a Constant holds to ``known``."""
+    """Infer the result types of ``step`` into ``types``, and store the value of a Constant in ``known``."""
     reads = model_checks.node_reads(step)
     if not all(n in types for n in reads):
         return
@@ -169,7 +168,7 @@ def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, T
         schema = schemas.get_schema(step.op_type, opsets[domain], domain)
         given, values = {n: types[n] for n in reads}, {n: known[n] for n in reads if n in known}
         found = shape_inference.infer_node_outputs(schema, step, given, values, opset_imports=imports)
-    except Exception:  # ONNX stops here, too, and says what is wrong
+    except Exception:  # ONNX fails here as well, and reports the error
         return
     for kind in found.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(step))
@@ -185,7 +184,7 @@ def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, T
 
 
 def _body_input_types(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
-    """The types that ONNX's inference gives the inputs of a body: a Loop's state may change its shape, a Scan's may not."""
+    """Return the types that ONNX's inference assigns to body inputs. A Loop's state may change its shape, a Scan's may not."""
     result = {v.name: v.type for v in body.input if v.type.WhichOneof("value")}
     scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
     axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])

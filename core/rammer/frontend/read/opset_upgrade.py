@@ -1,4 +1,4 @@
-"""Old opsets -> the one that lowerings are written for, by ONNX's version converter and what it leaves out."""
+"""Upgrade of old opsets to the opset of the lowerings, by ONNX's version converter and corrections to it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rammer.frontend.read.node_protos import first_line, node_title
 from rammer.frontend.read.onnx_inference_guards import declare_types, hide_indices, restore_indices, undeclare_types
 from rammer.frontend.read.strip_weights import attach_tensors, detach_tensors
 
-#: The opset that lowerings are written for; older models are upgraded to it.
+#: The opset of the lowerings; older models are upgraded to it.
 TARGET_OPSET: Final = 21
-#: The largest number of float32.
+#: The largest finite float32 number.
 _FLOAT_MAX: Final = 3.4028234663852886e38
-#: The opset since which Reshape can be told that 0 is an extent.
+#: The opset since which Reshape has the attribute ``allowzero``.
 _ALLOWZERO: Final = 14
-#: The first version of the format in which an initializer need not be an input (ONNX's IR.md).
+#: The first IR version in which an initializer need not be an input (ONNX's IR.md).
 _FREE_INITIALIZERS: Final = 4
-#: Tried in this order for a model whose upgrade to the first one fails.
+#: Fallback opsets, tried in this order if the upgrade to the target fails.
 FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 
 
 def upgrade_opset(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
-    """The model at the highest opset that ONNX's version converter reaches, and why it is not the target."""
+    """Return the model at the highest opset that the converter reaches, and the reason if that is not the target."""
     opset = model_checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
     if opset >= TARGET_OPSET:
         return model, ()
-    # The converter copies its model several times over; weights would take seconds and gigabytes.
+    # The converter makes several copies of its model; copying weights would need seconds and gigabytes.
     outline, weights = detach_tensors(model)
     if _means_the_same(outline, opset):
         _declare_opset(outline, TARGET_OPSET)
         attach_tensors(outline, weights)
         return outline, ()
-    # It infers the types of all values first, but no upgrade asks for more than ranks behind a Slice of opset 10.
+    # The converter first infers the types of all values. Upgrades need only ranks after a Slice of opset 10.
     hidden = hide_indices(outline)
     batched = scan_opset8.hide_scans(outline, opset)
     reason = ""
@@ -48,8 +48,8 @@ def upgrade_opset(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             converted = _restore_metadata(_convert_model(_prepare_model(outline, opset), target), outline, target)
         except BadInput:
             raise
-        except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
-            # Its assertions begin with a source file and a condition, which say nothing to a reader.
+        except Exception as error:  # the converter raises any C++ exception; all mean "not to this opset"
+            # Its assertions begin with a source file and a condition, which do not help the user.
             reason = reason or first_line(error).rpartition("failed: ")[2]
             continue
         restore_indices(converted, hidden)
@@ -61,7 +61,7 @@ def upgrade_opset(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _means_the_same(model: ModelProto, opset: int) -> bool:
-    """Whether no operator of ``model`` has changed since ``opset``: the converter, which takes 10 ms to begin, does nothing."""
+    """Return True if all operators of ``model`` are unchanged since ``opset``, so the converter (10 ms to start) is skipped."""
     operators = {(n.op_type, n.domain) for graph in model_checks.all_graphs(model) for n in graph.node}
     return all(_is_unchanged(op, opset) for op, domain in operators if domain in ("", "ai.onnx"))
 
@@ -79,10 +79,10 @@ def _declare_opset(model: ModelProto, opset: int) -> None:
 
 
 def _convert_model(model: ModelProto, opset: int) -> ModelProto:
-    """What ONNX's converter makes of ``model``, whose values get types. Raises whatever C++ threw."""
+    """Run ONNX's converter on ``model`` with declared types. Raises any exception of the C++ code."""
     typed = ModelProto()
     typed.CopyFrom(model)
-    # Before that initializers had to be inputs. Exporters left them out nevertheless, which the converter refuses.
+    # Older versions require initializers as inputs. Exporters omitted them, and the converter then fails.
     typed.ir_version = max(typed.ir_version, _FREE_INITIALIZERS)
     declare_types(model_checks.all_graphs(typed))
     result = version_converter.convert_version(typed, opset)
@@ -95,12 +95,12 @@ def _upgrade_failure(opset: int, reached: int, reason: str) -> str:
 
 
 def _restore_metadata(converted: ModelProto, original: ModelProto, opset: int) -> ModelProto:
-    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``; and with extents of 0
-    in the shapes that it restores behind a Softmax."""
+    """Restore ports and metadata that the converter drops from ``original``. Shapes that the converter restores after a Softmax
+    get ``allowzero``, so that they may contain extents of 0."""
     if opset >= _ALLOWZERO:
         said = {o: node.op_type for graph in model_checks.all_graphs(original) for node in graph.node for o in node.output}
         for node in (n for graph in model_checks.all_graphs(converted) for n in graph.node if n.op_type == "Reshape"):
-            # Of all Reshapes only those of the model itself take an extent of 0 for "as it was".
+            # Only a Reshape of the original model interprets an extent of 0 as "copy the extent".
             if said.get(node.output[0], "Reshape") != "Reshape":
                 node.attribute.append(helper.make_attribute("allowzero", 1))
     _check_flattened(converted, original)
@@ -115,8 +115,8 @@ def _restore_metadata(converted: ModelProto, original: ModelProto, opset: int) -
 
 
 def _check_flattened(converted: ModelProto, original: ModelProto) -> None:
-    """BadInput for a Softmax with an axis that its operand does not have: the converter adds the rank to one below 0, once, and
-    flattens there, whatever came out."""
+    """Raise BadInput if the axis of a Softmax is out of range. The converter adds the rank once to a negative axis and flattens
+    there, without a check."""
     known = {o for graph in model_checks.all_graphs(original) for node in graph.node for o in node.output}
     below = [
         n for g in model_checks.all_graphs(original) for n in g.node if any(a.name == "axis" and a.i < 0 for a in n.attribute)
@@ -136,15 +136,13 @@ def _check_flattened(converted: ModelProto, original: ModelProto) -> None:
 
 
 def _prepare_model(model: ModelProto, opset: int) -> ModelProto:
-    """A copy in which operators whose meaning the converter would change say what they mean; else ``model`` itself.
+    """Return a copy with explicit attributes for operators that the converter would change, or ``model`` itself.
 
-    Resize up to opset 10, and Upsample, take the source of pixel i at i / scale; since opset 11 the
-    default is half_pixel, and the converter sets nothing. Hardmax up to opset 12 works on the
-    flattened tail, as Softmax does, which is the only one of the two that the converter rewrites.
-    Pad up to opset 10 may have a value that its mode does not use, which the converter leaves behind.
-    Clip up to opset 10 limits values to what float32 holds where an attribute is missing.
-    GroupNormalization up to opset 20 has a scale per group, then one per channel. PRelu up to opset 6 has a slope per channel,
-    then one that is broadcast.
+    Resize up to opset 10, and Upsample, map pixel i to the source i / scale. Since opset 11 the default is half_pixel, and the
+    converter sets no attribute. Hardmax up to opset 12 flattens the trailing axes, as Softmax does; the converter rewrites only
+    Softmax. Pad up to opset 10 may have a value that its mode does not use, which the converter leaves. Clip up to opset 10
+    clamps to the float32 range if an attribute is missing. GroupNormalization has one scale per group up to opset 20, later one
+    per channel. PRelu has one slope per channel up to opset 6, later a broadcast slope.
     """
     names = {node.op_type for graph in model_checks.all_graphs(model) for node in graph.node if not node.domain}
     stale = {op for op, last in _CHANGED_AFTER.items() if opset <= last}
@@ -152,7 +150,7 @@ def _prepare_model(model: ModelProto, opset: int) -> ModelProto:
         return model
     result = ModelProto()
     larger = {o for graph in model_checks.all_graphs(model) for n in graph.node if n.op_type == "Upsample" for o in n.output}
-    # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
+    # The converter drops the attributes of Upsample, but not for opset 10, where it becomes a Resize.
     result.CopyFrom(_convert_model(model, 10) if "Upsample" in names and opset < 10 else model)
     for graph in model_checks.all_graphs(result):
         constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and not n.domain for a in n.attribute]
@@ -166,12 +164,12 @@ def _prepare_model(model: ModelProto, opset: int) -> ModelProto:
     return result
 
 
-#: Operator -> the last opset at which it means something else than at the target.
+#: Operator -> the last opset at which its meaning differs from the target.
 _CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10, "PRelu": 6}
 
 
 def _replace_changed_node(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> list[NodeProto]:
-    """What replaces a node that is in _CHANGED_AFTER; ``larger`` are results of what was an Upsample."""
+    """Return the replacement of a node in _CHANGED_AFTER; ``larger`` names the results of former Upsamples."""
     if node.op_type == "Resize":
         return [_asymmetric_resize(node, known, larger)]
     if node.op_type == "PRelu":
@@ -205,7 +203,7 @@ def _replace_changed_node(node: NodeProto, known: Mapping[str, TensorProto], lar
 
 
 def _by_channel(node: NodeProto) -> list[NodeProto]:
-    """PRelu whose slope has an extent of 1 for each axis behind the channels."""
+    """Return PRelu with its slope reshaped to an extent of 1 for each axis after the channels."""
     source, slope, result = node.input[0], node.input[1], node.output[0]
     parts = ("shape", "behind", "ones", "each", "wide", "slope")
     shape, behind, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
@@ -224,7 +222,7 @@ def _by_channel(node: NodeProto) -> list[NodeProto]:
 
 
 def _bounded_clip(node: NodeProto) -> NodeProto:
-    """Clip of opset 10 with the bounds that its attributes have by default: infinities become finite."""
+    """Return Clip of opset 10 with explicit default bounds, which limit infinities to finite values."""
     result = NodeProto()
     result.CopyFrom(node)
     given = {a.name for a in node.attribute}
@@ -235,7 +233,7 @@ def _bounded_clip(node: NodeProto) -> NodeProto:
 
 
 def _plain_pad(node: NodeProto) -> NodeProto:
-    """Pad of opset 10 without the value where its mode reads none."""
+    """Return Pad of opset 10 without a value if its mode does not read it."""
     result = NodeProto()
     result.CopyFrom(node)
     if any(a.name == "mode" and a.s not in (b"", b"constant") for a in node.attribute):
@@ -246,11 +244,8 @@ def _plain_pad(node: NodeProto) -> NodeProto:
 
 
 def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> NodeProto:
-    """Resize of opset 10 with the attributes that opset 11 needs; the converter carries them along unseen.
-
-    Nearest rounds down where it enlarges and up where it shrinks (the examples of Resize-10, ONNX
-    Runtime too), but opset 11 has one rounding for all axes.
-    """
+    """Return Resize of opset 10 with the attributes of opset 11, which the converter passes through. Nearest rounds down to
+    enlarge and up to shrink (the examples of Resize-10, ONNX Runtime too). Opset 11 has one rounding mode for all axes."""
     result = NodeProto()
     result.CopyFrom(node)
     scales = known.get(node.input[1])

@@ -1,4 +1,4 @@
-"""Plugins' operators on their way from the file to the Graph: what is checked, and how they are typed."""
+"""Plugin operators between the file and the Graph: checks and type inference."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from rammer.frontend.read import node_protos as nd
 from rammer.ir.operator_use import Use
 from rammer.ir.types import TensorType
 
-#: No plugin's operators.
+#: The empty set of plugin operators.
 NONE: CustomOperators = {}
 
 
 def domain_of(proto: NodeProto) -> str:
-    """The operator's domain; "" for ONNX's own, however it is spelled."""
+    """Return the operator's domain; "" for both spellings of ONNX's domain."""
     return "" if proto.domain == "ai.onnx" else str(proto.domain)
 
 
 def find_custom_operator(proto: NodeProto, custom: CustomOperators) -> CustomOperator | None:
-    """What a plugin says of the operator."""
+    """Return a plugin's declaration of the operator, or None."""
     return custom.get((domain_of(proto), proto.op_type)) if custom else None
 
 
 def check_use(proto: NodeProto, operator: CustomOperator, version: int, inside: bool = False) -> dict[str, Any]:
-    """The attributes of one use. BadInput where it is none; ``inside`` a function's body attributes may refer to the function's,
-    and are not looked at. ``version`` is that of the domain, 0 where the model does not import it."""
+    """Check one use of a plugin operator and return its attributes. Raises BadInput for an invalid use.
+
+    With ``inside``, the node is in a function body; attributes that refer to the function's are not checked. ``version`` is the
+    imported version of the domain, 0 if the model does not import it."""
     where = nd.node_title(proto)
     if version < operator.since:
         has = f"version {version} of domain {operator.domain}" if version else f"no version of domain {operator.domain}"
@@ -58,7 +60,9 @@ def types_of(
     types: Sequence[TensorType | None],
     values: Sequence[np.ndarray | None],
 ) -> tuple[dict[str, Any], tuple[TensorType, ...]]:
-    """Attributes, with defaults, and types of the outputs. BadInput for what ``check_use`` or the plugin refuses."""
+    """Return the attributes, with defaults, and the output types.
+
+    Raises BadInput if ``check_use`` or the plugin rejects the use."""
     attributes = check_use(proto, operator, version)
     try:
         found = operator.types(Use(operator.title, version, attributes, types, [bool(o) for o in proto.output], values))
@@ -70,8 +74,8 @@ def types_of(
 
 
 def check_body(proto: NodeProto, inner: Iterable[NodeProto], custom: CustomOperators) -> None:
-    """BadInput for a plugin's operator among ``inner``, the operators in the bodies of ``proto``: those run on the host, by
-    ONNX's reference, which does not know it."""
+    """Raise BadInput for a plugin operator among ``inner``, the operators in the bodies of ``proto``. Bodies run on the host by
+    ONNX's reference, which does not support plugin operators."""
     for node in inner:
         if (operator := find_custom_operator(node, custom)) is not None:
             raise BadInput(
@@ -82,7 +86,7 @@ def check_body(proto: NodeProto, inner: Iterable[NodeProto], custom: CustomOpera
 
 
 def unknown_domain(proto: NodeProto, custom: CustomOperators) -> str:
-    """What to do about an operator of a domain that is not ONNX's."""
+    """Return a hint for an operator of a domain other than ONNX's."""
     domain = domain_of(proto)
     known = {op: operator for (d, op), operator in custom.items() if d == domain}
     if known:
@@ -100,6 +104,6 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def used_custom_operators(protos: Iterable[NodeProto], custom: CustomOperators) -> Mapping[tuple[str, str], CustomOperator]:
-    """The plugins' operators that a model uses."""
+    """Return the plugin operators that a model uses."""
     keys = {(domain_of(p), p.op_type) for p in protos} if custom else set()
     return {key: custom[key] for key in sorted(keys & custom.keys())}

@@ -1,4 +1,4 @@
-"""Tensors and operators of a model file, checked one by one before anything reads their values or infers from them."""
+"""Checks of a model file's tensors and operators, before any code reads their values or infers types from them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rammer.frontend.read import limits, schemas
 from rammer.frontend.read.attribute_rules import attribute_problems
 from rammer.frontend.read.node_protos import node_title
 
-#: Nothing is apart.
+#: No values outside the protobuf.
 NONE: Final[Mapping[str, int]] = MappingProxyType({})
 _EXPORT = "export the model again, and check it with onnx.checker"
-#: What a tensor can be stored in, other than its bytes or another file.
+#: Fields that can store a tensor's values, besides raw bytes and external files.
 _FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-#: Bits of an element of less than a byte, where this ONNX knows the type. Bytes hold as many as they can, also in part, and an
-#: entry of ``int32_data`` as many as a byte holds whole.
+#: Bits of sub-byte element types that the installed ONNX supports. Raw bytes are packed densely, across byte boundaries. Each
+#: entry of ``int32_data`` holds as many elements as fit whole in a byte.
 BITS = {
     TensorProto.DataType.Value(name): bits
     for name, bits in {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}.items()
     if name in dict(TensorProto.DataType.items())
 }
-#: Operators that would run a pattern of the model's: one that never ends is a few characters long.
+#: Operators that would run a pattern from the model: a short pattern may never terminate.
 _PATTERNS = frozenset({"RegexFullMatch"})
 
 
 def check_strings(message: Any, where: str) -> None:
-    """BadInput unless every string is UTF-8: protobuf hands out others as bytes, which nobody expects."""
+    """Raise BadInput unless every string is UTF-8: protobuf returns other strings as bytes, which no code expects."""
     strings, lists, messages = _message_fields(message.DESCRIPTOR)
     for name in strings:
         _check_text(getattr(message, name), name, where)
@@ -52,7 +52,7 @@ def _check_text(text: str | bytes, field: str, where: str) -> None:
 
 @cache
 def _message_fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bool]]]:
-    """Of a kind of message: its strings, its lists of strings, and its messages with whether they are lists."""
+    """Return the string fields, repeated string fields and message fields (name, repeated) of a message type."""
     texts = [f for f in kind.fields if f.cpp_type == f.CPPTYPE_STRING and f.type == f.TYPE_STRING]
     return (
         [f.name for f in texts if not _is_repeated(f)],
@@ -62,13 +62,13 @@ def _message_fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bo
 
 
 def _is_repeated(field: Any) -> bool:
-    # Protobuf 6.31 brought the property, and later versions drop the label.
+    # Protobuf 6.31 added the property, and later versions drop the label.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
 def check_tensors(model: ModelProto, graphs: list[GraphProto], apart: Mapping[str, int] = NONE) -> None:
-    """BadInput for the first tensor whose element type, shape and data do not belong together. ``apart`` are the bytes of
-    initialisers of the model's own graph that are not in the protobuf."""
+    """Raise BadInput for the first tensor with inconsistent element type, shape and data. ``apart`` maps initialisers of the main
+    graph to their bytes outside the protobuf."""
     for graph in graphs:
         for tensor in graph.initializer:
             check_tensor(tensor, f"initializer {tensor.name!r}", apart.get(tensor.name, 0) if graph is graphs[0] else 0)
@@ -87,7 +87,7 @@ def check_tensors(model: ModelProto, graphs: list[GraphProto], apart: Mapping[st
 
 
 def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
-    """BadInput unless the tensor's data are as many as its shape says, and of its type. ``apart`` bytes of them are elsewhere."""
+    """Raise BadInput unless the data match the tensor's shape and type. ``apart`` counts the bytes outside the protobuf."""
     kind = tensor.data_type
     if kind not in TensorProto.DataType.values() or kind == TensorProto.UNDEFINED:
         raise BadInput(f"a tensor has the element type {kind}, which ONNX does not define", where, _EXPORT)
@@ -116,7 +116,7 @@ def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
 
 
 def check_stored_bytes(tensor: TensorProto, have: int, where: str) -> None:
-    """BadInput unless ``have`` bytes hold the tensor, in the file itself or beside it."""
+    """Raise BadInput unless the tensor needs exactly ``have`` bytes, in the model file or in an external file."""
     kind = tensor.data_type
     if kind == TensorProto.STRING:
         raise BadInput("a tensor of strings is stored as bytes", where, _EXPORT)
@@ -140,13 +140,13 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
 
 
 def check_names(graphs: list[GraphProto]) -> None:
-    """BadInput unless every input, initializer and output has a name and is declared once, with one element type."""
+    """Raise BadInput unless all inputs, initializers and outputs are named and declared once, with one element type."""
     for graph in graphs:
         _check_names(graph)
 
 
 def _check_names(graph: GraphProto) -> None:
-    """Every input and initializer has a name, and is declared once; an initializer may be listed as an input, too."""
+    """Check that every input and initializer is named and declared once; an initializer may also be listed as an input."""
     types = {v.name: v.type.tensor_type.elem_type for v in graph.input if v.type.HasField("tensor_type")}
     sparse = [s.values for s in graph.sparse_initializer]
     for kind, names in (
@@ -160,7 +160,7 @@ def _check_names(graph: GraphProto) -> None:
             if times > 1:
                 raise BadInput(f"{kind} {name!r} is declared {times} times", f"graph {graph.name}", _EXPORT)
     for value in (*graph.input, *graph.value_info):
-        # Inner graphs may leave the types of their inputs to be inferred, but not say that they have a type and then none.
+        # Inner graphs may omit the types of their inputs, but may not declare an empty type.
         kind = value.type.WhichOneof("value")
         if value.HasField("type") and kind is None:
             raise BadInput(f"value {value.name!r} has an empty type", f"graph {graph.name}", _EXPORT)
@@ -180,8 +180,8 @@ def _find_schema(op: str, version: int, domain: str) -> defs.OpSchema:
 
 
 def check_node(node: NodeProto, domain: str, version: int, inside: bool = False) -> None:
-    """BadInput unless the operator has as many inputs, outputs and attributes, and of such kinds and values, as ONNX defines.
-    ``inside`` a function's body attributes may refer to the function's."""
+    """Raise BadInput unless number, kinds and values of inputs, outputs and attributes match ONNX's definition. With ``inside``,
+    the node is in a function body, and its attributes may refer to the function's."""
     schema = _find_schema(node.op_type, version, domain)
     if node.op_type in _PATTERNS and not domain:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""From a file to a Model: read, checked, functions inlined, opset upgraded; shapes still as the file has them."""
+"""Reading of a model file: parsed, checked, functions inlined, opset upgraded; shapes as declared in the file."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
 
 @dataclass(frozen=True)
 class Model:
-    """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
+    """A checked ONNX model. ``notes`` lists problems that reading could not solve (a failed upgrade).
 
-    ``external`` are the files beside it that weights came from: the model file alone does not identify it. ``custom`` are the
-    plugins' operators that it uses, ``known`` constants by name that are not in the protobuf (of the rest of a model,
-    ``rammer.frontend.bind.deferred``). ``weights`` are initialisers whose values stay in ``files``, mapped, or in the given
-    bytes.
+    ``external`` lists the external weight files: the model file alone does not identify the model. ``custom`` holds the plugin
+    operators in use. ``known`` maps names to constants outside the protobuf (of a deferred part,
+    ``rammer.frontend.bind.deferred``). ``weights`` maps initialisers to values mapped from ``files`` or from the caller's bytes.
     """
 
     proto: ModelProto = field(repr=False, compare=False)
@@ -56,11 +55,11 @@ class Model:
 
     @property
     def whole(self) -> ModelProto:
-        """The protobuf with all values in it, for tools that know nothing else: it takes their memory."""
+        """The protobuf with all values embedded, for external tools; it needs memory for all values."""
         return embed_weights(self.proto, self.weights)
 
     def check_files(self) -> None:
-        """BadInput where a file that ``weights`` are in was written to since it was read."""
+        """Raise BadInput if a file that holds ``weights`` was modified since it was read."""
         check_files(self.files)
 
 
@@ -70,11 +69,10 @@ def read_model(
     files: Mapping[Path, Mapped] = MappingProxyType({}),
     noted: Callable[[Mapped], object] = lambda file: None,
 ) -> Model:
-    """Read a model from a path, its bytes or a protobuf. Raises BadInput for whatever is wrong with it.
+    """Read a model from a path, its bytes or a protobuf. Raises BadInput for an invalid model.
 
-    A ModelProto is not changed, but the Model may share it. ``plugins`` are the operators that plugins declare; a function of
-    the model comes before one of its name. ``files`` are open already, ``noted`` gets others before anything of them is read.
-    """
+    A ModelProto is not changed, but the Model may share it. ``plugins`` holds the operators that plugins declare; functions of
+    the model have priority over them. ``files`` holds open files; ``noted`` is called with each other file before it is read."""
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
     apart = Apart(files=dict(files), noted=noted)
@@ -95,7 +93,7 @@ def read_model(
     if proto.functions:
         try:
             proto = inliner.inline_local_functions(with_defaults(proto))
-        except Exception as error:  # a call with more operands than the function has: an assertion of ONNX's C++
+        except Exception as error:  # an assertion of ONNX's C++: the call has more operands than the function
             what = f"the model's functions cannot be inlined: {first_line(error).rpartition('failed: ')[2]}"
             raise BadInput(what, where, "export the model without functions") from error
         limits.check_nesting(proto.graph.node, where)
@@ -103,7 +101,7 @@ def read_model(
     for function in proto.functions:
         raise BadInput(_inlining_failure(function, proto), where, "export the model without functions")
     proto = dense_model(_sort_nodes(proto))
-    _input_ports(proto)  # ONNX's converter does not survive an input without a type
+    _input_ports(proto)  # ONNX's converter crashes on an input without a type
     proto = counted(proto)
     mine = used_custom_operators((n for g in model_checks.all_graphs(proto) for n in g.node), plugins)
     check_kinds(proto, mine)
@@ -113,7 +111,7 @@ def read_model(
 
 
 def _inlining_failure(function: FunctionProto, model: ModelProto) -> str:
-    """Why ONNX's inliner has left a function."""
+    """Return the reason why ONNX's inliner left a function."""
     known = model_checks.opset_versions(model.opset_import)
     for domain, version in model_checks.opset_versions(function.opset_import).items():
         if known.get(domain, version) != version:
@@ -134,13 +132,13 @@ def _parse_source(source: str | Path | bytes, where: str, apart: Apart) -> Model
         return apart.parsed(path, where)
     except FileNotFoundError as error:
         raise BadInput("model file not found", str(path), "check the path") from error
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a zero byte
         what = f"the model file cannot be read: {getattr(error, 'strerror', None) or error}"
         raise BadInput(what, str(path), "check its permissions") from error
 
 
 def _sort_nodes(model: ModelProto) -> ModelProto:
-    """The model with its nodes in topological order: itself, if they are."""
+    """Return the model with its nodes in topological order, or the model itself if they already are."""
     order = model_checks.checked_order(model.graph)
     if all(a is b for a, b in zip(order, model.graph.node, strict=True)):
         return model
@@ -157,7 +155,7 @@ def _build_model(
     graph = proto.graph
     inputs = _input_ports(proto)
     for value in graph.output:
-        # Exporters may leave an output's type to be inferred.
+        # Exporters may omit the type of an output.
         if value.type.WhichOneof("value") is not None:
             model_checks.check_port_type("output", value.name, value.type)
     name = graph.name or (path.stem if path is not None else "model")
@@ -167,7 +165,7 @@ def _build_model(
 
 
 def _input_ports(proto: ModelProto) -> tuple[InputPort, ...]:
-    """The inputs. Up to IR version 3 every initialiser is listed as one too; it is a constant all the same."""
+    """Return the inputs without initialisers, which are constants. Up to IR version 3 initialisers are also listed as inputs."""
     graph = proto.graph
     constants = {t.name for t in graph.initializer}
     return tuple(_to_input_port(v) for v in graph.input if v.name not in constants)
@@ -186,7 +184,7 @@ def _to_input_port(value: ValueInfoProto) -> InputPort:
 
 def _parse_extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.WhichOneof("value") == "dim_value":
-        # Old exporters write -1 for "any extent". An extent of 0 is one, as for ONNX Runtime.
+        # Old exporters write -1 for "any extent". An extent of 0 is valid, as in ONNX Runtime.
         return dim.dim_value if dim.dim_value >= 0 else None
-    # "?" and the like mean "any extent" too, a different one at each place.
+    # "?" and similar names mean "any extent", independent at each use.
     return dim.dim_param if any(c.isalnum() for c in dim.dim_param) else None

@@ -1,7 +1,7 @@
-"""Scan of opset 8, whose operands have a batch before the axis that it goes along, by that of opset 9: one over the batch, whose
-steps are one over the sequence each. ONNX's converter keeps the batch out of the types and in the values, so it does not get to
-see one.
-"""
+"""Conversion of Scan of opset 8 to nested Scans of opset 9.
+
+Operands of opset 8 have a batch axis before the scanned axis. The outer Scan iterates over the batch, the inner one over a
+sequence. ONNX's converter drops the batch from the types but not from the values, so these Scans are hidden from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rammer.errors import BadInput
 from rammer.frontend.read import model_checks
 from rammer.frontend.read.node_protos import node_title
 
-#: The last opset with a batch, and where such Scans are meanwhile.
+#: The last opset with a batch axis, and the domain of hidden Scans.
 BATCHED: Final = 8
 _HIDDEN: Final = "rammer.batched"
 
 
 def hide_scans(model: ModelProto, opset: int) -> bool:
-    """Put the Scans of a model of opset 8 into a domain that the converter leaves alone; whether there is one. BadInput for
-    lengths of their own for the sequences of a batch."""
+    """Move the Scans of a model of opset 8 into a domain that the converter ignores. Return True if the model has a Scan. Raises
+    BadInput for per-sequence lengths (sequence_lens)."""
     found = (
         [n for g in model_checks.all_graphs(model) for n in g.node if n.op_type == "Scan" and not n.domain]
         if opset <= BATCHED
@@ -38,8 +38,8 @@ def hide_scans(model: ModelProto, opset: int) -> bool:
 
 
 def reveal_scans(model: ModelProto) -> None:
-    """Put what they mean in the place of hidden Scans."""
-    # Scans inside the bodies of others last: what is made of an outer one copies its body.
+    """Replace hidden Scans by their nested form."""
+    # Inner Scans first: the replacement of an outer Scan copies its body.
     for graph in [*model_checks.all_graphs(model)][::-1]:
         for node in graph.node:
             if node.domain == _HIDDEN:
@@ -50,7 +50,7 @@ def reveal_scans(model: ModelProto) -> None:
 
 
 def _nest_scan(node: NodeProto) -> NodeProto:
-    """The Scan over the batch."""
+    """Return a Scan over the batch whose body is the Scan over the sequence."""
     attributes = {a.name: a for a in node.attribute}
     body, prefix = attributes["body"].g, next(filter(None, node.output), node.name)
     ways = list(attributes["directions"].ints) if "directions" in attributes else []
@@ -67,7 +67,7 @@ def _nest_scan(node: NodeProto) -> NodeProto:
 
 
 def _make_value_infos(names: list[str], like: list[ValueInfoProto]) -> list[ValueInfoProto]:
-    """Values of the element types of others, of any shape."""
+    """Return values of any shape, with the element types of ``like``."""
     result = [ValueInfoProto(name=n) for n in names]
     for port, known in zip(result, like, strict=True):
         port.type.tensor_type.elem_type = known.type.tensor_type.elem_type

@@ -1,8 +1,5 @@
-"""How operators may be used, by name, version and domain: ONNX's schemas, and those of the functions of
-``frontend.lower.contrib``.
-
-ONNX has one table for a whole process, by which its checker judges the models of others too; so ours are kept beside it.
-"""
+"""Operator schemas by name, version and domain: ONNX's, and those of the functions of ``frontend.lower.contrib``. ONNX has one
+table per process, which its checker applies to the models of others too. Our schemas are therefore stored separately."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Any, Final
 from onnx import AttributeProto, defs, helper
 from onnx.defs import OpSchema
 
-#: The domain of the operators that ONNX Runtime's optimiser, quantiser and model builder write.
+#: The domain of the operators of ONNX Runtime's optimiser, quantiser and model builder.
 MICROSOFT: Final = "com.microsoft"
 
 _FLOATS = ("float16", "float", "double", "bfloat16")
 _ALL = (*_FLOATS, *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "bool")
-#: First letter of a type in a signature -> what it may be. Operands with the same letter and number have one type.
+#: First letter of a type in a signature -> allowed types. Operands with the same letter and number share one type.
 _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "T": _FLOATS,
     "F": ("float",),
@@ -37,7 +34,7 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "N": ("uint32", "int32"),
     "H": ("uint16", "int16"),
 }
-#: Attributes that must be given, and those that may be left out without a default.
+#: Kinds of required attributes, and of optional attributes without a default.
 _REQUIRED: Final[Mapping[Any, int]] = {
     int: AttributeProto.INT, float: AttributeProto.FLOAT, str: AttributeProto.STRING, tuple[int, ...]: AttributeProto.INTS,
 }  # fmt: skip
@@ -49,29 +46,31 @@ _OWN: Final = dict[tuple[str, str], OpSchema]()
 
 
 def has_schema(op: str, version: int, domain: str) -> bool:
-    """Whether the domain has the operator at this version."""
+    """Return True if the domain has the operator at this version."""
     return (domain, op) in _OWN or (version < 1 << 31 and bool(defs.has(op, version, domain)))
 
 
 def get_schema(op: str, version: int, domain: str) -> OpSchema:
-    """Its schema: the newest one up to ``version``. Raises ONNX's error where there is none."""
+    """Return the newest schema up to ``version``. Raises ONNX's error if the operator is undefined."""
     return _OWN.get((domain, op)) or defs.get_schema(op, version, domain)
 
 
 def is_own(op: str, domain: str) -> bool:
-    """Whether the operator is defined here, and not by ONNX."""
+    """Return True if this module, not ONNX, defines the operator."""
     return (domain, op) in _OWN
 
 
 def own_operators() -> Iterator[tuple[str, str]]:
-    """Domains and names of the operators that are defined here."""
+    """Yield domain and name of each operator that this module defines."""
     yield from _OWN
 
 
 def add_schema(domain: str, op: str, signature: str, attributes: Mapping[str, Any]) -> None:
-    """Define an operator. ``signature`` is as ``"A: T, B?: T, more*: X -> Y: T, Z?: T"``: ``?`` for what may be left out, ``*``
-    for any number. ``attributes`` have their default, or their type (int, float, str) where they must be given, or a list's type
-    (``list[int]``) or ``int | None`` where they may be left out."""
+    """Define an operator.
+
+    ``signature`` has the form ``"A: T, B?: T, more*: X -> Y: T, Z?: T"``: ``?`` marks an optional operand, ``*`` a variadic one.
+    ``attributes`` maps each name to its default or its type. Required attributes have int, float or str; optional ones have a
+    list type (``list[int]``) or ``int | None``."""
     inputs, outputs = ([_parse_formal(part) for part in side.split(",") if part.strip()] for side in signature.split("->"))
     letters = sorted({p.type_str for p in (*inputs, *outputs)})
     constraints = [(v, [f"tensor({k})" for k in _SETS[v[0]]], "") for v in letters]

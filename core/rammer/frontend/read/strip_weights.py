@@ -1,4 +1,4 @@
-"""A model without its weights, for tools that copy whole models but look only at small tensors."""
+"""Removal of weights from a model, for tools that copy whole models but read only small tensors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from rammer.frontend.read import model_checks
 
-#: Elements up to which a tensor stays in an outline: axes, shapes, scales and the like are far smaller.
+#: Maximum elements of a tensor that an outline includes: axes, shapes and scales are far smaller.
 LARGEST: Final = 1024
-#: Names of detached tensors that belong to attributes; initialisers keep their own.
+#: Name prefix of detached attribute tensors; initialisers keep their names.
 _ATTRIBUTE: Final = "rammer.detached."
 
 
 def detach_tensors(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
-    """(outline, detached): ``model`` with every tensor of more than ``LARGEST`` elements reduced to name, type and
-    shape, and those tensors by their name in the outline. ``model`` is not changed, and large tensors are not copied.
+    """Return (outline, detached): ``model`` without the values of large tensors, and these tensors by name.
 
-    An initialiser whose name another graph of the model uses too stays whole.
-    """
+    In the outline, a tensor of more than ``LARGEST`` elements has only name, type and shape. ``model`` is not changed, and large
+    tensors are not copied. An initialiser stays whole if another graph of the model uses its name."""
     names = Counter(t.name for graph in model_checks.all_graphs(model) for t in graph.initializer)
     outline = _Outline({name for name, count in names.items() if count == 1})
     result = ModelProto()
@@ -32,7 +31,7 @@ def detach_tensors(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto
 
 
 def attach_tensors(model: ModelProto, detached: Mapping[str, TensorProto]) -> None:
-    """Give the tensors of an outline, or of what a tool made of it, their values back."""
+    """Restore the values of tensors in an outline or in a converted outline."""
     for tensor in _iter_tensors(model):
         if tensor.name in detached:
             tensor.CopyFrom(detached[tensor.name])
@@ -65,20 +64,20 @@ class _Outline:
                 self.graph(copy.graphs.add(), graph)
 
     def tensor(self, target: TensorProto, source: TensorProto, name: str) -> None:
-        """A copy, or if large what stands for ``source`` under ``name`` ("": always a copy)."""
+        """Copy ``source``, or replace it by a reference under ``name`` if it is large ("": always copy)."""
         if not name or math.prod(source.dims) <= LARGEST:
             target.CopyFrom(source)
             return
         target.name, target.data_type = name, source.data_type
         target.dims.extend(source.dims)
-        # Whoever wants the values after all is told that they lie elsewhere, and does not take the tensor for empty.
+        # Marked as external, so that tools do not read the tensor as empty.
         target.data_location = TensorProto.EXTERNAL
         target.external_data.add(key="location", value=name)
         self.detached[name] = source
 
 
 def _merge_fields(target: Any, source: Any, but: str | tuple[str, ...]) -> None:
-    """Copy the fields of one protobuf message, all but the named ones."""
+    """Copy all fields of a protobuf message except the named fields."""
     left_out = (but,) if isinstance(but, str) else but
     for field, value in source.ListFields():
         if field.name in left_out:

@@ -1,8 +1,5 @@
-"""Element types at the door: every operator gets what its schema allows, with each type variable bound once a node.
-
-Shapes do not matter here, so one walk over the model as it was written does, before any upgrade: ONNX's checker and ONNX
-Runtime refuse the same models.
-"""
+"""Element type checks: every operand has a type of its schema, and each type variable has one type per node. The check needs no
+shapes, so one pass over the model before any upgrade suffices. ONNX's checker and ONNX Runtime reject the same models."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from rammer.frontend.read.node_protos import node_title
 from rammer.frontend.read.plugin_operators import NONE, find_custom_operator
 from rammer.ir.types import KNOWN
 
-#: ONNX's spelling of an element type in schemas; "" stands for what is not known, or no tensor.
+#: ONNX's spelling of an element type in schemas; "" means unknown, or not a tensor.
 _SPELLED: Final[Mapping[int, str]] = {
     code: f"tensor({name.lower()})" for name, code in TensorProto.DataType.items() if code != TensorProto.UNDEFINED
 }
@@ -40,7 +37,7 @@ _CODE: Final = {text: code for code, text in _SPELLED.items()}
 
 @dataclass(frozen=True)
 class _Formal:
-    """An operand as the schema has it: the type variable that it shares with others ("" where it is alone)."""
+    """A formal operand of a schema, with the type variable that it shares with others ("" if none)."""
 
     name: str
     variable: str
@@ -48,14 +45,15 @@ class _Formal:
 
 
 def check_kinds(model: ModelProto, plugins: CustomOperators = NONE) -> None:
-    """BadInput for the first node with an operand of an element type that its operator does not take, or of another one than
-    an operand that must be of the same. Nodes are in topological order; functions are inlined. What comes out of a plugin's
-    operator is not known before shapes are: what reads it is checked then, by ``check_types``."""
+    """Raise BadInput for the first node whose operand types violate its schema, or differ although they must be equal.
+
+    Nodes are in topological order; functions are inlined. The outputs of plugin operators have unknown types here;
+    ``check_types`` checks their readers once shapes are inferred."""
     _infer_graph_types(model.graph, {}, model_checks.opset_versions(model.opset_import), plugins)
 
 
 def check_types(node: NodeProto, opset: int, types: Mapping[str, TypeProto]) -> None:
-    """The same of one node, whose operands have ``types``."""
+    """Check the operands of one node, which have ``types``, like ``check_kinds``."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     _bind_type_variables(
         node, _formal_operands(node.op_type, opset, domain, False), {n: _element_type(t) for n, t in types.items()}
@@ -85,7 +83,6 @@ def _infer_graph_types(
 def _body_output_types(
     body: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators
 ) -> list[str]:
-    """Element types of a body's outputs."""
     inner = _infer_graph_types(body, outer, opsets, plugins)
     return [inner.get(v.name, "") for v in body.output]
 
@@ -96,7 +93,7 @@ def _element_type(proto: TypeProto) -> str:
 
 @lru_cache(4096)
 def _formal_operands(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_Formal, ...], bool]:
-    """The operator's inputs or outputs, and whether the last one stands for any number of operands."""
+    """Return the operator's inputs or outputs, and True if the last one is variadic."""
     schema = schemas.get_schema(op, version, domain)
     allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
     formals, variadic = list[_Formal](), False
@@ -117,7 +114,7 @@ def _pair_operands(formals: tuple[tuple[_Formal, ...], bool], names: Sequence[st
 
 
 def _bind_type_variables(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], kinds: Mapping[str, str]) -> dict[str, str]:
-    """Type variable -> element type. BadInput where an operand's is not allowed."""
+    """Return the element type of each type variable. Raises BadInput if an operand has an unsupported type."""
     bound = dict[str, str]()
     for formal, name in _pair_operands(formals, node.input):
         kind = kinds.get(name, "") if name else ""
@@ -146,9 +143,9 @@ def _spell_dtype(kind: str) -> str:
 def _output_types(
     node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], bound: Mapping[str, str], bodies: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Element types of the outputs; "" for those that attributes decide."""
+    """Return the element types of the outputs; "" for types that depend on attributes."""
     if bodies:
-        # The first output of a Loop's body says whether to go on.
+        # The first output of a Loop's body is the condition to continue.
         made = bodies[0][1:] if node.op_type == "Loop" else bodies[0]
         return [made[i] if i < len(made) else "" for i in range(len(node.output))]
     result = [""] * len(node.output)
@@ -159,7 +156,7 @@ def _output_types(
 
 
 def _infer_output_types(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, int]) -> list[str]:
-    """Element types by ONNX's inference, which reads attributes; "" where it does not say, or would read bodies."""
+    """Return element types by ONNX's inference, which reads attributes; "" for unknown types and nodes with bodies."""
     known = {n: kinds.get(n, "") for n in node.input if n}
     nothing = [""] * len(node.output)
     if not all(known.values()) or any(True for _ in model_checks.graphs_inside(node)):
@@ -170,13 +167,13 @@ def _infer_output_types(node: NodeProto, kinds: Mapping[str, str], opsets: Mappi
     schema = schemas.get_schema(node.op_type, opsets[domain], domain)
     try:
         found = shape_inference.infer_node_outputs(schema, node, types, opset_imports=imports)
-    except Exception:  # whatever is wrong is found with shapes, and said there
+    except Exception:  # shape inference reports the error later
         return nothing
     return [_element_type(found[o]) if o in found else "" for o in node.output]
 
 
 def check_constant(name: str, array: np.ndarray, where: str) -> None:
-    """BadInput for a constant of a type that nothing here holds."""
+    """Raise BadInput for a constant of an unsupported type."""
     if str(array.dtype) not in KNOWN:
         raise BadInput(
             f"constant {name!r} has element type {array.dtype}, which is not supported",

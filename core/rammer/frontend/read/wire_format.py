@@ -1,8 +1,7 @@
-"""Protobuf's wire format, as far as to cut the values of a model's weights out of its bytes before anything copies them.
+"""A parser for Protobuf's wire format that cuts weights out of a model's bytes before they are copied.
 
-https://protobuf.dev/programming-guides/encoding: a message is fields one after another, each a tag (number << 3 | type) and a
-value; strings, bytes and messages begin with their length.
-"""
+https://protobuf.dev/programming-guides/encoding: a message is a sequence of fields, each a tag (number << 3 | type) and a value.
+Strings, bytes and messages begin with their length."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from typing import Final, TypeAlias
 
 Bytes: TypeAlias = "bytes | memoryview"
 
-#: Types of values: a number, 8 bytes, bytes after their length, 4 bytes.
+#: Wire types: a varint, 8 bytes, length-delimited bytes, 4 bytes.
 VARINT, LONG, BYTES, SHORT = 0, 1, 2, 5
-#: Numbers of fields (onnx.proto): ModelProto's, GraphProto's and TensorProto's.
+#: Field numbers (onnx.proto) in ModelProto, GraphProto and TensorProto.
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
-#: Bytes from which values are cut out. No tensor of so many is looked at by value: shapes, axes and scales are far smaller.
+#: Minimum bytes of a value that is cut out. Shapes, axes and scales, whose values are read, are far smaller.
 LEAST: Final = 1 << 14
 
 
 class Malformed(ValueError):
-    """No message in protobuf's format."""
+    """Error for bytes that violate protobuf's wire format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a message: where it begins, and where its value begins and ends."""
+    """A field of a message: the start of the field, and the bounds of its value."""
 
     number: int
     kind: int
@@ -36,7 +35,7 @@ class Field:
 
 
 def read_varint(data: Bytes, position: int) -> tuple[int | None, int]:
-    """The number at ``position`` and where it ends; None if the data ends within it."""
+    """Return the number at ``position`` and its end; the number is None if the data end within it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -50,7 +49,7 @@ def read_varint(data: Bytes, position: int) -> tuple[int | None, int]:
 
 
 def iter_fields(data: Bytes, begin: int, end: int) -> Iterator[Field]:
-    """The fields of the message from ``begin`` to ``end``. Malformed where they are none."""
+    """Yield the fields of the message from ``begin`` to ``end``. Raises Malformed for an invalid message."""
     position = begin
     while position < end:
         tag, at = read_varint(data, position)
@@ -71,8 +70,8 @@ def iter_fields(data: Bytes, begin: int, end: int) -> Iterator[Field]:
 
 
 def without_weights(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:
-    """A model's bytes without the raw data of large initialisers of its graph, and these by the initialiser's place. What is no
-    model, or is written in an unusual way, stays whole: the parser says what is wrong with it."""
+    """Return a model's bytes without the raw data of large initialisers, and these data by initialiser index. Invalid or
+    unusually encoded models stay whole; the parser reports their errors."""
     try:
         graphs = [f for f in iter_fields(data, 0, len(data)) if f.number == _GRAPH]
         if len(graphs) != 1 or graphs[0].kind != BYTES:
@@ -104,7 +103,7 @@ def _cut_initializers(data: memoryview, graph: Field) -> tuple[bytes | memoryvie
 
 
 def _raw_data(data: memoryview, tensor: Field) -> Field | None:
-    """The raw data of a tensor, if they are many, are there once, and nothing says that others are meant."""
+    """Return the raw data of a tensor if they are large, occur once and are not external, else None."""
     inside = [f for f in iter_fields(data, tensor.begin, tensor.end) if f.number in (_RAW_DATA, _DATA_LOCATION)]
     if (
         len(inside) == 1

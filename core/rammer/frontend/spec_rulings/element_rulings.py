@@ -1,4 +1,4 @@
-"""Decisions on voices about every other operator: elements, reductions, products and recurrent layers."""
+"""Decisions on elements, reductions, products and recurrent layers: all operators outside ``window_rulings``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decisions on voices ask of one use of an operator."""
+"""Predicates of decisions on voices, for one use of an operator."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ REDUCTIONS: Final = (
 
 
 def is_any_use(use: Use) -> bool:
-    """Every use."""
+    """Return True for every use."""
     return True
 
 
 def has_attribute(*names: str) -> Callable[[Use], bool]:
-    """Whether a use has one of these attributes, with a value that says something."""
+    """Return True if a use has one of these attributes with a value other than 0 or empty."""
     return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
 
 
 def has_auto_padding(use: Use) -> bool:
-    """Whether the operator works out its padding itself."""
+    """Return True if the operator computes its padding automatically."""
     return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
 
 
 def has_irregular_windows(use: Use) -> bool:
-    """Whether nothing fits, or VALID or SAME mean something else than windows side by side."""
+    """Return True if no window fits, or if VALID or SAME does not yield regular windows."""
     kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
     mode, dims = geometry_of(use.op, use.attributes, source, kernel)
     spans = [(k - 1) * d.dilation + 1 for k, d in zip(kernel, dims, strict=True)]
@@ -56,7 +56,7 @@ def has_irregular_windows(use: Use) -> bool:
 
 
 def padding_alone(use: Use) -> bool:
-    """Whether a window lies on padding alone."""
+    """Return True if a window covers only padding."""
     kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
     _, dims = geometry_of(use.op, use.attributes, source, kernel)
     return any(
@@ -66,30 +66,30 @@ def padding_alone(use: Use) -> bool:
 
 
 def unusual_cell(use: Use) -> bool:
-    """Whether a recurrent layer is more than a forward one with the usual activations."""
+    """Return True if a recurrent layer is not forward, or has activations or sequence lengths."""
     return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
 
 
 def has_empty_sequence(use: Use) -> bool:
-    """Whether a sequence of a recurrent layer may have no steps but a state."""
+    """Return True if a sequence of a recurrent layer may have an initial state but zero steps."""
     lengths = use.value(4)
     return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
 
 
 def is_zero_input(use: Use) -> bool:
-    """Whether the first input is known and 0 everywhere."""
+    """Return True if the first input is a constant of zeros."""
     known = use.value(0)
     return known is not None and not np.any(known)
 
 
 def has_zero_scale(use: Use) -> bool:
-    """Whether a scale that divides is known to be 0."""
+    """Return True if a constant scale that divides contains 0."""
     divisor = use.value(1 if use.op == "QuantizeLinear" else 6)
     return divisor is not None and not np.all(divisor)
 
 
 def has_int32_overflow(use: Use) -> bool:
-    """Whether a quotient that is quantised is known to leave 32 bits."""
+    """Return True if a quotient of constants in quantisation exceeds 32 bits."""
     x, scale = use.value(0), use.value(1)
     if x is None or scale is None or not x.size or not scale.size:
         return False
@@ -97,19 +97,19 @@ def has_int32_overflow(use: Use) -> bool:
 
 
 def has_odd_zero_point(use: Use) -> bool:
-    """Whether the zero point of a quantised product is known to be odd."""
+    """Return True if the zero point of a quantised product is a constant with an odd value."""
     zero = use.value(7)
     return zero is not None and bool((zero % 2).any())
 
 
 def by_channel(use: Use) -> bool:
-    """Whether channels have scales or zero points of their own, and images other than two dimensions."""
+    """Return True if scales or zero points are per channel and images are not two-dimensional."""
     each = use.shape(4) if use.op == "QLinearConv" else use.shape(3)
     return each not in ((), (1,)) and len(use.shape()) != 4
 
 
 def beside_pixels(use: Use) -> bool:
-    """Whether out / source is rounded, and puts a place next to a pixel on which it would be."""
+    """Return True if rounding out / source moves a position off a pixel that it would hit exactly."""
     sizes, mode = use.value(3), use.attr("coordinate_transformation_mode", "half_pixel")
     if sizes is None or use.attr("mode", "nearest") == "nearest" or mode in ("align_corners", "tf_crop_and_resize"):
         return False
@@ -123,7 +123,7 @@ def beside_pixels(use: Use) -> bool:
 
 
 def has_cancelling_terms(use: Use) -> bool:
-    """Whether the terms of a symmetric coordinate cancel to where the nearest element changes."""
+    """Return True if the terms of a symmetric coordinate cancel at a switch of the nearest element."""
     if (use.attr("coordinate_transformation_mode"), use.attr("mode", "nearest")) != ("half_pixel_symmetric", "nearest"):
         return False
     between = 0.0 if use.attr("nearest_mode") in ("floor", "ceil") else 0.5
@@ -165,7 +165,7 @@ def infinite_root(use: Use) -> bool:
 
 
 def is_backward_slice(use: Use) -> bool:
-    """Whether a Slice may go backwards from before the front."""
+    """Return True if a Slice may go backwards from before the first element."""
     starts, steps = use.value(1), use.value(4)
     if not use.has(4) or (steps is not None and bool((steps > 0).all())):
         return False
@@ -173,7 +173,7 @@ def is_backward_slice(use: Use) -> bool:
 
 
 def wrapped_again(use: Use) -> bool:
-    """Whether a Pad that wraps may add more on a side than the extent that it repeats."""
+    """Return True if a wrapping Pad may add more on one side than the extent that it repeats."""
     if use.attr("mode", "constant") != "wrap":
         return False
     pads, axes, shape = use.value(1), use.value(3), use.shape()

@@ -1,4 +1,4 @@
-"""A decision between the voices that say what an operator computes (``rammer.frontend.spec_rulings.rulings``)."""
+"""A decision between the voices that define an operator's result (``rammer.frontend.spec_rulings.rulings``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Where ``holds``, the voices in ``wrong`` do not say what the specification does; ``words`` quotes it."""
+    """A condition ``holds`` under which the voices in ``wrong`` violate the specification, quoted in ``words``."""
 
     ops: tuple[str, ...]
     when: str

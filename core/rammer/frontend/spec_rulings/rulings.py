@@ -1,9 +1,9 @@
-"""Which implementation is known to be wrong where: decisions by the words of ONNX's specification, as data.
+"""Cases in which an implementation is wrong: decisions quoted from ONNX's specification, as data.
 
-Three voices say what an operator computes: our own lowered expressions (``rammer``), ONNX Runtime (``onnxruntime``) and
-``onnx.reference`` (``reference``). Where they differ the specification decides, and what it decided is a row of
-``DECISIONS``: the operator, the condition, the voices that are wrong, and the words. Constant folding and host operators
-ask before they use the reference, tests and the graph fuzzer before they believe a voice.
+Three voices define an operator's result: our lowered expressions (``rammer``), ONNX Runtime (``onnxruntime``) and
+``onnx.reference`` (``reference``). Where they differ, the specification decides. Each decision is a row of ``DECISIONS``: the
+operator, the condition, the wrong voices and the quotation. Constant folding and host operators look up decisions before they use
+the reference. Tests and the graph fuzzer look them up before they trust a voice.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["BY_OPERATOR", "DECISIONS", "Decision", "Voice", "find_decision"]
 
 DECISIONS: Final = (*ELEMENTS, *WINDOWS)
 
-#: The decisions on each operator.
+#: Decisions by operator.
 BY_OPERATOR: Final[Mapping[str, tuple[Decision, ...]]] = {
     op: tuple(d for d in DECISIONS if op in d.ops) for op in dict.fromkeys(o for d in DECISIONS for o in d.ops)
 }
 
 
 def find_decision(voice: Voice, use: Use) -> Decision | None:
-    """The decision against ``voice`` at this use, if there is one."""
+    """Return the decision against ``voice`` for this use, or None."""
     found = (d for d in BY_OPERATOR.get(use.op, ()) if voice in d.wrong and d.holds(use))
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Decisions on voices about operators that slide windows, pad, or sample between elements."""
+"""Decisions on operators that slide windows, pad, or sample between elements."""
 
 from __future__ import annotations
 

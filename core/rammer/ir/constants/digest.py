@@ -1,4 +1,4 @@
-"""What an array holds, as a digest: values that are equal are found to be so, wherever they came from."""
+"""Digests of arrays by content: equal values have equal digests, whatever their origin."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rammer.ir.constants.mapped_files import check_file, release_pages
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Bytes that are hashed at a time: of a mapped array no more are in memory.
+#: Bytes that are hashed at a time: the maximum resident part of a mapped array.
 PIECE: Final = 16 << 20
-#: Bytes up to which an array that may be written to is copied, so that it can be shared: it may be a caller's.
+#: Maximum bytes of a writable array that is copied before it is shared, since it may belong to the caller.
 SMALL: Final = 1 << 16
-#: Digests of read-only arrays that are alive, by identity.
+#: Digests of live read-only arrays, by identity.
 _KNOWN: Final[dict[int, tuple[ReferenceType[Array], str]]] = {}
 
 
 def digest_array(array: Array) -> str:
-    """Equal for arrays of one element type and shape with the same bytes. That of a read-only array is found once."""
-    array = np.asarray(array)  # NumPy's results without axes are scalars, which nothing can refer to weakly
+    """Return a digest that is equal for arrays of equal element type, shape and bytes. Cached for read-only arrays."""
+    array = np.asarray(array)  # NumPy's zero-dimensional results are scalars, which do not support weak references
     known = _KNOWN.get(id(array))
     if known is not None and known[0]() is array:
         return known[1]
@@ -36,7 +36,7 @@ def digest_array(array: Array) -> str:
             piece = flat[at : at + PIECE]
             found.update(piece.data)
             release_pages(piece)
-        release_pages(array)  # a copy was hashed of one whose axes lie in another order
+        release_pages(array)  # if the axes are permuted, a copy was hashed
     made = found.hexdigest()
     if not array.flags.writeable:
         key = id(array)
@@ -45,6 +45,6 @@ def digest_array(array: Array) -> str:
 
 
 def record_digest(array: Array, made: str) -> None:
-    """Say the digest of a read-only array, which was found before."""
+    """Store a precomputed digest of a read-only array."""
     key = id(array)
     _KNOWN[key] = ref(array, lambda _: _KNOWN.pop(key, None)), made

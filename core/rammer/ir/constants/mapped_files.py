@@ -1,4 +1,4 @@
-"""Files mapped into memory: values stay in their file, and take memory only while somebody reads them."""
+"""Files mapped into memory: values stay in their file and use memory only while they are read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy as np
 from rammer.errors import BadInput
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Of a file: device, number, bytes, and when its content and what is known of it changed last (nanoseconds). Nobody can set back
-#: the last, as copies that keep times and ``touch`` do the one before.
+#: Device, inode, bytes, and times of the last content and metadata change (nanoseconds) of a file. The content time can be set
+#: back by ``touch`` and by copies that preserve times, the metadata time cannot.
 FileState: TypeAlias = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file held when it was hashed: the digest, and how to hash it again, which also says if the file was ``settled``:
-    left alone for so long before that a later write shows in its state. OSError if the file cannot be read."""
+    """The content of a file when it was hashed: the digest, and a function that hashes it again. ``settled`` is True if the file
+    had been unchanged long enough for any later write to change its state. ``again`` raises OSError if the file is unreadable."""
 
     digest: str
     settled: bool
@@ -34,8 +34,8 @@ class Content:
 
 @dataclass(eq=False)
 class Mapped:
-    """A file in memory, read-only. A file that is replaced stays as it was here; one that is written to in place does not, which
-    ``check`` notices. What cannot be mapped is read, and ``file`` is None: nothing changes it."""
+    """A read-only file in memory. A replaced file keeps its content here. Writes in place change the content; ``check`` detects
+    them. Unmappable files are read instead: ``file`` is None, and the content is fixed."""
 
     path: Path
     data: mmap.mmap | bytes = field(repr=False)
@@ -45,7 +45,7 @@ class Mapped:
 
     @staticmethod
     def of(path: Path) -> Mapped:
-        """Map a file. OSError or ValueError if it cannot be read, or is no ordinary file."""
+        """Map a file. Raises OSError or ValueError if it is unreadable or not a regular file."""
         file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115 - the caller closes it
         try:
             found = os.fstat(file.fileno())
@@ -53,7 +53,7 @@ class Mapped:
                 raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
             try:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):  # it is empty, its file system maps none, or no more files can be open
+            except (OSError, ValueError):  # the file is empty, mapping is unsupported, or too many files are open
                 content = file.read()
                 file.close()
                 return Mapped(path, content, None, state_of(found))
@@ -64,11 +64,10 @@ class Mapped:
             raise
 
     def check(self, thoroughly: bool = False) -> None:
-        """BadInput if the file does not hold what it held when it was hashed, or mapped if nobody has hashed it.
+        """Raise BadInput if the file's content changed since it was hashed, or mapped if it was not hashed.
 
-        Its state decides if that is the same; if not (a link to it was made, say), its content does. ``thoroughly``: the content
-        decides also where a write could have left the state as it was.
-        """
+        An equal file state means equal content; otherwise (after a new link, for example) the content is compared. With
+        ``thoroughly``, the content is also compared if a write could have preserved the state."""
         if self.file is None:
             return
         found, content = state_of(os.fstat(self.file.fileno())), self.content
@@ -82,13 +81,13 @@ class Mapped:
         self.state = found
 
     def retire(self) -> None:
-        """Give the file back when everything that is needed of it was read and checked: later changes do not matter."""
+        """Close the file after all necessary data were read and checked: later changes do not matter."""
         if self.file is not None:
             self.file.close()
         self.file, self.data = None, b""
 
     def _has_content(self, content: Content) -> bool:
-        """Hash the file again and return True if it holds what it held."""
+        """Hash the file again and return True if its content is unchanged."""
         try:
             now = content.again(self)
         except OSError:
@@ -98,30 +97,30 @@ class Mapped:
         return now.digest == content.digest
 
 
-#: Files by the identity of their mappings, which they own.
+#: Mapped files by the identity of their mappings, which they own.
 _MAPPED: Final[WeakValueDictionary[int, Mapped]] = WeakValueDictionary()
 
 
 def check_file(array: Array) -> None:
-    """``Mapped.check`` of the file that an array's values are in, before they are read: to read what was cut off a file ends the
-    process."""
+    """Run ``Mapped.check`` on the file that holds an array's values, before they are read. Reading a truncated part of a mapped
+    file ends the process."""
     file = _MAPPED.get(id(_file_of(array)))
     if file is not None:
         file.check()
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe, too, at once."""
+    """Open a file without blocking, even if it is a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def state_of(found: os.stat_result) -> FileState:
-    """Return what of a file's state changes when it is written to."""
+    """Return the part of a file's state that changes when it is written."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def in_memory(array: Array) -> Array:
-    """A copy of a mapped array, which then is no file's; others as they are."""
+    """Return a copy of a mapped array in memory; other arrays are returned unchanged."""
     if _file_of(array) is None:
         return array
     result = np.array(array)
@@ -131,12 +130,12 @@ def in_memory(array: Array) -> Array:
 
 
 def is_mapped(array: Array) -> bool:
-    """Whether the values are in a file."""
+    """Return True if the values are in a mapped file."""
     return _file_of(array) is not None
 
 
 def dense_order(array: Array) -> tuple[int, ...] | None:
-    """The axes in the order in which the values lie, one next to the other; None where they do not."""
+    """Return the axes in storage order if the values are contiguous, else None."""
     if array.flags.c_contiguous:
         return tuple(range(array.ndim))
     order = tuple(int(d) for d in np.argsort([-s for s in array.strides], kind="stable"))
@@ -144,15 +143,15 @@ def dense_order(array: Array) -> tuple[int, ...] | None:
 
 
 def place_of(array: Array, file: Mapped) -> int | None:
-    """Where the values of an array begin in a file, in bytes; None where they are none of it, or some lie before the first."""
+    """Return the byte offset of an array's values in a file. Returns None for values elsewhere, or if a stride is negative."""
     if _file_of(array) is not file.data or any(s < 0 for s in array.strides):
         return None
     return _data_address(array) - _data_address(np.frombuffer(file.data, np.uint8))
 
 
 def is_continuation(run: Sequence[Array], piece: Array, axis: int, new: bool) -> bool:
-    """Whether ``piece`` lies behind those of ``run`` in one memory as it would along dimension ``axis`` of one array, which is a
-    new dimension if ``new``: as far behind the last as that behind the one before it."""
+    """Return True if ``piece`` continues ``run`` at a constant stride in the same buffer. All pieces then form one array,
+    concatenated (stacked if ``new``) along ``axis``."""
     last = run[-1]
     rest = [(a.shape if new else (*a.shape[:axis], *a.shape[axis + 1 :]), a.strides, a.dtype) for a in (last, piece)]
     if (
@@ -170,7 +169,7 @@ def is_continuation(run: Sequence[Array], piece: Array, axis: int, new: bool) ->
 
 
 def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
-    """Two or more arrays that follow each other (``is_continuation``) as one view; None where it has gaps."""
+    """Return consecutive arrays (``is_continuation``) as one view, or None if the view has gaps."""
     first = run[0]
     shape, strides = list(first.shape), list(first.strides)
     if new:
@@ -183,9 +182,9 @@ def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
 
 
 def release_pages(array: Array) -> None:
-    """Give back the memory that a mapped array's values took: who reads it again reads the file. Others stay as they are."""
+    """Release the memory of a mapped array's pages: later reads load the file again. Other arrays are unchanged."""
     base = _file_of(array)
-    if base is None or not hasattr(base, "madvise") or not array.size:  # Windows has none
+    if base is None or not hasattr(base, "madvise") or not array.size:  # Windows lacks madvise
         return
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
     start = _data_address(array) - _data_address(np.frombuffer(base, np.uint8)) + sum(s for s in steps if s < 0)
@@ -201,7 +200,7 @@ def _file_of(array: Array) -> mmap.mmap | None:
 
 
 def _memory_owner(array: Array) -> object:
-    """What has the memory of an array: a file, or the array of which it is a view."""
+    """Return the owner of an array's memory: a mapped file, or the base array of a view."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
         inner = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)

@@ -1,5 +1,5 @@
-"""Arrays by what they hold, and such as are made of others: side by side, or times factors. These are known by what they are made
-of, so that what lies in a file stays there, and is put together for who reads it."""
+"""Recipes of arrays derived from other arrays, by concatenation or scaling. A recipe refers to its parts. Values in files stay
+there, and the array is built only when it is read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rammer.ir.constants.digest import SMALL, digest_array, record_digest
 from rammer.ir.constants.mapped_files import as_one, is_continuation, is_mapped, release_pages
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: How many times the bytes of its factors an array has at least that is known by them.
+#: Minimum ratio of an array's bytes to those of its factors, for which the array has a recipe.
 MANY: Final = 4
 
 
 @dataclass(eq=False)
 class ArrayRecipe(ABC):
-    """How an array is made of others. ``content`` is its digest, "" as long as nobody has asked. The array is made for who asks,
-    one for all who have it at a time."""
+    """A recipe that makes an array from other arrays. ``content`` is its digest, "" until it is first computed. The array is
+    built on demand and shared by all its users."""
 
     content: str = field(default="", kw_only=True)
     _made: ReferenceType[Array] | None = field(default=None, repr=False, kw_only=True)
@@ -31,29 +31,29 @@ class ArrayRecipe(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the array. ValueError where what it is made of does not fit."""
+        """The shape of the array. Raises ValueError if its parts do not fit."""
 
     @property
     @abstractmethod
     def dtype(self) -> np.dtype[Any]:
-        """Of its elements."""
+        """The element type of the array."""
 
     @abstractmethod
     def _build_values(self) -> Array:
-        """The array, made anew. ValueError where what it is made of does not fit."""
+        """Build the array. Raises ValueError if its parts do not fit."""
 
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def alive(self) -> bool:
-        """Whether somebody has the array."""
+        """True if the array currently exists."""
         return self._made is not None and self._made() is not None
 
     def array(self) -> Array:
-        """Its values, read-only; pieces of files take no memory afterwards. ValueError where they do not fit."""
+        """Return the read-only array and release the pages of mapped pieces. Raises ValueError if the pieces do not fit."""
         made = self._made() if self._made is not None else None
         if made is not None:
             return made
@@ -67,20 +67,20 @@ class ArrayRecipe(ABC):
         return made
 
     def digest(self) -> str:
-        """That of the array (``rammer.ir.constants.digest``)."""
+        """Return the digest of the array (``rammer.ir.constants.digest``)."""
         self.content = self.content or digest_array(self.array())
         return self.content
 
 
-#: An array, or how it is made.
+#: An array, or its recipe.
 Part: TypeAlias = "Array | ArrayRecipe"
-#: Recipes of arrays that are alive, by identity.
+#: Recipes of live arrays, by identity.
 _KNOWN: Final[dict[int, tuple[ReferenceType[Array], ArrayRecipe]]] = {}
 
 
 @dataclass(eq=False)
 class JoinRecipe(ArrayRecipe):
-    """``pieces`` along dimension ``axis``, which is a new one if ``new``."""
+    """A concatenation of ``pieces`` along dimension ``axis``, or a stack along it if ``new``."""
 
     pieces: tuple[Part, ...]
     axis: int
@@ -109,7 +109,8 @@ class JoinRecipe(ArrayRecipe):
 
 @dataclass(eq=False)
 class ScaledRecipe(ArrayRecipe):
-    """``piece``, of floats, times ``factors`` of float64, rounded once. They have as many dimensions, of its extents or 1."""
+    """A product of ``piece`` (floats) and ``factors`` (float64), rounded once. Both have equal rank; each extent of ``factors``
+    is that of ``piece`` or 1."""
 
     piece: Part
     factors: Array
@@ -135,24 +136,26 @@ class ScaledRecipe(ArrayRecipe):
 
 
 def as_array(part: Part) -> Array:
-    """The values of a part."""
+    """Return the values of a part."""
     return part.array() if isinstance(part, ArrayRecipe) else part
 
 
 def content_of(part: Part) -> str:
-    """The digest of a part's values (``rammer.ir.constants.digest``)."""
+    """Return the digest of a part's values (``rammer.ir.constants.digest``)."""
     return part.digest() if isinstance(part, ArrayRecipe) else digest_array(part)
 
 
 def recipe_of(array: Array) -> ArrayRecipe | None:
-    """How an array was made, where that is known."""
+    """Return the recipe of an array, or None."""
     known = _KNOWN.get(id(array))
     return known[1] if known is not None and known[0]() is array else None
 
 
 def side_by_side(pieces: Sequence[Array], axis: int, new: bool) -> Array:
-    """The pieces along dimension ``axis``, which is a new one if ``new``; read-only. What lies so in memory is a view. Else,
-    where a piece is in a file, and the whole is not small, the array has a recipe: who keeps that need not keep the values."""
+    """Concatenate the pieces along dimension ``axis``, or stack them if ``new``; the result is read-only.
+
+    Adjacent pieces in memory become a view. Otherwise, a large array with a mapped piece has a recipe, so that its users need not
+    store the values."""
     fewer = _merge_adjacent(pieces, axis, new) if all(recipe_of(p) is None for p in pieces) else list(pieces)
     if len(fewer) < len(pieces):
         if len(fewer) == 1:
@@ -162,14 +165,14 @@ def side_by_side(pieces: Sequence[Array], axis: int, new: bool) -> Array:
 
 
 def scale_array(values: Array, factors: Array) -> Array:
-    """``values``, of floats, times ``factors`` of float64 that fit them (``ScaledRecipe``), read-only. It has a recipe as pieces
-    side by side have, unless the factors are many."""
+    """Multiply ``values`` (floats) by float64 ``factors`` (``ScaledRecipe``); the result is read-only. It has a recipe as in
+    ``side_by_side``, unless the factors are large."""
     recipe = ScaledRecipe(recipe_of(values) or values, factors)
     return _made_of(recipe, (values,) if factors.nbytes * MANY <= values.nbytes else ())
 
 
 def _made_of(recipe: ArrayRecipe, pieces: Sequence[Array]) -> Array:
-    """What a recipe makes, which is forgotten unless it is worth keeping."""
+    """Build a recipe's array and forget the recipe if storing it does not pay."""
     made = recipe.array()
     if made.nbytes <= SMALL or not any(recipe_of(p) is not None or is_mapped(p) for p in pieces):
         del _KNOWN[id(made)]
@@ -177,7 +180,7 @@ def _made_of(recipe: ArrayRecipe, pieces: Sequence[Array]) -> Array:
 
 
 def _merge_adjacent(pieces: Sequence[Array], axis: int, new: bool) -> list[Array]:
-    """``pieces`` with those as one that lie behind one another in memory, all with the dimension if it is ``new``."""
+    """Merge ``pieces`` that are adjacent in memory into views, all with the dimension if it is ``new``."""
     runs = list[list[Array]]()
     for piece in pieces:
         if runs and is_continuation(runs[-1], piece, axis, new):
@@ -193,7 +196,7 @@ def _merge_adjacent(pieces: Sequence[Array], axis: int, new: bool) -> list[Array
 
 @dataclass(frozen=True)
 class Constants(Mapping[str, "Array"]):
-    """Arrays by name, of which some are made whenever somebody asks."""
+    """A map from name to array, in which some arrays are built on each access."""
 
     parts: Mapping[str, Part]
 
@@ -211,19 +214,19 @@ class Constants(Mapping[str, "Array"]):
 
 
 def parts_of(constants: Mapping[str, Array]) -> Mapping[str, Part]:
-    """Arrays by name, those that would be made for who asks as their recipes."""
+    """Return the arrays by name, with recipes for those that are built on access."""
     return constants.parts if isinstance(constants, Constants) else constants
 
 
 @dataclass
 class Contents:
-    """Arrays by what they hold: of equal ones, all who ask get the first, as long as anybody has it."""
+    """A cache of arrays by content: equal arrays share the first one as long as it is in use."""
 
     held: WeakValueDictionary[str, Array] = field(default_factory=WeakValueDictionary)
     recipes: WeakValueDictionary[str, ArrayRecipe] = field(default_factory=WeakValueDictionary)
 
     def of(self, arrays: Mapping[str, Array]) -> Constants:
-        """``arrays``, read-only, or equal ones that others have; those with a recipe are not kept but made for who asks."""
+        """Return ``arrays``, read-only, or equal cached ones; arrays with a recipe are built on access."""
         return Constants({name: self._intern_part(part) for name, part in parts_of(arrays).items()})
 
     def _intern_part(self, part: Part) -> Part:

@@ -1,10 +1,9 @@
-"""Siblings: Computes that differ in their constants, or in which slices of one tensor they read, as one Compute.
+"""Siblings: Computes that differ only in their constants or in slices of one tensor, merged into one Compute.
 
-Everything that they read besides constants is one tensor for all of them, so that none can depend on another, and what
-they become depends on no more than each of them did. Two ways to lie side by side: *stacked* along an axis of its own
-(equal shapes), or *joined* along an axis that only weights run through (a matrix product's columns, a convolution's
-channels), whose extents may differ. Either way a sibling's own result is a slice, and constants are put together when
-the model is compiled.
+All siblings read the same non-constant tensor. They are thus independent of each other, and the merged Compute adds no
+dependence. In the *stacked* layout, siblings of equal shapes are stacked along a new axis. In the *joined* layout, they are
+joined along an axis that only weights use: a matrix product's columns, a convolution's channels. Joined extents may differ. In
+both layouts a sibling's result is a slice, and constants are joined at compile time.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.types import TensorType
 
-#: The axis along which siblings are stacked, while axes are known by their positions.
+#: The axis of stacked siblings, while axes are named by position.
 SIDE: Final = "side"
 
-#: Makes one constant of several, given how: along which dimension, and whether that is a new one.
+#: A callback that joins constants into one: names, dimension, and True for a new dimension.
 Joiner: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A Compute with axes known by position: its body's pattern, and what the body reads in order, as written (``loads``) and
-    through views (``roots``)."""
+    """A Compute with axes named by position: its body, and its loads in order. ``loads`` are the loads as written, ``roots``
+    those through views."""
 
     compute: Compute
     body: Expr
@@ -39,11 +38,11 @@ class Sibling:
 
     @property
     def pattern(self) -> str:
-        """The body, without what it reads."""
+        """The body without its loads."""
         return str(replace_loads(self.body, [Load("t", ())] * len(self.loads)))
 
     def column(self, constants: Mapping[str, np.ndarray]) -> int | None:
-        """The first output axis that runs through constants alone, and through each whole: the weights' columns."""
+        """Return the first output axis that only constants use, each over the whole dimension: the weights' columns."""
         data = set[str]().union(*(ex.axes_of(r) for r in self.roots if r.tensor not in constants))
         for d, axis in enumerate(self.compute.axes):
             name = f"i{d}"
@@ -54,7 +53,7 @@ class Sibling:
 
 
 def form_of(compute: Compute, through: Callable[[Load], Load]) -> Sibling | None:
-    """The form of ``compute``, ``through`` being what a load reads in the end; None where an index is itself loaded."""
+    """Return the form of ``compute``, or None if an index is itself loaded; ``through`` resolves views in a load."""
     names: dict[str, Expr] = {a.name: Ref(f"i{d}") for d, a in enumerate(compute.axes)}
     names |= {a.name: Ref(f"r{d}") for d, a in enumerate(compute.reduce)}
     body = ex.substitute(compute.body, names)
@@ -65,7 +64,7 @@ def form_of(compute: Compute, through: Callable[[Load], Load]) -> Sibling | None
 
 
 def looked_through(load: Load, producers: Mapping[str, Compute]) -> Load:
-    """What ``load`` reads in the end, looking through Computes that only rearrange, as far as indices stay affine."""
+    """Return the source of ``load`` through Computes that only rearrange, as far as indices stay affine."""
     while load.fill is None and (view := producers.get(load.tensor)) is not None and is_rearrangement(view):
         inner = view.body
         assert isinstance(inner, Load)
@@ -79,12 +78,12 @@ def looked_through(load: Load, producers: Mapping[str, Compute]) -> Load:
 
 
 def is_rearrangement(compute: Compute) -> bool:
-    """Whether ``compute`` only rearranges one tensor."""
+    """Return True if ``compute`` only rearranges one tensor."""
     return compute.combiner is None and isinstance(compute.body, Load) and compute.body.fill is None
 
 
 def normalise_index(index: Expr) -> Expr | None:
-    """An affine index in one order of terms; None for others."""
+    """Return an affine index with its terms in sorted order; None for other indices."""
     found = ex.affine_form(index)
     if found is None:
         return None
@@ -95,20 +94,20 @@ def normalise_index(index: Expr) -> Expr | None:
 
 
 def _is_whole_axis(load: Load, axis: str, extent: int, constants: Mapping[str, np.ndarray]) -> bool:
-    """Whether ``axis`` is one index of ``load``, of the whole dimension, and in no other."""
+    """Return True if ``axis`` is one index of ``load``, over the whole dimension, and occurs in no other index."""
     at = [d for d, i in enumerate(load.indices) if axis in ex.axes_of(i)]
     return len(at) == 1 and load.indices[at[0]] == Ref(axis) and constants[load.tensor].shape[at[0]] == extent
 
 
 def replace_loads(body: Expr, loads: Sequence[Load]) -> Expr:
-    """``body`` with other loads, in order."""
+    """Return ``body`` with its loads replaced by ``loads`` in order."""
     rest = iter(loads)
     return ex.transform(body, lambda e: next(rest) if isinstance(e, Load) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """How siblings lie: at output axis ``at``, stacked (a new axis there) or joined, the i-th from ``starts[i]`` on."""
+    """The layout of siblings at output axis ``at``: stacked (a new axis) or joined; sibling i starts at ``starts[i]``."""
 
     at: int
     stacked: bool
@@ -116,30 +115,30 @@ class SideBySide:
     extent: int
 
     def slice(self, own: Sequence[Expr], number: int) -> tuple[Expr, ...]:
-        """The indices of sibling ``number``'s element ``own`` in the whole."""
+        """Return the indices in the merged Compute of sibling ``number``'s element ``own``."""
         if self.stacked:
             return (*own[: self.at], ex.integer(number), *own[self.at :])
         return (*own[: self.at], ex.make_add(own[self.at], self.starts[number]), *own[self.at + 1 :])
 
     def whole(self, own: Sequence[Expr]) -> tuple[Expr, ...]:
-        """The indices in the whole of what all siblings read at ``own`` of their own."""
+        """Return the merged indices of the element that each sibling reads at its indices ``own``."""
         return (*own[: self.at], Ref(SIDE), *own[self.at :]) if self.stacked else tuple(own)
 
 
 def stack_siblings(at: int, count: int) -> SideBySide:
-    """``count`` siblings along a new axis ``at``."""
+    """Return the layout of ``count`` siblings along a new axis ``at``."""
     return SideBySide(at, True, tuple(range(count)), count)
 
 
 def join_siblings(at: int, extents: Sequence[int]) -> SideBySide:
-    """Siblings of these ``extents`` along axis ``at``, one behind the other."""
+    """Return the layout of siblings of these ``extents``, consecutive along axis ``at``."""
     starts = tuple(int(s) for s in np.cumsum([0, *extents]))
     return SideBySide(at, False, starts[:-1], starts[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A Compute that was made of ``members``, and how they lie in it."""
+    """A Compute merged from ``members``, and their layout in it."""
 
     name: str
     members: tuple[str, ...]
@@ -148,7 +147,8 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """Makes one Compute of siblings: what it may know of tensors, and which are slices of something made before."""
+    """A builder that merges siblings into one Compute. It has the constants and types of tensors, and the slices of Computes that
+    were merged before."""
 
     constants: Mapping[str, np.ndarray]
     types: Mapping[str, TensorType]
@@ -156,8 +156,8 @@ class Union:
     slices: Mapping[str, tuple[Merged, int]]
 
     def of(self, forms: Sequence[Sibling], layout: SideBySide, name: str, column: str | None) -> Compute | None:
-        """``forms`` as one Compute laid out as ``layout``, None where what they read cannot lie side by side. ``column`` is the
-        axis (by position) that constants keep beside the new one."""
+        """Return ``forms`` as one Compute of this ``layout``, or None if their operands cannot be merged. ``column`` is the axis
+        (by position) at which constants are stacked."""
         read = list[Load]()
         for number in range(len(forms[0].loads)):
             found = self._load([f.loads[number] for f in forms], [f.roots[number] for f in forms], layout, column)
@@ -191,7 +191,7 @@ class Union:
         return whole or (_merge_strided_slices(roots) if layout.stacked else _joined_run(roots, layout))
 
     def _merge_slices(self, loads: list[Load], layout: SideBySide) -> Load | None:
-        """A load of what the siblings read as slices of one Compute that lies as they do."""
+        """Return a load of the siblings' slices of one Compute with the same layout, or None."""
         found = [self.slices.get(ld.tensor) for ld in loads]
         first = found[0]
         if (
@@ -208,7 +208,7 @@ class Union:
         return Load(first[0].name, layout.whole(own))
 
     def _merge_constants(self, loads: list[Load], layout: SideBySide, column: str | None) -> Load | None:
-        """A load of their constants put together."""
+        """Return a load of the siblings' joined constants, or None if they do not fit."""
         first, names = loads[0], tuple(ld.tensor for ld in loads)
         kinds = [self.types[n] for n in names]
         if any(ld.indices != first.indices or ld.fill != first.fill for ld in loads) or len({k.dtype for k in kinds}) > 1:
@@ -233,23 +233,24 @@ class Union:
         return Load(self.join(tuple(ld.tensor for ld in loads), d, False), first.indices, first.fill)
 
 
-#: Origins that the name of a Compute's own tells.
+#: Maximum number of origins named in the origin of a merged Compute.
 MOST_ORIGINS: Final = 4
 
 
 def _is_used_elsewhere(indices: Sequence[Expr], at: int) -> bool:
-    """Whether the axis at position ``at`` is in an index other than its own."""
+    """Return True if the axis at position ``at`` occurs in an index at another position."""
     return any(f"i{at}" in ex.axes_of(i) for d, i in enumerate(indices) if d != at)
 
 
 def constant_offsets(load: Load) -> tuple[int, ...] | None:
-    """The constant parts of ``load``'s indices; None where one is not affine."""
+    """Return the constant parts of ``load``'s indices; None if an index is not affine."""
     found = [ex.affine_form(i) for i in load.indices]
     return None if any(f is None for f in found) else tuple(f[1] for f in found if f is not None)
 
 
 def strip_offsets(load: Load) -> tuple[object, ...] | None:
-    """``load`` without the constant parts of its indices: equal for slices of one tensor. None where none can be left out."""
+    """Return ``load`` without the constant parts of its indices: equal for slices of one tensor. Returns None for padded loads
+    and indices that are not affine."""
     found = [ex.affine_form(i) for i in load.indices]
     if load.fill is not None or any(f is None for f in found):
         return None
@@ -257,7 +258,7 @@ def strip_offsets(load: Load) -> tuple[object, ...] | None:
 
 
 def _merge_strided_slices(roots: list[Load]) -> Load | None:
-    """A load of slices of one tensor that follow one another at equal distances."""
+    """Return a load of slices of one tensor at equal distances, or None."""
     spots = [constant_offsets(r) for r in roots]
     kind = strip_offsets(roots[0])
     known = [s for s in spots if s is not None]
@@ -275,7 +276,7 @@ def _merge_strided_slices(roots: list[Load]) -> Load | None:
 
 
 def _joined_run(roots: list[Load], layout: SideBySide) -> Load | None:
-    """A load of slices of one tensor, each as long as its sibling, one behind the other."""
+    """Return a load of consecutive slices of one tensor, each as long as its sibling, or None."""
     own, kind = f"i{layout.at}", strip_offsets(roots[0])
     spots = [constant_offsets(r) for r in roots]
     known = [s for s in spots if s is not None]

@@ -1,7 +1,8 @@
-"""Which siblings are batched: those of whose results nothing must be copied, where the device is predicted to gain.
+"""The choice of siblings to batch: those whose results need no copies, if the device is predicted to gain.
 
-What depends on one another through batches and the maps behind them is one region, decided on its own: as a graph of its
-own it is compiled as it was, stacked and joined, and the fastest stays. Equal regions (a model's layers) are decided once.
+Products and maps that depend on each other through batches form one region, which is decided separately. The region is compiled
+as a graph in three variants (unbatched, stacked and joined), and the fastest is used. Equal regions (a model's layers) are
+decided once.
 """
 
 from __future__ import annotations
@@ -19,42 +20,42 @@ from rammer.passes.compute.batch_products import Batched, Joins, batch_siblings
 from rammer.passes.compute.split_graph import CutGraph
 from rammer.passes.compute.split_products import cut_products
 
-#: Maps behind a product, one after another, that its region has at most.
+#: Maximum number of successive maps after a product in its region.
 FOLLOWED: Final = 12
-#: Computes between those of a region that are compiled with it, at most.
+#: Maximum number of Computes between those of a region that are compiled with it.
 MOST_BETWEEN: Final = 512
-#: Computes of a graph that is priced as a whole with and without its batches, at most: a region leaves out later reductions.
+#: Maximum Computes of a graph that is priced as a whole with and without batches: a region omits later reductions.
 WHOLE: Final = 64
-#: How often batches are taken apart because of copies, before none of them is left.
+#: Maximum number of attempts to remove batches that need copies, before all are removed.
 ATTEMPTS: Final = 8
 JOINED: Final[Way] = "joined"
 STACKED: Final[Way] = "stacked"
-#: Members that a line of the log names.
+#: Maximum number of members in a line of the log.
 SHOWN: Final = 6
 
 
-#: Of regions that are alike: seconds apart, and in the better way of batching them.
+#: Prices of equal regions: seconds unbatched, seconds batched, and the better way of batching.
 Prices: TypeAlias = "dict[str, tuple[float, float, Way]]"
 
 
 class Pricing(Protocol):
-    """What the steps behind say of a graph; ``measured`` by running it."""
+    """The interface for prices of a graph by later compiler stages; ``measured`` is True if they run it."""
 
     @property
     def measured(self) -> bool: ...
 
     def copies(self, graph: ComputeGraph) -> Sequence[Compute]:
-        """The Computes that run and only rearrange."""
+        """Return the Computes that run and only rearrange."""
         ...
 
     def seconds(self, graph: ComputeGraph) -> float:
-        """The time of ``graph`` as a program; infinite where it is none."""
+        """Return the time of ``graph`` as a program, infinite if it cannot be compiled."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PartPricer:
-    """``Pricing`` by two functions."""
+    """An implementation of ``Pricing`` by two functions."""
 
     copies: Callable[[ComputeGraph], Sequence[Compute]]
     seconds: Callable[[ComputeGraph], float]
@@ -64,9 +65,10 @@ class PartPricer:
 def batch_where_it_pays(
     graph: ComputeGraph, pricing: Pricing, always: bool = False, pad: bool = False, cut: bool = True
 ) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
-    """``graph`` with siblings batched where that is predicted to be no slower (or ``always``) and copies nothing, and what
-    was tried; ``graph`` itself where nothing is batched. With ``pad``, what differs in its windows only is tried behind that.
-    With ``cut``, products are cut in pieces first where batching then makes them faster."""
+    """Return ``graph`` with siblings batched where that is predicted to be no slower (or ``always``) and needs no copies.
+
+    Also returns the trials; without batches, returns ``graph`` itself. With ``pad``, siblings that differ only in their windows
+    are tried afterwards. With ``cut``, products are first cut into pieces if batching is then faster."""
     joins, trials = Joins(), list[BatchTrial | CutTrial]()
     prices: Prices = {}
     if cut:
@@ -83,8 +85,8 @@ def batch_where_it_pays(
 def cut_where_it_pays(
     graph: ComputeGraph, pricing: Pricing, joins: Joins, prices: Prices
 ) -> tuple[ComputeGraph, tuple[CutTrial, ...]]:
-    """``graph`` with products cut where they are predicted to be faster then, batched as is best; itself where there are none.
-    Regions of pieces that batches connect are decided one by one."""
+    """Return ``graph`` with products cut if they are predicted to be faster, with the best batching, or ``graph`` itself. Regions
+    of pieces that batches connect are decided one by one."""
 
     @cache
     def copied() -> set[str]:
@@ -99,7 +101,7 @@ def cut_where_it_pays(
 
 
 class BatchDecision:
-    """The decision for one graph: what was copied before, prices by region, and the log."""
+    """The batching decision for one graph: its existing copies, prices by region, and the log."""
 
     def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool, wide: bool, prices: Prices) -> None:
         self.graph, self.pricing, self.joins, self.always, self.wide = graph, pricing, joins, always, wide
@@ -110,11 +112,11 @@ class BatchDecision:
 
     @cached_property
     def copied(self) -> set[str]:
-        """What is copied as the graph is."""
+        """The Computes that the unbatched graph copies."""
         return {c.name for c in self.pricing.copies(self.graph)}
 
     def decided(self) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
-        """See ``batch_where_it_pays``."""
+        """Decide the batches of the graph, see ``batch_where_it_pays``."""
         ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
         tried = self._without_copies(ways)
         chosen = dict[str, Way]()
@@ -127,14 +129,14 @@ class BatchDecision:
         small = len(self.graph.computes) <= WHOLE
         if (self.pricing.measured or small) and not self.always and final is not self.graph:
             apart, together = map(self.pricing.seconds, (self.graph, final))
-            # What ran beside products is no part of their region. A price is not exact enough to tell less than 1%.
+            # Operators concurrent with products are outside their region. Predictions cannot resolve differences below 1%.
             if not together * (1.0 if self.pricing.measured else CLEARLY) <= apart:
                 final = self.graph
                 self.trials.append(BatchTrial("all", None, apart, together, "the whole is slower with them as one"))
         return final, tuple(self.trials)
 
     def cuts(self, model: ComputeGraph, found: CutGraph) -> tuple[tuple[CutTrial, ...], set[str]]:
-        """Of pieces, each region's price, and that of what they are part of in the ``model``; the cuts that do not pay."""
+        """Return the trial of each region of pieces, priced against its original in ``model``, and the cuts that do not pay."""
         ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
         regions = self._group_regions(self._without_copies(ways))
         inside = {n for region in regions for n in region}
@@ -158,8 +160,8 @@ class BatchDecision:
         return tuple(trials), refused
 
     def seconds_of(self, names: Collection[str], left: Collection[str]) -> float:
-        """The time of those of these Computes that are the graph's, with those between them that are not ``left``, as a graph:
-        apart or batched, whichever is faster."""
+        """Return the time of the Computes ``names`` of this graph, unbatched or batched, whichever is faster. They are priced as
+        a graph with the Computes between them that are not in ``left``."""
         waiting = [n for n in names if n in self.producers]
         region = {*waiting}
         while waiting:
@@ -176,7 +178,7 @@ class BatchDecision:
         return min(apart, together)
 
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
-        """Batched as ``ways`` say, which lose the products whose results would have to be copied."""
+        """Batch siblings by ``ways``, and remove from ``ways`` the products whose results would need copies."""
         for attempt in range(ATTEMPTS):
             found = batch_siblings(self.graph, ways, self.joins, self.wide)
             new = [c for c in self.pricing.copies(found.graph) if c.name not in self.copied] if found.batches else []
@@ -192,7 +194,7 @@ class BatchDecision:
         return batch_siblings(self.graph, {}, self.joins)
 
     def _group_regions(self, found: Batched) -> list[list[str]]:
-        """The products and maps, in order, that depend on one another through batches."""
+        """Return the regions of products and maps, in order, that depend on each other through batches."""
         parts = list[set[str]]()
         for batch in found.batches:
             products = _products_of({batch.name}, found)
@@ -207,10 +209,10 @@ class BatchDecision:
         return sorted(ordered, key=lambda p: self.places[p[0]])
 
     def _nodes_between(self, part: Collection[str]) -> set[str]:
-        """What depends on a part of the graph and has others of it depend on it: without, they would be priced side by side, as
-        the steps of a recurrence."""
+        """Return the Computes on paths between members of ``part``. Without them, the steps of a recurrence would be priced as
+        concurrent."""
         after, before, places = {*part}, {*part}, [self.places[n] for n in part]
-        span = self.graph.computes[min(places) : max(places) + 1]  # others are before all of it, or behind
+        span = self.graph.computes[min(places) : max(places) + 1]  # all others are before or after the whole part
         for c in span:
             if not after.isdisjoint(c.reads):
                 after.add(c.name)
@@ -221,7 +223,7 @@ class BatchDecision:
         return found if len(found) <= MOST_BETWEEN else set()
 
     def _expand_product(self, product: str) -> set[str]:
-        """A product with the maps behind it, and the views of what it reads."""
+        """Return a product with the maps after it, and the views of its operands."""
         found, last = {product}, {product}
         for _ in range(FOLLOWED):
             last = {r.name for n in last for r in self.consumers[n] if r.combiner is None and r.name not in found}
@@ -235,7 +237,7 @@ class BatchDecision:
         return found
 
     def _drop_trailing_views(self, names: set[str]) -> set[str]:
-        """``names`` without what only rearranges at the end."""
+        """Return ``names`` without trailing Computes that only rearrange."""
         while True:
             last = {
                 n for n in names if is_rearrangement(self.producers[n]) and not any(r.name in names for r in self.consumers[n])
@@ -259,7 +261,7 @@ class BatchDecision:
         return chosen, BatchTrial(subject, chosen, apart, together, why)
 
     def _price_region(self, part: ComputeGraph, products: Collection[str]) -> tuple[float, float, Way]:
-        """Seconds of a region as it is, and in the better way, with that."""
+        """Return the seconds of a region unbatched and batched in the better way, and that way."""
         best, way = math.inf, JOINED
         texts = set[str]()
         for each in (JOINED, STACKED):
@@ -275,7 +277,7 @@ class BatchDecision:
         return self.pricing.seconds(part), best, way
 
     def _part(self, region: Sequence[str]) -> ComputeGraph:
-        """A region as a graph of its own."""
+        """Return a region as a separate graph."""
         graph, inside = self.graph, {*region}
         computes = tuple(self.producers[n] for n in region)
         reads = dict.fromkeys(r for c in computes for r in c.reads if r not in inside)
@@ -288,7 +290,7 @@ class BatchDecision:
 
 
 def _products_of(names: Collection[str], found: Batched) -> set[str]:
-    """The model's products of whose results ``names`` are slices, batches or rearrangements."""
+    """Return the model's products from which ``names`` derive as slices, batches or rearrangements."""
     producers, members = found.graph.producers, {b.name: b.members for b in found.batches}
     of_batch = {m: b for b in found.batches for m in b.members}
     originals, result, waiting = found.originals, set[str](), list(names)
@@ -301,7 +303,7 @@ def _products_of(names: Collection[str], found: Batched) -> set[str]:
         if name in members:
             waiting += members[name]
         elif name in originals and name in of_batch:
-            if originals[name].name in members:  # a batch that got a bias, by its own name
+            if originals[name].name in members:  # a batch with an added bias, under its original name
                 waiting.append(originals[name].name)
             elif originals[name].kind == "contraction":
                 result.add(originals[name].name)
@@ -313,7 +315,7 @@ def _products_of(names: Collection[str], found: Batched) -> set[str]:
 
 
 def _outermost_batch(name: str, found: Batched) -> str:
-    """The batch of which ``name`` is a slice in the end, ``name`` where it is none."""
+    """Return the outermost batch of which ``name`` is a slice, or ``name`` itself."""
     of_batch = {m: b.name for b in found.batches for m in b.members}
     while name in of_batch:
         name = of_batch[name]
@@ -321,7 +323,7 @@ def _outermost_batch(name: str, found: Batched) -> str:
 
 
 def _price_key(part: ComputeGraph, products: Collection[str]) -> str:
-    """Equal for regions of one price: all but the names of tensors."""
+    """Return a key that is equal for regions of equal price: their text without tensor names."""
     names: dict[str, str] = {}
     for c in part.computes:
         for n in (*c.reads, c.name):

@@ -1,13 +1,13 @@
 """Operator batching: independent products of one kind become one product (Wolong; the merge of IOS, MLSys'21, section 3).
 
-Three kinds of siblings, the first first:
+Three kinds of siblings are tried in this order:
 
 1. products of one tensor with different weights: Q, K and V, a cell's gates, convolutions of one kernel on one input;
 2. products of slices of one tensor with the same weights: a cell's input at every step;
-3. products of slices of one tensor with weights of their own: the second layers of branches whose first ones are one.
+3. products of slices of one tensor, each with different weights: second layers of branches whose first layers are batched.
 
-Maps behind all siblings of a batch that differ in nothing else are carried along: biases, activations, sums of two batches.
-What is left of a sibling is a slice of the whole, which the storage pass makes a view.
+Maps after all siblings that differ in nothing else are batched too: biases, activations, sums of two batches. Each sibling
+remains as a slice of the batch, which the storage pass makes a view.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from rammer.passes.compute.batch_candidates import (
 )
 from rammer.passes.compute.pad_windows import Padding, match_windowed, widen_windows
 
-#: How products (by name) may be batched; those that are not here stay apart.
+#: Allowed ways of batching products, by name; absent products stay separate.
 Ways: TypeAlias = "Mapping[str, Way]"
-#: Most products that become one.
+#: Maximum number of products in one batch.
 MOST: Final = 1 << 10
 
 
 @dataclass(frozen=True)
 class Batched:
-    """A graph after batching, and what was batched; ``originals`` are the Computes that are slices now, as they were."""
+    """A graph after batching, and its batches; ``originals`` holds the Computes that slices replaced."""
 
     graph: ComputeGraph
     batches: tuple[Merged, ...]
@@ -57,8 +57,8 @@ class Batched:
 
 
 def batch_siblings(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, wide: bool = False) -> Batched:
-    """``graph`` with all siblings batched that ``ways`` allow, or, if ``wide``, those that are siblings but for their windows;
-    its own Computes stay, as slices, where they were."""
+    """Batch all siblings that ``ways`` allow or, if ``wide``, products that differ only in their windows. The graph's Computes
+    stay in place, as slices."""
     state = Batcher(graph, ways, joins or Joins())
     while any(
         state.round(kind) for kind in ((_windowed_key,) if wide else (_shared_input_key, _shared_weights_key, _own_weights_key))
@@ -69,18 +69,18 @@ def batch_siblings(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, 
 
 @dataclass
 class Joins:
-    """Constants put together, or padded, once for all who ask. They are known by identity: what was made of others goes by one
-    name in many graphs."""
+    """A cache of joined or padded constants. Keys are identities of arrays, since a derived constant has the same name in many
+    graphs."""
 
     made: dict[Hashable, tuple[tuple[np.ndarray, ...], np.ndarray]] = field(default_factory=dict)
 
     def of(self, key: tuple[tuple[str, ...], int, bool], known: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The constants ``key[0]`` along dimension ``key[1]``, a new one if ``key[2]``."""
+        """Return the constants ``key[0]`` joined along dimension ``key[1]``, a new one if ``key[2]``."""
         arrays = tuple(known[n] for n in key[0])
         return self._make_once((*map(id, arrays), key[1:]), arrays, lambda: side_by_side(arrays, key[1], key[2]))
 
     def padded(self, padding: Padding, known: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Weights with zeros around them."""
+        """Return weights padded with zeros."""
         array = known[padding.tensor]
         return self._make_once((id(array), replace(padding, tensor="")), (array,), lambda: padding.of(known))
 
@@ -90,12 +90,12 @@ class Joins:
         return self.made[key][1]
 
 
-#: Of a product: what siblings have in common, and in which order they come.
+#: A function of a product that returns the key of its siblings and its order among them.
 Kind: TypeAlias = "Callable[[Batcher, Sibling], tuple[Hashable, tuple[int, ...]] | None]"
 
 
 class Batcher:
-    """The graph in the making: Computes by name, in order, each batch just before its first member."""
+    """A graph under construction: Computes by name, in order, each batch just before its first member."""
 
     def __init__(self, graph: ComputeGraph, ways: Ways, joins: Joins) -> None:
         self.graph, self.ways, self.joins = graph, ways, joins
@@ -109,13 +109,13 @@ class Batcher:
         self.carried: set[str] = set()
         self.named: dict[Hashable, str] = {}
         self.made: dict[str, Merged] = {}
-        self.bare: dict[str, Compute] = {}  # products as they were, by the names that they have with a bias behind them
+        self.bare: dict[str, Compute] = {}  # original products, by the names that they have after a bias was added
         self.places = {c.name: i for i, c in enumerate(graph.computes)}
         self.open = [c.name for c in graph.computes if _is_product(c) and c.name in ways]
         self.forms: dict[str, Sibling | None] = {}
 
     def round(self, kind: Kind) -> bool:
-        """Make one of all siblings of one kind, and the maps behind them; whether there were any."""
+        """Batch all siblings of one kind, and the maps after them. Return True if a batch was created."""
         groups: dict[Hashable, list[tuple[tuple[int, ...], Sibling]]] = {}
         for name in self.open:
             form = self.form(name)
@@ -124,7 +124,7 @@ class Batcher:
                 groups.setdefault(found[0], []).append((found[1], form))
         made = [self._merge_siblings(members, kind) for members in groups.values() if 1 < len(members) <= MOST]
         new = [b for b in made if b is not None]
-        for batch in new:  # grows: what is carried may itself be followed
+        for batch in new:  # the list grows, since batched maps may have batchable readers
             new += self._batch_epilogues(batch)
         gone = {m for b in new for m in b.members} | {c.name for c in self.bare.values()}
         self.open = [n for n in self.open if n not in gone]
@@ -134,19 +134,19 @@ class Batcher:
         return bool(new)
 
     def form(self, name: str) -> Sibling | None:
-        """The form of a Compute as it is now."""
+        """Return the current form of a Compute."""
         if name not in self.forms:
             self.forms[name] = form_of(self.computes[name], lambda ld: looked_through(ld, self.computes))
         return self.forms[name]
 
     def first(self, name: str) -> str:
-        """The model's product that came first in what a product was made of; what is chosen for that, goes for the whole."""
+        """Return the model's first product in a merged product; the way chosen for it applies to the whole."""
         while name in self.made or name in self.bare:
             name = self.bare[name].name if name in self.bare else self.made[name].members[0]
         return name
 
     def _merge_siblings(self, found: list[tuple[tuple[int, ...], Sibling]], kind: Kind) -> Merged | None:
-        """One Compute of siblings."""
+        """Merge siblings into one Compute. Returns None if their layout or operands do not fit."""
         forms: Sequence[Sibling] | None = [f for _, f in sorted(found, key=lambda f: f[0])]
         if kind in (_shared_input_key, _windowed_key):
             forms = [f for _, f in found] if kind is _shared_input_key else self._widen_windows([f for _, f in found])
@@ -166,7 +166,7 @@ class Batcher:
         return self._made(self._with_biases(forms, d), layout, None if d is None else f"i{d}")
 
     def _widen_windows(self, forms: Sequence[Sibling]) -> list[Sibling] | None:
-        """``forms`` through one window."""
+        """Return ``forms`` with a common window, or None."""
         found = [w for w in (match_windowed(f, self.constants) for f in forms) if w is not None]
         made = widen_windows(found, self.constants, self.types)
         if made is None:
@@ -188,8 +188,8 @@ class Batcher:
         return made
 
     def _with_biases(self, forms: Sequence[Sibling], column: int | None) -> list[Sibling]:
-        """``forms``, those without a bias of floats under another name, with a bias of zeros behind them, where others have one:
-        the keys of some attentions would else keep the biases of all out of the product's kernel."""
+        """Add a zero bias to those of ``forms`` without a bias, if others have one (floats only). Otherwise the bias-free keys of
+        some attentions would exclude all biases from the product's kernel."""
         known = [None if column is None else self._bias(f, column) for f in forms]
         given = next((b for b in known if b is not None), None)
         if given is None or column is None or not forms[0].compute.dtype.startswith("float"):
@@ -197,7 +197,7 @@ class Batcher:
         return [f if b is not None else self._add_zero_bias(f, given, column) for f, b in zip(forms, known, strict=True)]
 
     def _bias(self, form: Sibling, column: int) -> Sibling | None:
-        """The map behind a product that adds one number for each of its columns and is all that reads it."""
+        """Return the only reader of a product if it adds one number per column, else None."""
         name = form.compute.name
         readers = self.consumers.get(name, ())
         maps = self._elementwise_readers(name)
@@ -210,7 +210,7 @@ class Batcher:
         return made if all(i == Ref(f"i{column}") or not ex.axes_of(i) for i in bias.indices) else None
 
     def _add_zero_bias(self, form: Sibling, given: Sibling, column: int) -> Sibling:
-        """A product under another name, with a bias of zeros behind it as ``given`` is one, under its own."""
+        """Add a zero bias like ``given`` to a product. The bias map has the product's name; the product is renamed."""
         c = form.compute
         raw = make_identifier(f"{c.name}_product", self.taken)
         (bias,) = (ld for ld in given.loads if ld.tensor in self.constants)
@@ -246,7 +246,7 @@ class Batcher:
         self.computes[name], self.types[name] = whole, whole.type
         for read in (*whole.reads, name):
             self.consumers.setdefault(read, [])
-        for read in whole.reads:  # a batch may be part of another one, with which its maps go along
+        for read in whole.reads:  # a batch may be part of a further batch, together with its maps
             self.consumers[read].append(whole)
         for number, form in enumerate(forms):
             c = form.compute
@@ -264,7 +264,7 @@ class Batcher:
         return self.named[key]
 
     def _batch_epilogues(self, batch: Merged) -> Iterator[Merged]:
-        """Batches of the maps behind all members of ``batch`` that differ in nothing else."""
+        """Yield batches of the maps after all members of ``batch`` that differ in nothing else."""
         kinds: dict[Hashable, list[list[Sibling]]] = {}
         for number, member in enumerate(batch.members):
             for reader in self._elementwise_readers(member):
@@ -275,7 +275,7 @@ class Batcher:
         for groups in kinds.values():
             for forms in zip(*groups, strict=False):
                 if any(f.compute.name in self.slices for f in forms):
-                    continue  # behind another batch it was carried along already
+                    continue  # already batched after another batch
                 made = self._made(forms, batch.layout, self._stacking_axis(batch.layout))
                 if made is not None:
                     self.carried.add(made.name)
@@ -283,11 +283,11 @@ class Batcher:
                     yield made
 
     def _stacking_axis(self, layout: SideBySide) -> str:
-        """The axis of a member behind which siblings are stacked: constants of maps get the new one in the same place."""
+        """Return the member axis at which siblings are stacked: constants of maps are stacked at the same position."""
         return f"i{layout.at}"
 
     def _elementwise_readers(self, member: str) -> list[Compute]:
-        """Maps over ``member``'s shape that read it element by element and are part of no batch."""
+        """Return the unbatched maps over ``member``'s shape that read it element by element."""
         c = self.computes[member]
         found = [self.computes[r.name] for r in self.consumers.get(member, ())]
         return [
@@ -301,7 +301,7 @@ class Batcher:
         ]
 
     def _likeness(self, form: Sibling, number: int) -> Hashable:
-        """Equal for maps that may be carried together: slices of batches by batch, constants by type."""
+        """Return a key that is equal for maps that can be batched: it names slices by batch, constants by type."""
         parts = list[Hashable]()
         for load in form.loads:
             batch = self.slices.get(load.tensor)
@@ -315,7 +315,7 @@ class Batcher:
         return form.pattern, form.compute.dtype, tuple(parts)
 
     def result(self) -> Batched:
-        """The graph, without constants that were put together and are read no more."""
+        """Return the batched graph, without constants that were joined and are unused."""
         ordered = (made for c in self.graph.computes for made in (*self._new(c.name), self.computes[c.name]))
         computes = tuple(map(self._read_batch, ordered))
         used = {n for c in computes for n in c.reads} | {*self.graph.outputs}
@@ -325,7 +325,7 @@ class Batcher:
         return Batched(graph, tuple(self.made.values()), originals)
 
     def _read_batch(self, c: Compute) -> Compute:
-        """A map that reads slices element by element reads the batch itself, whose operator it may then join."""
+        """Let a map that reads slices element by element read the batch itself, so that their operators may fuse."""
         if c.combiner is not None or is_rearrangement(c) or not any(r in self.slices for r in c.reads):
             return c
         return replace(c, body=ex.transform(c.body, lambda e: self._of_batch(e, c)), used=None)
@@ -337,19 +337,19 @@ class Batcher:
         return Load(batch.name, batch.layout.slice(e.indices, number))
 
     def _new(self, name: str) -> Iterator[Compute]:
-        """The batches that stand before ``name``, as they are now, and what stands before those."""
+        """Yield the current batches that precede ``name``, each after the batches that precede it."""
         for made in self.before.get(name, ()):
             yield from self._new(made.name)
             yield self.computes[made.name]
 
 
 def _is_product(c: Compute) -> bool:
-    # Weights that are codes have one axis of columns: with one for the side, too, no family would see what they are.
+    # Quantised weights have one column axis: with a second axis for the siblings, kernel families would not match them.
     return c.kind == "contraction" and c.decoded is None and c.points > 0
 
 
 def _shared_input_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
-    """Products of one tensor, each with weights of its own."""
+    """Return the key of products of one tensor, each with different weights, or None."""
     d = form.column(state.constants)
     if d is None:
         return None
@@ -361,7 +361,7 @@ def _shared_input_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[in
 
 
 def _windowed_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
-    """Products of one image through windows that differ."""
+    """Return the key of products of one image through different windows, or None."""
     d, found = form.column(state.constants), match_windowed(form, state.constants)
     if d is None or found is None:
         return None
@@ -370,12 +370,12 @@ def _windowed_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, .
 
 
 def _shared_weights_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
-    """Products of slices of one tensor with the same weights."""
+    """Return the key of products of slices of one tensor with the same weights, or None."""
     return _of_slices(state, form, lambda root: root)
 
 
 def _own_weights_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
-    """Products of slices of one tensor, each with weights of its own."""
+    """Return the key of products of slices of one tensor, each with different weights, or None."""
     return _of_slices(state, form, lambda root: (state.types[root.tensor], root.indices, root.fill))
 
 

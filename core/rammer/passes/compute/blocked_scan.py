@@ -1,9 +1,10 @@
-"""Running sums in blocks: an element's sum is that of its own block up to it, and of the blocks before.
+"""Blocked running sums: an element's sum is the sum of its block up to it, plus the sum of all blocks before.
 
-Written as one tensor expression a running sum of ``n`` elements reads ``n * n / 2``. In blocks of ``B`` it is three: running sums
-within blocks, ``n * B`` reads, the blocks' totals, and running sums of these, which are cut again where they are many (Blelloch,
-"Prefix sums and their applications", 1990). What is recognised is the form, not an operator: a reduction over what lies on one
-side of its place. All of it is ordinary Computes, for any combiner."""
+As one tensor expression, a running sum of ``n`` elements reads ``n * n / 2`` elements. In blocks of ``B``, it becomes running
+sums within blocks (``n * B`` reads), the blocks' totals, and running sums of these. Many totals are split again (Blelloch,
+"Prefix sums and their applications", 1990). The pass matches a form, not an operator: a reduction over the elements on one side
+of a position. It emits ordinary Computes, for any combiner.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ from rammer.ir.compute import Axis, Combiner, Compute, ComputeGraph, combiner_id
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 from rammer.ir.names import Names, make_identifier
 
-#: The longest row that is no shorter in blocks, and the longest block.
+#: The longest row that is not split into blocks, and the target maximum of a block.
 SHORT: Final = 16
 BLOCK: Final = 32
-#: What combines two values, by the combiner of a reduction.
+#: The binary operation of each combiner.
 JOINED: Final[dict[Combiner, str]] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
 class _Running:
-    """``compute`` combines what ``load`` reads at its place along axis ``along`` (position in the load: ``dim``) and on one side:
-    before it (``sign`` -1) or behind. ``skipped`` elements next to it do not count: 0 or 1."""
+    """A running sum: ``compute`` combines the elements of ``load`` on one side of a position along axis ``along``.
+
+    The element at the position is included, unless ``skipped`` is 1. ``dim`` is the position of that axis in the load. The side
+    is before (``sign`` -1) or after the position."""
 
     compute: Compute
     load: Load
@@ -36,16 +39,16 @@ class _Running:
     dim: int
     sign: int
     skipped: int
-    end: Expr | None = None  #: Where the row ends in a run; None: with its tensor.
+    end: Expr | None = None  #: Dynamic end of the row; None: that of its tensor.
 
     @property
     def extent(self) -> int:
-        """How many elements a row has."""
+        """The number of elements of a row."""
         return self.compute.axes[self.along].extent
 
 
 def scan_in_blocks(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` with long running sums in blocks."""
+    """Return ``graph`` with long running sums in blocks."""
     computes, types, taken = list[Compute](), dict(graph.types), Names(graph.types)
     for c in graph.computes:
         source = _reduction_source(c)[0] if len(c.reduce) == 1 else None
@@ -56,14 +59,15 @@ def scan_in_blocks(graph: ComputeGraph) -> ComputeGraph:
 
 
 def _split_running_sum(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
-    """``c`` in Computes that read less; itself where it is no long running sum. ``shape`` is that of what it reads."""
+    """Yield Computes that replace ``c`` with fewer reads, or ``c`` itself if it is not a long running sum. ``shape`` is that of
+    its operand."""
     found = _match_running_sum(c, shape)
     if found is None or found.extent <= SHORT:
         yield c
         return
     block = _block_length(found.extent)
     count = -(-found.extent // block)
-    # What stands between the blocks is rounded no more often than the sum of a whole row would be.
+    # Values between the blocks are rounded no more often than the sum of a whole row.
     dtype = "float32" if c.dtype == "float16" else c.dtype
     blocks, totals, before, within, whole = (
         make_identifier(f"{c.name}_{part}", taken) for part in ("blocks", "totals", "before", "within", "whole")
@@ -106,7 +110,7 @@ def _split_running_sum(c: Compute, shape: tuple[int, ...], taken: Names) -> Iter
 
 
 def _match_running_sum(c: Compute, shape: tuple[int, ...]) -> _Running | None:
-    """What ``c`` is, where it is a running sum of rows of a tensor of this ``shape``."""
+    """Return ``c`` as a running sum of rows of a tensor of this ``shape``, or None."""
     load, test = _reduction_source(c)
     if load is None or c.combiner not in JOINED or load.fill != combiner_identity(c.combiner, c.dtype).value:
         return None
@@ -122,7 +126,7 @@ def _match_running_sum(c: Compute, shape: tuple[int, ...]) -> _Running | None:
     sign = factors[k.name]
     if axis is None or sign not in (-1, 1) or offset * sign not in (0, 1) or k.extent < axis.extent:
         return None
-    extents = {a.name: a.extent for a in c.axes if a is not axis}  # of all that the others may be: they lead nowhere outside
+    extents = {a.name: a.extent for a in c.axes if a is not axis}  # extents of axes in other indices, which stay inside
     others = [(i, n) for d, (i, n) in enumerate(zip(load.indices, shape, strict=True)) if d != dims[0]]
     inside = all(
         extents.get(i.axis, n + 1) <= n if isinstance(i, Ref) else isinstance(i, Const) and 0 <= i.value < n for i, n in others
@@ -134,7 +138,7 @@ def _match_running_sum(c: Compute, shape: tuple[int, ...]) -> _Running | None:
 
 
 def _reduction_source(c: Compute) -> tuple[Load | None, Op | None]:
-    """What a reduction combines, if that is an element of a tensor, and the test of where its row ends, if it asks."""
+    """Return the load that a reduction combines, and the test for the end of its row, or None for each missing part."""
     match c.body:
         case Load():
             return c.body, None
@@ -144,12 +148,12 @@ def _reduction_source(c: Compute) -> tuple[Load | None, Op | None]:
 
 
 def _block_length(extent: int) -> int:
-    """The length of blocks: about the root of the row's, a divisor of it where one is near, so that blocks are views of it."""
+    """Return the block length: about the root of the row's, preferably a divisor of it, so that blocks are views."""
     wanted = min(math.isqrt(extent), BLOCK)
     near = [b for b in range(max(2, wanted // 2), min(2 * wanted, 2 * BLOCK) + 1) if extent % b == 0]
     return min(near, key=lambda b: (abs(math.log(b / wanted)), b), default=wanted)
 
 
 def _fresh_axis_name(c: Compute, name: str) -> str:
-    """A name that no axis of ``c`` has."""
+    """Return an axis name that ``c`` does not use."""
     return make_identifier(name, Names(a.name for a in (*c.axes, *c.reduce)))

@@ -1,8 +1,7 @@
-"""Maps behind a view of a normalisation's result are computed in that result's own axes.
+"""Epilogue maps of a grouped normalisation, computed in the axes of the normalisation.
 
-Groups of channels have an axis of their own while they are normalised, and none in what follows: an activation over the channels
-would be an operator of its own, since its tasks are no rows of groups.
-"""
+A grouped normalisation has an axis for groups of channels, and its consumers do not. An activation over channels would therefore
+be a separate operator, because its tasks are not rows of groups."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from rammer.passes.compute.batch_candidates import is_rearrangement
 
 
 def in_rows(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` with such maps rewritten, each with a view under its old name; itself where there are none."""
+    """Return ``graph`` with maps after a reshaped normalisation in its axes, each with a view under the old name."""
     state = _Rows(graph)
     for c in graph.computes:
         state.visit(c)
@@ -26,7 +25,7 @@ def in_rows(graph: ComputeGraph) -> ComputeGraph:
 
 
 class _Rows:
-    """The graph in the making; ``rows`` are views, by name, of Computes with finer axes."""
+    """The graph under construction. ``rows`` maps names of views to Computes with finer axes."""
 
     def __init__(self, graph: ComputeGraph) -> None:
         self.types, self.taken = dict(graph.types), Names(graph.types)
@@ -36,12 +35,12 @@ class _Rows:
         self.rewritten = False
 
     def put(self, c: Compute) -> None:
-        """Append a Compute."""
+        """Append a Compute to the graph."""
         self.computes.append(c)
         self.made[c.name], self.types[c.name] = c, c.type
 
     def visit(self, c: Compute) -> None:
-        """Append ``c``, or what takes its place."""
+        """Append ``c`` or its replacement."""
         source = self._find_view_source(c)
         if source is None:
             self.put(c)
@@ -49,7 +48,7 @@ class _Rows:
                 self.rows[c.name] = found
             return
         places = split_indices(c.axes, source.axes)
-        assert places is not None  # a view of the source has these axes
+        assert places is not None  # views of the source have these axes
         own = dict(_join_indices(c.axes, source.axes))
         rows = tuple(Ref(a.name) for a in source.axes)
 
@@ -69,7 +68,8 @@ class _Rows:
         self.rows[c.name], self.rewritten = made, True
 
     def _find_view_source(self, c: Compute) -> Compute | None:
-        """What the map ``c`` reads element by element through a view, where all else that it reads follows its axes, too."""
+        """Return the map that ``c`` reads element by element through a view. Returns None if another load does not follow the
+        axes of ``c``."""
         if c.combiner is not None or is_rearrangement(c):
             return None
         mine = [ld for ld in c.loads if ld.tensor in self.rows and identity_load(ld, c)]
@@ -77,7 +77,7 @@ class _Rows:
         return self.rows[mine[0].tensor] if mine and plain else None
 
     def _find_normalised_map(self, view: Compute) -> Compute | None:
-        """The map of which ``view`` is a reshape that joins axes, where that map reads one number for many of its elements."""
+        """Return the map that ``view`` reshapes by joining axes, if that map broadcasts an operand over some of its axes."""
         assert isinstance(view.body, Load)
         source = self.made.get(view.body.tensor)
         if source is None or source.combiner is not None or is_rearrangement(source):
@@ -88,7 +88,7 @@ class _Rows:
 
 
 def _group_axes(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[list[Axis]] | None:
-    """For each axis the finer ones that it is made of, in order; None where they do not lie so."""
+    """Return for each coarse axis the consecutive fine axes that form it, or None if the axes do not match."""
     found, rest = list[list[Axis]](), list(fine)
     for number, axis in enumerate(coarse):
         group = list[Axis]()
@@ -104,7 +104,7 @@ def _group_axes(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[list[Axis]
 
 
 def split_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> tuple[Expr, ...] | None:
-    """The places along ``fine`` axes of an element at ``coarse`` ones that they are cut from; None where they are not."""
+    """Return the indices along ``fine`` axes of an element at ``coarse`` axes, or None if ``fine`` does not split ``coarse``."""
     groups = _group_axes(coarse, fine)
     if groups is None:
         return None
@@ -118,7 +118,7 @@ def split_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> tuple[Expr, .
 
 
 def _join_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[tuple[str, Expr]]:
-    """The name of each coarse axis, and its place by the fine ones."""
+    """Return the name of each coarse axis and its index in terms of the fine axes."""
     result = list[tuple[str, Expr]]()
     for axis, group in zip(coarse, _group_axes(coarse, fine) or (), strict=True):
         place: Expr = ex.integer(0)

@@ -1,9 +1,9 @@
-"""Maps that are computed where they are read: comparisons, and the numbers that codes stand for.
+"""Inlining of comparisons and of decoded codes into their consumers.
 
-A comparison as a tensor of its own would be one more result to keep, of a type that kernel families for products do not hold: the
-guard that exporters put after an attention's softmax (``where(isnan(p), 0, p)``) would cut the attention in two. Decoded numbers
-would be four times the bytes of their codes. A residual that was quantised is one more operand of the map after a product, and a
-mean over codes a reduction of them. The operands of products stay tensors.
+A comparison as a separate tensor has a type that the kernel families for products do not support. The guard that exporters emit
+after an attention's softmax (``where(isnan(p), 0, p)``) would split the attention in two. Decoded values need four times the
+bytes of their codes. An inlined quantised residual is an operand of the map after a product. A mean over codes is a reduction of
+them. Operands of products stay tensors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rammer.ir.compute import Compute, ComputeGraph, computed_at, identity_load
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.types import TensorType, itemsize
 
-#: Most maps that become one: bodies are walked by recursion, and kernels gain nothing from longer ones.
+#: Maximum conditions per merged map: bodies are walked recursively, and longer maps do not improve kernels.
 MOST_CONDITIONS: Final = 24
 
 
 def inline_conditions(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` with every map of truth values that is read by one other map only, element by element, inside that map."""
+    """Return ``graph`` with every boolean map inlined into its consumer, if that is one map that reads it element by element."""
     readers, outputs = graph.consumers(), set(graph.outputs)
     inside: dict[str, Compute] = {}
     result, made_of = list[Compute](), dict[str, int]()
@@ -38,19 +38,19 @@ def inline_conditions(graph: ComputeGraph) -> ComputeGraph:
 
 
 def _is_condition(c: Compute) -> bool:
-    """A map to truth values that computes something; what only rearranges may be a view."""
+    """Return True if ``c`` computes booleans. A rearrangement is excluded, since it may be a view."""
     return c.dtype == "bool" and c.combiner is None and not isinstance(c.body, Load)
 
 
 def _asked_once(c: Compute, readers: list[Compute]) -> bool:
-    """Whether one map alone reads ``c``, element by element."""
+    """Return True if exactly one map reads ``c``, element by element."""
     if len(readers) != 1 or readers[0].combiner is not None or readers[0].shape != c.shape:
         return False
     return all(identity_load(ld, readers[0]) for ld in readers[0].loads if ld.tensor == c.name)
 
 
 def _with_conditions(c: Compute, inside: dict[str, Compute]) -> Compute:
-    """``c`` with the conditions that it reads computed in place."""
+    """Return ``c`` with the conditions that it reads inlined."""
     if not any(r in inside for r in c.reads):
         return c
 
@@ -65,7 +65,7 @@ def _with_conditions(c: Compute, inside: dict[str, Compute]) -> Compute:
 
 
 def inline_decodings(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` with every map from codes to wider numbers inside the maps and reductions that read it."""
+    """Return ``graph`` with every map from codes to wider values inlined into the maps and reductions that read it."""
     outputs, found = set(graph.outputs), dict[str, Compute]()
     result = list[Compute]()
     for c in graph.computes:
@@ -80,7 +80,7 @@ def inline_decodings(graph: ComputeGraph) -> ComputeGraph:
 
 
 def _is_decoding(c: Compute, types: Mapping[str, TensorType]) -> bool:
-    """Whether ``c`` makes wider numbers of one tensor's elements, each in its place, and of parameters."""
+    """Return True if ``c`` widens the elements of one tensor in place, with parameters as its only other operands."""
     if c.combiner is not None or isinstance(c.body, Load) or not c.axes:
         return False
     whole = [ld for ld in c.loads if types[ld.tensor].size == types[c.name].size > 1]
@@ -92,7 +92,7 @@ def _is_decoding(c: Compute, types: Mapping[str, TensorType]) -> bool:
 
 
 def _with_decodings(c: Compute, found: dict[str, Compute]) -> Compute:
-    """``c`` with the decodings that it reads computed in place, unless it is a product or only rearranges."""
+    """Return ``c`` with the decodings that it reads inlined, unless it is a product or a rearrangement."""
     if (isinstance(c.body, Load) and c.combiner is None) or c.kind == "contraction" or not any(r in found for r in c.reads):
         return c
 

@@ -1,8 +1,7 @@
-"""Products of one image through windows that differ, through the smallest one that has them all (IOS, MLSys'21, section 3).
+"""Merging of products of one image with different windows into the smallest window that covers all (IOS, MLSys'21, section 3).
 
-Weights are padded with zeros to that window, so each result is what it was, and they can then lie side by side as siblings of one
-window do. What is infinite or no number in a place that only the larger window reads becomes NaN, so nobody does this unasked.
-"""
+Weights are padded with zeros to that window, so results do not change and the products become siblings of one window. An infinity
+or NaN at an element that only the larger window reads becomes NaN, so the rewrite is optional."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from rammer.ir.expr import Expr, Load, Op, Ref
 from rammer.ir.types import TensorType
 from rammer.passes.compute.batch_candidates import Sibling
 
-#: Products together multiply at most so many times what they did apart.
+#: Maximum ratio of multiplications after and before merging.
 MOST_WORK: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class DataWalk:
-    """How a product walks along one dimension of its data: from ``start``, ``extent`` times by ``step``, along dimension ``at``
-    of its weights (-1: it does not walk); ``terms`` are the output axes that move it."""
+    """The walk of a product along one dimension of its data. It begins at ``start`` and has ``extent`` steps of ``step``, along
+    dimension ``at`` of the weights (-1: fixed index). ``terms`` are the output axes that shift it."""
 
     terms: tuple[tuple[str, int], ...]
     start: int
@@ -34,7 +33,7 @@ class DataWalk:
     at: int
 
     def index(self, tap: str) -> Expr:
-        """The place in the data, at ``tap``."""
+        """Return the data index at ``tap``."""
         made: Expr = ex.integer(0)
         for axis, factor in self.terms:
             made = ex.make_add(made, ex.make_mul(axis, factor))
@@ -43,8 +42,8 @@ class DataWalk:
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """A product of data and constant weights whose sum walks straight through both; ``places`` are the axis, if any, and the
-    first place along each dimension of the weights, ``first`` says whether the data are the first operand."""
+    """A product of data and constant weights whose sum walks through both with constant steps. ``places`` holds the axis, if any,
+    and the first index along each dimension of the weights. ``first`` is True if the data are the first operand."""
 
     form: Sibling
     data: Load
@@ -55,13 +54,13 @@ class Windowed:
 
     @property
     def likeness(self) -> object:
-        """Equal for products that one window may serve: all but how far each side walks."""
+        """Key that is equal for products that one window can serve: everything but the length of each walk."""
         kept = tuple(axis if axis.startswith("i") else "" for axis, _ in self.places)
         return self.data.tensor, self.form.compute.dtype, tuple(s.terms for s in self.sides), kept, self.first
 
 
 def match_windowed(form: Sibling, constants: Mapping[str, np.ndarray]) -> Windowed | None:
-    """``form`` where it is such a product; None for others."""
+    """Return ``form`` as a windowed product, or None if it does not match."""
     c, body = form.compute, form.body
     if c.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul" or body.args != form.loads:
         return None
@@ -83,7 +82,7 @@ def match_windowed(form: Sibling, constants: Mapping[str, np.ndarray]) -> Window
 
 
 def _index_start(index: Expr) -> tuple[str, int] | None:
-    """The axis, if any, that an index follows, and where it begins."""
+    """Return the axis, if any, that an index follows, and its start."""
     found = ex.affine_form(index)
     if found is None or len(found[0]) > 1 or any(f != 1 for f in found[0].values()) or found[1] < 0:
         return None
@@ -104,7 +103,7 @@ def _match_data_walk(index: Expr, extents: Mapping[str, int], places: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What weights become: zeros of ``shape`` around what was read of them, which lies from ``starts`` on."""
+    """Zero padding of weights to ``shape``; the part ``read`` of the old weights is stored from ``starts``."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -112,7 +111,7 @@ class Padding:
     read: tuple[tuple[int, int], ...]
 
     def of(self, constants: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The new weights."""
+        """Return the padded weights as a read-only array."""
         known = constants[self.tensor][tuple(slice(*r) for r in self.read)]
         made = np.zeros(self.shape, known.dtype)
         made[tuple(slice(s, s + n) for s, n in zip(self.starts, known.shape, strict=True))] = known
@@ -123,8 +122,8 @@ class Padding:
 def widen_windows(
     found: Sequence[Windowed], constants: Mapping[str, np.ndarray], types: Mapping[str, TensorType]
 ) -> list[tuple[Sibling, Padding]] | None:
-    """Products of equal likeness through one window, as siblings that read their old weights, which are to be padded so; None
-    where none would change, where no window has them all, or where that would be too much work."""
+    """Return products of equal likeness with one common window, as siblings that read their old weights, and the padding of
+    these. Returns None if no product would change, no window covers all, or the work exceeds ``MOST_WORK``."""
     sides = list[DataWalk]()
     for walked in zip(*(w.sides for w in found), strict=True):
         side = _union_walk(walked)
@@ -141,7 +140,7 @@ def widen_windows(
 
 
 def _union_walk(sides: Sequence[DataWalk]) -> DataWalk | None:
-    """The shortest walk that has all ``sides``."""
+    """Return the shortest walk that covers all ``sides``."""
     places = {s.at for s in sides if s.at >= 0}
     steps = {s.step for s in sides if s.at >= 0 and s.extent > 1}
     if len({(s.start, s.extent) for s in sides}) == 1 and len({s.at for s in sides}) == 1 and len(steps) <= 1:
@@ -156,7 +155,7 @@ def _union_walk(sides: Sequence[DataWalk]) -> DataWalk | None:
 
 
 def _has_free_dims(found: Sequence[Windowed], sides: Sequence[DataWalk]) -> bool:
-    """Whether every product has a dimension of its weights for each side, and no two sides share one."""
+    """Return True if every product has a distinct dimension of its weights for each side."""
     places = [s.at for s in sides if s.at >= 0]
     if len(set(places)) < len(places):
         return False
@@ -170,7 +169,7 @@ def _has_free_dims(found: Sequence[Windowed], sides: Sequence[DataWalk]) -> bool
 def _pad_to_window(
     w: Windowed, sides: Sequence[DataWalk], constants: Mapping[str, np.ndarray], types: Mapping[str, TensorType]
 ) -> tuple[Sibling, Padding]:
-    """``w`` through the window ``sides``."""
+    """Return ``w`` with the window ``sides``, and the padding of its weights."""
     c = w.form.compute
     walked = sorted((s for s in sides if s.at >= 0), key=lambda s: s.at)
     taps = {s.at: f"r{d}" for d, s in enumerate(walked)}

@@ -1,9 +1,8 @@
-"""Splitting where one task's operands outgrow a vEU's memory: reductions by ``rfactor``, tables in pieces (``split_gather.py``).
+"""Splitting of tasks whose operands exceed a vEU's memory: reductions by ``rfactor``, tables into pieces (``split_gather.py``).
 
-A device that stages everything a task reads cannot hold the operands of one output element of a very
-deep contraction (VGG's first fully connected layer reads 25,088 weights an output). The reduction then
-becomes two ordinary Computes, partial sums and their sum, and everything after works as usual. So it is with what
-an element may be taken from where data says which: a column of a table of 37,000 words.
+A device that stages all operands of a task cannot hold those of one output element of a very deep contraction. VGG's first fully
+connected layer reads 25,088 weights per output. The reduction becomes two ordinary Computes, partial sums and their sum. Tables
+that are indexed by data are split likewise, such as a column of a table of 37,000 words.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from rammer.passes.compute.split_gather import find_gather_loads, in_pieces
 
 
 def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Compute, Compute]:
-    """``sum[k] f(k)`` -> ``partial[.., p] = sum[k'] f(p*K' + k')`` and ``sum[p] partial[.., p]``.
+    """Rewrite ``sum[k] f(k)`` to ``partial[.., p] = sum[k'] f(p*K' + k')`` and ``sum[p] partial[.., p]``.
 
-    Partial sums of float16 are float32, so that the result is rounded once. ``parts`` must divide the axis' extent, ``name`` is
-    that of the partial sums; ValueError otherwise, or when ``axis`` is not reduced.
-    """
+    Partial sums of float16 are float32, so that the result is rounded once. ``name`` is the name of the partial sums. Raises
+    ValueError if ``parts`` does not divide the axis' extent or ``axis`` is not reduced."""
     extents = {r.name: r.extent for r in compute.reduce}
     if axis not in extents:
         raise ValueError(f"compute {compute.name}: {axis} is no reduction axis")
@@ -51,7 +49,7 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
 
 
 def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
-    """``graph`` with every reduction, and every map over a table, split whose smallest task would not fit a vEU of ``device``."""
+    """Return ``graph`` with every reduction and table map split whose smallest task exceeds a vEU of ``device``."""
     computes: list[Compute] = []
     types, taken = dict(graph.types), Names(graph.types)
     for c in graph.computes:
@@ -64,7 +62,7 @@ def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
 def _split_reduction(
     compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names
 ) -> tuple[Compute, Compute] | None:
-    """The smallest split, along the longest reduction axis, after which one output element's task fits."""
+    """Return the smallest split along the longest reduction axis after which the task of one output element fits."""
     if _can_fit_task(compute, types, device):
         return None
     longest = max(compute.reduce, key=lambda r: r.extent)
@@ -74,11 +72,11 @@ def _split_reduction(
         known = {**types, partial.name: partial.type}
         if _can_fit_task(partial, known, device) and _can_fit_task(final, known, device):
             return partial, final
-    return None  # the tile search says which operator does not fit, and where
+    return None  # the tile search reports the operator that does not fit
 
 
 def _split_table(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, ...] | None:
-    """As few pieces as are needed, to a fifth, of the longest table that a map reads anywhere, for one element's task to fit."""
+    """Return a split of a map's longest table into almost the fewest pieces (within a fifth) that let one element's task fit."""
     if _can_fit_task(compute, types, device):
         return None
     found = find_gather_loads(compute, [types[ld.tensor].shape for ld in compute.loads])

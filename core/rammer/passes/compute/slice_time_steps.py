@@ -1,10 +1,9 @@
-"""Products of a whole sequence: all time steps at once, or one product a step.
+"""Products of a whole sequence, computed for all time steps at once or step by step.
 
-A recurrent layer multiplies all its inputs by one matrix. As one product that is the least work, but it waits for
-the last step of the layer before, so stacked layers run one after another. As one product a step, a step of a layer
-needs one step of the layer before only, and the layers run side by side, a wave of cells at a time (Rammer, OSDI'20,
-section 4.2; Appleyard et al., arXiv 1604.01946, section 3.4). Which is faster depends on how many vEUs
-there are to fill: both are predicted for the device, by work and span.
+A recurrent layer multiplies all its inputs by one matrix. One product is the least work. However, it waits for the last step of
+the previous layer, so stacked layers run one after another. With one product per step, a step needs only one step of the previous
+layer. The layers then overlap as a wavefront of cells (Rammer, OSDI'20, section 4.2; Appleyard et al., arXiv 1604.01946, section
+3.4). The faster form depends on the number of vEUs, so both are predicted for the device from work and span.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from rammer.ir.names import Names, make_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.piecewise import piecewise_regions
 
-#: What the first layers' product as a whole must take at most of what it takes in steps. Prices know of no weights that stay in
-#: registers from step to step: for LSTM-TC they say 0.987, and its layers alike are what runs best (measured on an H200).
+#: Maximum predicted time of the first layers' product as a whole, relative to its time in steps. Prices do not model weights that
+#: stay in registers from step to step. For LSTM-TC they predict 0.987, and uniform layers are fastest (measured on an H200).
 CLEARLY: Final = 0.95
 
 
 def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
-    """``graph`` with one product a step wherever that lets layers overlap and is predicted faster on ``device``; else
-    ``graph`` itself. Of the first layers, whose input is there as a whole, the product may stay one: where it is wide, reading
-    its weights in every step costs more than the wave that one product takes."""
+    """Return ``graph`` with one product per step where layers then overlap and are predicted faster on ``device``.
+
+    Otherwise return ``graph`` itself. The first layers, whose input is complete at the start, may keep one product: if it is
+    wide, reading its weights in every step costs more than the wave of one product."""
     chains = _find_chains(graph)
     if not chains:
         return graph
@@ -48,14 +48,14 @@ def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
 
 
 def every_step(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` with one product a step wherever that lets layers overlap, whatever it costs."""
+    """Return ``graph`` with one product per step wherever layers then overlap, regardless of cost."""
     chains = _find_chains(graph)
     return _Slicer(graph, chains).graph_of_slices() if chains else graph
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A product with the maps that follow it; whoever reads the last of them reads single positions ``used`` of axis ``dim``."""
+    """A product with the maps that follow it, whose consumers read only the positions ``used`` of axis ``dim``."""
 
     members: tuple[Compute, ...]
     dim: int
@@ -72,7 +72,7 @@ def _find_chains(graph: ComputeGraph) -> list[_Chain]:
 
 
 def _behind_others(graph: ComputeGraph, chains: list[_Chain]) -> list[_Chain]:
-    """The chains that read, through whatever is between, what another one gives."""
+    """Return the chains that depend, directly or indirectly, on another chain."""
     members, behind = {m.name for chain in chains for m in chain.members}, set[str]()
     for c in graph.computes:
         if any(r in members or r in behind for r in c.reads):
@@ -81,7 +81,7 @@ def _behind_others(graph: ComputeGraph, chains: list[_Chain]) -> list[_Chain]:
 
 
 def _match_chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
-    """The chain from ``product`` whose readers take slices along ``dim``, None if one of them reads more."""
+    """Return the chain from ``product`` whose consumers read slices along ``dim``, or None if a consumer reads more."""
     if not _steps_of_data(graph, product, product.axes[dim].name):
         return None
     used = slices.read(product.name, dim)
@@ -89,8 +89,8 @@ def _match_chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slice
 
 
 class _Slices:
-    """Which positions along an axis readers take of a Compute and of the maps behind it, found once for each: products that
-    are added up one after another share most of what is behind them."""
+    """Cache of the positions along an axis that consumers read of a Compute and of the maps after it. Products that are summed
+    one after another share most of the maps after them."""
 
     def __init__(self, graph: ComputeGraph) -> None:
         self.consumers, self.outputs = graph.consumers(), set(graph.outputs)
@@ -98,9 +98,9 @@ class _Slices:
         self.found: dict[tuple[str, int], frozenset[int] | None] = {}
 
     def read(self, name: str, dim: int) -> frozenset[int] | None:
-        """The positions, None where a reader takes more than single ones or the value leaves the graph."""
+        """Return the positions, or None if the value is a graph output or a consumer reads more than single positions."""
         waiting = [name]
-        while waiting:  # without recursion: chains of maps may be long
+        while waiting:  # iterative, because chains of maps may be long
             at = waiting[-1]
             behind = [] if at in self.outputs else [r.name for r in self._map_readers(at)]
             missing = [b for b in behind if (b, dim) not in self.found] if (at, dim) not in self.found else []
@@ -118,7 +118,7 @@ class _Slices:
         return None if None in parts else frozenset[int]().union(*(p for p in parts if p is not None))
 
     def _own(self, name: str, dim: int) -> frozenset[int] | None:
-        """The positions that readers take which are no maps of the whole."""
+        """Return the positions that are read by consumers other than element-wise maps."""
         if name in self.outputs:
             return None
         maps = {r.name for r in self._map_readers(name)}
@@ -129,7 +129,7 @@ class _Slices:
         return frozenset(int(p.value) for p in places if isinstance(p, Const))
 
     def _map_readers(self, name: str) -> list[Compute]:
-        """The readers that take every element at its own place."""
+        """Return the consumers that read every element at the same index."""
         shape = self.producers[name].shape
         return [
             r
@@ -138,7 +138,7 @@ class _Slices:
         ]
 
     def members(self, product: Compute) -> tuple[Compute, ...]:
-        """The product and all maps behind it, each once."""
+        """Return the product and all maps after it, without duplicates."""
         members = {product.name: product}
         waiting = [product]
         for member in waiting:
@@ -149,13 +149,13 @@ class _Slices:
 
 
 def _steps_of_data(graph: ComputeGraph, product: Compute, axis: str) -> bool:
-    """Whether ``axis`` runs through data alone: the same weights serve all its positions."""
+    """Return True if ``axis`` indexes only data, so that all its positions share the same weights."""
     weights = {axis in ex.axes_of(ld) for ld in product.loads if ld.tensor in graph.constants}
     return weights == {False} and any(Ref(axis) in ld.indices for ld in product.loads)
 
 
 class _Slicer:
-    """Rewrites every chain of a graph into one copy a step."""
+    """Rewrite of every chain of a graph into one copy per step."""
 
     def __init__(self, graph: ComputeGraph, chains: list[_Chain]) -> None:
         self.graph, self.producers, self.outputs = graph, graph.producers, set(graph.outputs)
@@ -165,13 +165,13 @@ class _Slicer:
         self.taken, self.named = Names(graph.types), dict[tuple[object, ...], str]()
 
     def graph_of_slices(self) -> ComputeGraph:
-        """The whole graph again, each slice just before its first reader."""
+        """Return the rewritten graph, with each slice directly before its first consumer."""
         for c in self.graph.computes:
             if c.name not in self.chain_of:
                 self._add_compute(replace(c, body=ex.rename_tensors(ex.transform(c.body, self._slice_load), self.copies)))
         used = {*self.graph.outputs}
         kept = list[Compute]()
-        for c in reversed(self.made.values()):  # a sequence that only chains read is gone
+        for c in reversed(self.made.values()):  # sequences that only chains read are removed
             if c.name in used:
                 kept.append(c)
                 used |= set(c.reads)
@@ -186,7 +186,7 @@ class _Slicer:
             self.made[c.name] = c
 
     def _slice_load(self, e: Expr) -> Load | None:
-        """A read of one position of a chain becomes a read of that step's copy."""
+        """Replace a read of one position of a chain by a read of that step's copy."""
         if not isinstance(e, Load) or e.tensor not in self.chain_of:
             return None
         dim = self.chain_of[e.tensor].dim
@@ -195,7 +195,7 @@ class _Slicer:
         return Load(self._step(e.tensor, int(at.value)), (*e.indices[:dim], *e.indices[dim + 1 :]))
 
     def _step(self, name: str, step: int) -> str:
-        """The copy of chain member ``name`` for ``step``."""
+        """Return the copy of chain member ``name`` for ``step``."""
         own = self._name(f"{name}_{step}", name, step)
         if own not in self.made:
             c, chain = self.producers[name], self.chain_of[name]
@@ -207,17 +207,17 @@ class _Slicer:
                 reduce=c.reduce,
                 body=ex.transform(c.body, lambda e: self._at(e, axis, step)),
             )
-            self.made[own] = self.made.pop(own)  # behind the slices that its body asked for
+            self.made[own] = self.made.pop(own)  # after the slices that its body created
         return own
 
     def _name(self, title: str, *what: object) -> str:
-        """The identifier of a slice: its title, unless something else is called so."""
+        """Return the identifier of a slice: its title, or a unique variant if the name is taken."""
         if what not in self.named:
             self.named[what] = make_identifier(title, self.taken)
         return self.named[what]
 
     def _at(self, e: Expr, axis: str, step: int) -> Expr | None:
-        """``e`` at position ``step`` of ``axis``: chain members by their copies, other tensors by slices."""
+        """Return ``e`` at position ``step`` of ``axis``, with copies of chain members and slices of other tensors."""
         if isinstance(e, Ref):
             return integer(step) if e.axis == axis else None
         if not isinstance(e, Load):
@@ -231,7 +231,7 @@ class _Slicer:
         return self._load_step_slice(self._slice_load(source) or source)
 
     def _resolve_source(self, load: Load) -> Load:
-        """What ``load`` reads in the end, looking through copies and concatenations."""
+        """Return the source of ``load``, resolved through copies and concatenations."""
         producer = self.producers.get(load.tensor)
         while producer is not None and producer.combiner is None and load.tensor not in self.chain_of:
             body = ex.substitute(producer.body, dict(zip((a.name for a in producer.axes), load.indices, strict=True)))
@@ -242,9 +242,10 @@ class _Slicer:
         return load
 
     def _load_step_slice(self, load: Load) -> Load:
-        """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
+        """Return a read of a slice of a tensor with all steps. The form does not depend on the step, so that equal steps read
+        alike."""
         literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
-        # The tensor may itself be a slice of another chain, made a moment ago.
+        # The tensor may itself be a slice of another chain that was just created.
         kind = self.made[load.tensor].type if load.tensor in self.made else self.graph.types[load.tensor]
         shape = kind.shape
         if all(shape[d] == 1 for d in literal):
@@ -265,7 +266,7 @@ class _Slicer:
 
 
 def _fold_where(body: Expr) -> Expr:
-    """``where(lt(3, 5), a, b)`` -> ``a``: a piecewise body at a known place."""
+    """Fold ``where(lt(3, 5), a, b)`` to ``a``: a piecewise body at a constant index."""
     while isinstance(body, Op) and body.fn == "where":
         test = body.args[0]
         if not (isinstance(test, Op) and test.fn == "lt" and all(isinstance(a, Const) for a in test.args)):
@@ -276,14 +277,14 @@ def _fold_where(body: Expr) -> Expr:
 
 
 def _price_waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
-    """Number of waves and their predicted seconds: a launch and the longer of a wave's slowest Compute and its work
-    over all vEUs."""
+    """Return the number of waves and their predicted seconds. A wave costs a launch plus the maximum of its slowest Compute and
+    its work over all vEUs."""
     depth: dict[str, int] = {}
     span: dict[int, float] = {}
     work: dict[int, float] = {}
     for c in graph.computes:
         before = max((depth.get(r, 0) for r in c.reads), default=0)
-        free = c.combiner is None and (isinstance(c.body, Load) or piecewise_regions(c) is not None)  # a view in most plans
+        free = c.combiner is None and (isinstance(c.body, Load) or piecewise_regions(c) is not None)  # usually compiled as a view
         depth[c.name] = before if free else before + 1
         if not free:
             alone, busy = _price_compute(c, graph, device, prices)
@@ -293,7 +294,7 @@ def _price_waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float])
 
 
 def _price_compute(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
-    """Seconds of one Compute with the device to itself, and its vEU-seconds."""
+    """Return the seconds of one Compute on an idle device, and its vEU-seconds."""
     operator = ROperator(c.name, (c,), (), (c.name,))
     key = Binding(graph.types, {}).key(operator)
     if key not in prices:

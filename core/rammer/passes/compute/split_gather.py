@@ -1,13 +1,13 @@
-"""Tables in pieces: a map that reads a tensor where data says, for devices whose tasks hold all that they may read.
+"""Splitting of gathered tables into pieces, for devices whose tasks hold all data that they may read.
 
-``y[i] = t[at[i]]`` becomes a view of ``t`` as pieces of one size, what each piece gives, and the choice of one:
+``y[i] = t[at[i]]`` becomes a view of ``t`` as pieces of equal size, a gather from each piece, and a selection:
 
     y_pieces[p, r] = t[p * step + r]
     y_each[i, p] = y_pieces[p, at[i] - p * step]
     y[i] = y_each[i, min(max(at[i], 0) // step, parts - 1)]
 
-Where the parts do not divide the extent pieces are longer than ``step`` and overlap, so that the last one ends with the tensor.
-Beside its piece a result is any number that is there: nobody chooses it.
+If the parts do not divide the extent, pieces are longer than ``step`` and overlap. The last piece ends with the tensor. An index
+outside a piece yields an arbitrary element of it, which is never selected.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rammer.ir.types import TensorType
 
 
 def find_gather_loads(compute: Compute, shapes: Sequence[Sequence[int]]) -> list[tuple[int, Load, int]]:
-    """The loads of ``compute`` with a dimension along which data says where they read: its extent, and its number. ``shapes`` are
-    those of the tensors, load by load."""
+    """Return the loads of ``compute`` with a data-dependent dimension, each with that dimension's extent and number. ``shapes``
+    are the shapes of the loaded tensors, load by load."""
     bounds = {a.name: (0, a.extent - 1) for a in (*compute.axes, *compute.reduce)}
     return [
         (shape[dim], load, dim)
@@ -37,8 +37,8 @@ def find_gather_loads(compute: Compute, shapes: Sequence[Sequence[int]]) -> list
 def in_pieces(
     compute: Compute, load: Load, dim: int, table: TensorType, parts: int, names: tuple[str, str]
 ) -> tuple[Compute, Compute, Compute]:
-    """A map with the ``table`` that it reads by ``load`` cut along ``dim``, in the three steps above; ``names`` are those of the
-    first two. There are no more ``parts`` than elements."""
+    """Return the three steps above for a map that reads ``table`` by ``load``, cut along ``dim``. ``names`` are the names of the
+    first two Computes. The number of pieces is at most ``parts`` and the number of elements."""
     shape = table.shape
     step = shape[dim] // parts
     size = shape[dim] - (parts - 1) * step
@@ -50,7 +50,7 @@ def in_pieces(
     view = Compute(names[0], table.dtype, (Axis(part, parts), *axes), Load(load.tensor, tuple(place)), origin=compute.origin)
     at = Cast("int64", load.indices[dim])
     within: Expr = Op("sub", (at, ex.make_mul(part, step)))
-    if load.fill is None:  # it is inside the tensor, and not inside every piece
+    if load.fill is None:  # the index is inside the tensor, but not inside every piece
         within = Op("min", (Op("max", (within, ex.integer(0))), ex.integer(size - 1)))
     inside = Load(view.name, (Ref(part), *load.indices[:dim], within, *load.indices[dim + 1 :]), load.fill)
     each = replace(

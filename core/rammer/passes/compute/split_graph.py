@@ -1,4 +1,4 @@
-"""A graph in which products are being cut: Computes by name, who reads what, and what is part of what."""
+"""A graph whose products are being split: Computes by name, their consumers, and their original Computes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rammer.ir.types import TensorType
 
 @dataclass(frozen=True)
 class CutGraph:
-    """A graph with products apart. Of each Compute that is new: which of the model's it is part of, and by what cuts (named after
-    the model's Compute that ends in them) it came to be."""
+    """A graph with split products. For each new Compute, ``sources`` names the model's Compute that it is part of. ``cuts`` lists
+    the cuts that created it, each named after the model's Compute at which the cut ends."""
 
     graph: ComputeGraph
     sources: Mapping[str, str]
@@ -24,7 +24,8 @@ class CutGraph:
 
 
 class CutState:
-    """The graph in the making. Cuts go by the name of the model's Compute that ends in them; those ``without`` are not made."""
+    """The graph under construction. A cut is named after the model's Compute at which it ends. Cuts in
+    ``without`` are skipped."""
 
     def __init__(self, graph: ComputeGraph, without: Collection[str]) -> None:
         self.graph, self.without = graph, without
@@ -36,18 +37,18 @@ class CutState:
         self.named: dict[tuple[str, int, int, int], str] = {}
         self.sources: dict[str, str] = {}
         self.cuts: dict[str, frozenset[str]] = {}
-        self.begins: dict[str, int] = {}  # of blocks, in what the model has
+        self.begins: dict[str, int] = {}  # first index of a block in the model's Compute
         self.outputs = frozenset(graph.outputs)
 
     def along(self, load: Load, axis: Axis) -> int | None:
-        """The dimension of which ``axis`` runs through all, in no other index; None where there is none."""
+        """Return the dimension that ``axis`` indexes completely and alone, or None if it does not exist."""
         at = [d for d, i in enumerate(load.indices) if axis.name in ex.axes_of(i)]
         shape = self.types[load.tensor].shape
         plain = load.fill is None and len(at) == 1 and load.indices[at[0]] == Ref(axis.name) and shape[at[0]] == axis.extent
         return at[0] if plain else None
 
     def piece(self, tensor: str, at: int, first: int, length: int) -> str:
-        """A constant's part along dimension ``at``, itself where that is all of it."""
+        """Return the name of a constant's part along dimension ``at``, or ``tensor`` if the part is all of it."""
         key = tensor, at, first, length
         if length == self.types[tensor].shape[at]:
             return tensor
@@ -72,14 +73,14 @@ class CutState:
             self.readers[read].pop(name, None)
 
     def add(self, c: Compute, of: Sequence[Compute], label: str) -> None:
-        """Put in a Compute that is made by a cut of others, first of all of the last."""
+        """Add a Compute that a cut creates from the Computes ``of``; the last of these is its main source."""
         self.replace_with(c)
         known = [self.cuts.get(m.name, frozenset[str]()) for m in of]
         self.sources[c.name] = self.sources.get(of[-1].name, of[-1].name)
         self.cuts[c.name] = frozenset({label}).union(*known)
 
     def result(self) -> CutGraph:
-        """The graph, each Compute behind what it reads."""
+        """Return the rewritten graph in topological order."""
         if not self.cuts:
             return CutGraph(self.graph, {}, {})
         computes = self._in_order()
@@ -90,7 +91,7 @@ class CutState:
         return CutGraph(graph, {n: self.sources[n] for n in made}, {n: self.cuts[n] for n in made})
 
     def _in_order(self) -> tuple[Compute, ...]:
-        """What reaches an output, each behind what it reads, else in the order of the model's."""
+        """Return the live Computes in topological order, ties broken by the model's order."""
         live, waiting = set[str](), [n for n in self.outputs if n in self.computes]
         while waiting:
             if (name := waiting.pop()) not in live:

@@ -1,13 +1,14 @@
-"""Products apart that a model writes as one: the columns that are read in blocks, and what is summed over a concatenation.
+"""Splitting of merged products: columns that are read in blocks, and sums over a concatenation.
 
-A recurrent cell may have a product for each gate, one for all gates that is split behind the bias, or one of its input and
-state side by side. Apart, all of them are the same products, which ``batching`` puts together again as suits the device:
+A recurrent cell may have a product for each gate, or one product for all gates with a later split. It may also have one product
+of its concatenated input and state. After splitting, all forms have the same products, and ``batching`` merges them as suits the
+device:
 
-1. a product of a concatenation along the axis that is summed is the sum of a product for each piece;
-2. where what follows a product reads its columns in blocks (a Split, slices, a reshape that heads are taken from), each block
-   is a product of its own, as are the maps in between, which work column by column.
+1. a product that sums over the axis of a concatenation becomes the sum of a product for each piece;
+2. if consumers read the columns of a product in blocks (a Split, slices, a reshape into heads), each block
+   becomes a product, as do the column-wise maps in between.
 
-Weights are cut without copies: a piece is a view. Each sum is that of the model, but for the order in which terms are added.
+Pieces of weights are views, without copies. Each sum equals that of the model except for the order of its terms.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from rammer.ir.piecewise import piecewise_regions
 from rammer.passes.compute.batch_candidates import is_rearrangement, looked_through, normalise_index
 from rammer.passes.compute.split_graph import CutGraph, CutState
 
-#: Blocks that a product is cut in, at most, and columns of a block, at least.
+#: Maximum number of blocks of a product, and minimum number of columns of a block.
 MOST_BLOCKS: Final = 32
 LEAST_COLUMNS: Final = 2
-#: Types in which sums are stored as they are added up: what is rounded in between would be less exact in parts.
+#: Types that store sums at the precision of accumulation. Other types would round between the parts of a sum.
 EXACT: Final = ("float32", "float64", "int32", "int64")
 
 
 def cut_products(graph: ComputeGraph, copied: Callable[[], Collection[str]], without: Collection[str] = ()) -> CutGraph:
-    """``graph`` with all products apart that may gain by it, but for the cuts ``without``: those whose blocks are read column by
-    column by maps, and those over concatenations whose weights serve several products, or that are ``copied`` (names, asked for
-    at most once). The graph itself where there are none."""
+    """Return ``graph`` with all products split that may gain by it, except for the cuts ``without``.
+
+    Columns are split if maps read several blocks. Sums over concatenations are split if the weights serve several products or the
+    concatenation is ``copied`` (called at most once). Returns the graph itself if no product is split."""
     state = Cutter(graph, without)
     state.concatenations(copied)
     state.blocks()
@@ -44,7 +46,7 @@ def cut_products(graph: ComputeGraph, copied: Callable[[], Collection[str]], wit
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpan:
-    """``length`` columns from ``first`` on."""
+    """A range of ``length`` columns that starts at ``first``."""
 
     first: int
     length: int
@@ -55,7 +57,7 @@ class ColumnSpan:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A load (as written, and of the tensor that is cut) of columns ``first`` to ``last`` by a Compute."""
+    """A load of columns ``first`` to ``last`` by a Compute: as written, and resolved to the split tensor."""
 
     reader: str
     load: Load
@@ -65,10 +67,10 @@ class BlockRead:
 
 
 class Cutter(CutState):
-    """Cuts sums over concatenations, then columns."""
+    """A rewrite that splits sums over concatenations, then columns."""
 
     def concatenations(self, copied: Callable[[], Collection[str]]) -> None:
-        """Sums over concatenations become sums of sums."""
+        """Split sums over concatenations into sums of sums."""
         found = [(c, over) for c in self.graph.computes if (over := self._over_concatenation(c)) is not None]
         uses: dict[str, int] = {}
         for c in self.graph.computes:
@@ -81,7 +83,7 @@ class Cutter(CutState):
                 self._cut_sum(c, weights, parts)
 
     def _over_concatenation(self, c: Compute) -> tuple[Load, str, list[tuple[int, int, Load]]] | None:
-        """Weights, the concatenation, and its pieces (begin and end along the summed axis, and what is read there)."""
+        """Return the weights, the concatenation, and its pieces (begin, end and load along the summed axis)."""
         operands = contraction_operands(c)
         if operands is None or len(c.reduce) != 1 or c.dtype not in EXACT or c.name in self.without:
             return None
@@ -132,7 +134,7 @@ class Cutter(CutState):
         self.add(Compute(c.name, c.dtype, c.axes, whole, origin=c.origin), (c,), c.name)
 
     def blocks(self) -> None:
-        """Columns that are read in blocks become products of their own, and so do those of blocks that are read in blocks."""
+        """Split columns that are read in blocks into separate products, recursively for blocks of blocks."""
         waiting = deque(self.computes)
         while waiting:
             name = waiting.popleft()
@@ -148,9 +150,10 @@ class Cutter(CutState):
                     break
 
     def _block_reads(self, c: Compute, d: int) -> list[BlockRead]:
-        """The loads of parts of ``c`` along ``d``, through what only rearranges the whole; none where any reads all of it."""
+        """Return the partial loads of ``c`` along ``d``, through rearrangements of the whole; empty if a consumer reads all of
+        it."""
         found, waiting = list[BlockRead](), [c.name]
-        for name in waiting:  # grows
+        for name in waiting:  # grows while iterating
             for reader in self.readers[name]:
                 r = self.computes[reader]
                 bounds = {a.name: (0, a.extent - 1) for a in (*r.axes, *r.reduce)}
@@ -168,13 +171,13 @@ class Cutter(CutState):
         return found
 
     def _has_joint_maps(self, reads: Sequence[BlockRead]) -> bool:
-        """Whether maps read several blocks, as they are or rearranged: these may then be computed where the blocks are."""
+        """Return True if maps read several blocks, directly or rearranged, so that splitting lets them be fused."""
         return len({read.first for read in reads if self._has_map_reader(read.reader)}) > 1
 
     def _has_map_reader(self, name: str) -> bool:
-        """Whether ``name`` is a map, or one reads it through what only rearranges."""
+        """Return True if ``name`` is a map or a map reads it through rearrangements."""
         waiting = [self.computes[name]]
-        for c in waiting:  # grows
+        for c in waiting:  # grows while iterating
             if is_rearrangement(c):
                 waiting += [self.computes[r] for r in self.readers[c.name]]
             elif c.combiner is None and piecewise_regions(c) is None:
@@ -182,7 +185,7 @@ class Cutter(CutState):
         return False
 
     def _can_split_columns(self, m: Compute, d: int) -> bool:
-        """Whether what ``m`` computes along ``d`` needs its own column only: a map, or a product whose weights have it."""
+        """Return True if ``m`` needs only one column per column along ``d``: a map, or a product whose weights have that axis."""
         axis = m.axes[d]
         having = [ld for ld in m.loads if axis.name in ex.axes_of(ld)]
         if any(self.along(ld, axis) is None for ld in having):
@@ -194,11 +197,12 @@ class Cutter(CutState):
         return contraction_operands(m) is not None and len(having) == 1 and having[0].tensor in self.constants
 
     def _grow_region(self, c: Compute, d: int) -> dict[str, int]:
-        """Computes up to products whose columns are those of ``c`` along ``d``, with their dimensions; none without products."""
+        """Return the Computes from ``c`` up to products that share its columns along ``d``, with their dimensions. Returns {}
+        without a product."""
         barred = set[str](self.outputs)
         while True:
             region, waiting = {c.name: d}, [c]
-            for m in waiting:  # grows
+            for m in waiting:  # grows while iterating
                 for load in m.loads:
                     at = self.along(load, m.axes[region[m.name]])
                     before = self.computes.get(load.tensor)
@@ -213,7 +217,7 @@ class Cutter(CutState):
             barred |= astray
 
     def _is_read_inside(self, name: str, at: int, region: Mapping[str, int]) -> bool:
-        """Whether all that reads a Compute of the region is in it, along its columns."""
+        """Return True if all consumers of a Compute are in the region and read it along its columns."""
         for reader in self.readers[name]:
             r = self.computes[reader]
             if reader not in region:
@@ -226,7 +230,7 @@ class Cutter(CutState):
     def _split_region(
         self, c: Compute, region: Mapping[str, int], blocks: Sequence[ColumnSpan], reads: Sequence[BlockRead]
     ) -> list[str]:
-        """Cut a region whose last Compute is ``c``; the names of what may now be cut further."""
+        """Split a region whose last Compute is ``c``. Return the names of Computes that can now be split further."""
         label, members, d = self.sources.get(c.name, c.name), [self.computes[n] for n in region], region[c.name]
         outside = [n for m in members for n in m.reads if n in self.computes and n not in region]
         names = [{n: make_identifier(f"{n}_from{b.first}", self.taken) for n in region} for b in blocks]
@@ -246,14 +250,14 @@ class Cutter(CutState):
         return [*last, *outside]
 
     def _whole_views(self, name: str, last: Collection[str]) -> list[str]:
-        """What only rearranges the whole of a Compute, and has no readers but what takes blocks, the ``last`` ones."""
+        """Return the rearrangements of a whole Compute that are read only by the block reads ``last``."""
         found = [name]
-        for n in found:  # grows
+        for n in found:  # grows while iterating
             found += [r for r in self.readers[n] if r not in last]
         return found[1:]
 
     def _last(self, c: Compute, d: int, block: ColumnSpan, reads: Sequence[BlockRead]) -> str | None:
-        """The slice that is a block, element by element: the block goes by its name."""
+        """Return the name of the slice that equals a block, which names the block, or None."""
         shape = (*c.shape[:d], block.length, *c.shape[d + 1 :])
         for read in reads:
             r = self.computes[read.reader]
@@ -267,7 +271,7 @@ class Cutter(CutState):
         return None
 
     def _shorten_compute(self, m: Compute, region: Mapping[str, int], block: ColumnSpan, names: Mapping[str, str]) -> Compute:
-        """A block of a Compute of the region."""
+        """Return one block of a Compute of the region."""
         first, length, d = block.first, block.length, region[m.name]
         axis = m.axes[d]
 
@@ -285,14 +289,14 @@ class Cutter(CutState):
         return replace(m, name=names[m.name], axes=axes, body=ex.transform(m.body, rule), used=None)
 
     def _redirect_read(self, read: BlockRead, d: int, blocks: Sequence[ColumnSpan], names: Sequence[str]) -> None:
-        """Who reads a block of what is cut reads what that is now."""
+        """Redirect a read of a block to the new Compute of that block."""
         first, name = next((b.first, n) for b, n in zip(blocks, names, strict=True) if read.first in b)
         r, new = self.computes[read.reader], shift_load(read.root, d, name, first)
         self.replace_with(replace(r, body=ex.transform(r.body, lambda e: new if e == read.load else None), used=None))
 
 
 def _merge_blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
-    """The blocks that are read, those that overlap as one; none where they are too many, too narrow, or one."""
+    """Return the blocks that are read, with overlaps merged; empty for a single block, or for too many or too narrow blocks."""
     found = list[ColumnSpan]()
     for read in sorted(reads, key=lambda r: (r.first, r.last)):
         if found and read.first in found[-1]:
@@ -303,7 +307,7 @@ def _merge_blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
 
 
 def shift_load(root: Load, d: int, name: str, first: int) -> Load:
-    """A load of a tensor's block, which begins at ``first`` along ``d``."""
+    """Return a load of a tensor's block that begins at ``first`` along ``d``."""
     at = normalise_index(ex.make_add(root.indices[d], -first))
-    assert at is not None  # it is affine
+    assert at is not None  # affine by construction
     return Load(name, (*root.indices[:d], at, *root.indices[d + 1 :]))

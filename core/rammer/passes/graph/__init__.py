@@ -1,1 +1,1 @@
-"""Rewrites of graphs, each a frozen value."""
+"""Rewrites of graphs, which are immutable values."""

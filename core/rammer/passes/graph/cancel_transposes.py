@@ -1,8 +1,8 @@
-"""Transpositions around element-wise operators that cancel: what lies between keeps the order that it had.
+"""Cancellation of transpositions around element-wise operators.
 
-Exporters of models with channels last (Keras, by tf2onnx) write every convolution as Transpose, Conv, Transpose, and what follows
-it in the model's own order. A transposition alone costs nothing, since it is a view; but what is computed behind one is stored
-in its order, and convolutions would then read and write in two orders.
+Exporters of channels-last models (Keras, by tf2onnx) write every convolution as Transpose, Conv, Transpose. The operators after
+it are in channels-last order. A transposition is a free view, but results computed after it are stored in its order. Convolutions
+would then read and write in two orders.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _REDUCTIONS: Final = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceP
 
 @dataclass(frozen=True, slots=True)
 class CancelTranspositions:
-    """``Transpose(Op(Transpose(x)))`` -> ``Op(x)``, where ``Op`` is any region of operators that know no order (element-wise
-    ones, reductions, Concat, Pad), if fewer elements are left to transpose than before."""
+    """A rewrite of ``Transpose(Op(Transpose(x)))`` to ``Op(x)`` if fewer elements remain to transpose. ``Op`` is any region of
+    operators that can be reordered (element-wise operators, reductions, Concat, Pad)."""
 
     name: ClassVar[str] = "turn"
 
@@ -37,7 +37,7 @@ class CancelTranspositions:
 
     def __call__(self, graph: Graph) -> Graph:
         before: Graph | None = None
-        while graph is not before:  # a region may begin where another one ends; every time fewer elements are transposed
+        while graph is not before:  # a region may begin where another ends; every iteration reduces the transposed elements
             before = graph
             graph = _without_pairs(graph)
             for order in sorted({order_of(n, graph) for n in graph.nodes if _is_transpose(n)}):
@@ -52,18 +52,18 @@ def _is_transpose(node: Node) -> bool:
 
 
 def order_of(node: Node, graph: Graph) -> Order:
-    """The permutation of a Transpose."""
+    """Return the permutation of a Transpose."""
     given = node.attributes.get("perm")
     return tuple(given) if given is not None else tuple(reversed(range(len(graph.types[node.inputs[0]].shape))))
 
 
 def invert_order(order: Order) -> Order:
-    """The permutation that undoes ``order``."""
+    """Return the inverse permutation of ``order``."""
     return tuple(order.index(i) for i in range(len(order)))
 
 
 def _without_pairs(graph: Graph) -> Graph:
-    """The graph without transpositions of transpositions that give back what there was."""
+    """Return the graph without pairs of transpositions that cancel."""
     made, outputs, names = find_producers(graph), output_names(graph), dict[str, str]()
     nodes, changed = list[Node](), False
     for node in graph.nodes:
@@ -80,7 +80,7 @@ def _without_pairs(graph: Graph) -> Graph:
 
 @dataclass
 class _Turned:
-    """The operators of ``graph`` that may come before the transpositions by ``order`` that they read."""
+    """The operators of ``graph`` that can move before the transpositions by ``order`` that they read."""
 
     graph: Graph
     order: Order
@@ -97,10 +97,10 @@ class _Turned:
             if self._can_transpose(node):
                 self.turnable[node.outputs[0]] = node
 
-    # --- which ------------------------------------------------------------------------------------
+    # --- selection --------------------------------------------------------------------------------
 
     def _is_transposed(self, value: str) -> bool:
-        """Whether ``value`` is one of those transpositions, or what would come before them keeps its axes."""
+        """Return True if ``value`` is a matching transposition, or can move before one and keeps its axes."""
         node = self.turnable.get(value)
         return value in self.sources or (node is not None and not self._has_dropped_axes(node))
 
@@ -119,14 +119,14 @@ class _Turned:
         return node.op in _REDUCTIONS and self._is_transposed(data[0]) and len(self._reduction_axes(node)) > 0
 
     def _can_reorder(self, value: str) -> bool:
-        """Whether an operand is in that order, or may be brought into the other one at no cost."""
+        """Return True if an operand has that order or can be reordered at no cost."""
         if not value or self._is_transposed(value) or value in self.constants:
             return True
         shape = self.types[value].shape
         return math.prod(shape) == 1 or (len(shape) == len(self.order) and not _can_move_elements(shape))
 
     def _reduction_axes(self, node: Node) -> Order:
-        """The axes of a reduction; () where they are not known."""
+        """Return the axes of a reduction, or () if they are not constant."""
         axes = self.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
         return () if axes is None else tuple(int(a) % len(self.order) for a in axes.reshape(-1))
 
@@ -134,7 +134,7 @@ class _Turned:
         return node.op in _REDUCTIONS and not node.attributes.get("keepdims", 1)
 
     def chosen(self) -> dict[str, Node]:
-        """Those of the regions in which fewer elements are transposed afterwards, by what they compute."""
+        """Return the operators of regions whose rewrite transposes fewer elements, by result name."""
         readers = dict[str, list[Node | None]]()
         for node in self.graph.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -148,7 +148,7 @@ class _Turned:
         return found
 
     def _find_regions(self) -> list[dict[str, Node]]:
-        """Operators that are connected by what they compute, or read the same transposition."""
+        """Return regions of operators that are connected by results or read the same transposition."""
         above = dict[str, str]()
 
         def top(name: str) -> str:
@@ -166,7 +166,7 @@ class _Turned:
         return list(regions.values())
 
     def _count_saved_elements(self, region: dict[str, Node], readers: dict[str, list[Node | None]]) -> int:
-        """Elements that need no transposition any more, less those that need one then."""
+        """Return the number of elements that the rewrite saves from transposition, minus the newly transposed ones."""
         inside = {id(n) for n in region.values()}
         saved = 0
         for name in dict.fromkeys(i for n in region.values() for i in n.inputs if i in self.sources):
@@ -186,10 +186,10 @@ class _Turned:
         shape = self.types[name].shape
         return math.prod(shape) if _can_move_elements(shape) else 1
 
-    # --- how --------------------------------------------------------------------------------------
+    # --- rewriting --------------------------------------------------------------------------------
 
     def rewritten(self, chosen: dict[str, Node]) -> Graph:
-        """The graph with ``chosen`` before the transpositions that they read, and others behind them."""
+        """Return the graph with the operators ``chosen`` before their transpositions and other readers after them."""
         for node in self.graph.nodes:
             if node.outputs[0] in chosen:
                 self._turn(node)
@@ -198,7 +198,7 @@ class _Turned:
         return rebuild_graph(replace(self.graph, types=self.types), self._live_nodes(), self.constants)
 
     def _live_nodes(self) -> list[Node]:
-        """The nodes without transpositions that nobody reads."""
+        """Return the nodes without unread transpositions."""
         read = {i for n in self.nodes for i in n.inputs} | output_names(self.graph)
         return [n for n in self.nodes if not _is_transpose(n) or n.outputs[0] in read]
 
@@ -217,14 +217,14 @@ class _Turned:
         self._add_transposed(replace(node, inputs=inputs, attributes=attributes), result)
 
     def _add_transposed(self, node: Node, result: str) -> None:
-        """``node`` as what gives ``result`` in the other order, and the transposition behind it."""
+        """Append ``node`` with its result in the source order, and the transposition that computes ``result``."""
         kind = self.types[result]
         inner = self.inner[result] = self._new(result, TensorType(kind.dtype, _permute_shape(kind.shape, self.back)))
         self.nodes.append(replace(node, outputs=(inner,)))
         self._add_transpose(inner, result, self.order)
 
     def _left(self, node: Node) -> Order:
-        """The axes that a reduction leaves, in the order of its result, by their number before the transposition."""
+        """Return the axes that a reduction keeps, in result order, numbered as before the transposition."""
         gone = self._reduction_axes(node)
         return tuple(axis for i, axis in enumerate(self.order) if i not in gone)
 
@@ -244,7 +244,7 @@ class _Turned:
             self._add_transpose(inner, result, after)
 
     def _reorder_operand(self, value: str) -> str:
-        """An operand in the order before the transposition."""
+        """Return an operand in the order before the transposition."""
         if not value or value in self.inner or value in self.sources:
             return self.inner.get(value) or self.sources.get(value, value)
         shape = self.types[value].shape
@@ -277,5 +277,5 @@ def _permute_shape(shape: Sequence[int], order: Order) -> tuple[int, ...]:
 
 
 def _can_move_elements(shape: Sequence[int]) -> bool:
-    """Whether another order of these extents may be another order of elements."""
+    """Return True if a permutation of these extents can change the order of elements."""
     return sum(n != 1 for n in shape) > 1

@@ -1,4 +1,4 @@
-"""float16 inside: tensors of float32 become float16; inputs and outputs of the model keep their types."""
+"""Conversion to float16: tensors of float32 become float16; inputs and outputs of the model keep their types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer.ir.types import TensorType
 from rammer.passes.graph.value_bounds import PRODUCTS, Magnitudes
 from rammer.passes.pass_pipeline import Pass, PassReport, Pipeline
 
-#: Operators whose result is float32 because the model says so, not because their operands are.
+#: Operators whose result is float32 by the model's definition, not because of their operands.
 TYPED: Final = frozenset(
     {
         "Cast",
@@ -31,7 +31,7 @@ TYPED: Final = frozenset(
         "QuantizeLinear",
         "DequantizeLinear",
         "DynamicQuantizeLinear",
-        # Scales are no data: rounded, they would move codes.
+        # Scales are parameters, not data: rounding them would change codes.
         "QLinearConv",
         "QLinearMatMul",
         "IntegerConv",
@@ -39,30 +39,31 @@ TYPED: Final = frozenset(
         "StoredMatMul",
     }
 )
-#: Operands, by position, that steer the operator and are no data: rounding them would change shapes or places.
+#: Operands, by position, that are parameters of the operator: rounding them would change shapes or indices.
 STEERING: Final[Mapping[str, frozenset[int]]] = {
     "Resize": frozenset((1, 2)),
     "Upsample": frozenset((1,)),
     "OneHot": frozenset((1,)),
 }
-#: Operators whose constants only limit values: one beyond float16's range is as good as infinity.
+#: Operators whose constants only limit values: a constant beyond float16's range acts like infinity.
 LIMITING: Final = frozenset({"Clip"})
-#: ONNX' number for float16 (TensorProto.DataType), and for float32.
+#: ONNX' numbers for float16 (TensorProto.DataType) and float32.
 FLOAT16, FLOAT32 = 10, 1
-#: Reasons for an operator to stay: a chain of values that may leave float16's range; no float32 operand.
+#: Reasons to keep an operator in float32: a chain of values that may leave float16's range; no float32 operand.
 GROWS: Final = "its values may leave float16's range"
 UNCHANGED: Final = "it has no float32 operand"
-#: The opset that the added Casts are of: the last one that changed Cast between these two types.
+#: The opset of the added Casts: the last one that changed Cast between these two types.
 CAST_OPSET = 19
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowFloats:
-    """Store tensors of float32 in float16, with Casts where the model's own types begin and end.
+    """Storage of float32 tensors in float16, with Casts at the model's inputs and outputs.
 
-    An operator stays float32 where its type is part of the model (``TYPED``), where it runs on the host or has bodies,
-    where it reads a constant that float16 cannot hold (beyond 65504, or so small that nothing of it is left), where a pattern of
-    ``keep`` matches its name or type, and in a chain of values that may leave float16's range (``magnitudes``).
+    An operator stays float32 if its type is part of the model (``TYPED``), it runs on the host or it has bodies. The same applies
+    if it reads a constant that float16 cannot hold (beyond 65504, or small enough to become zero). It also stays float32 if a
+    pattern of ``keep`` matches its name or type. Finally, a chain of values that may leave float16's range stays float32
+    (``value_bounds``).
     """
 
     lowerings: Lowerings = field(default_factory=lambda: REGISTRY, compare=False, repr=False)
@@ -88,9 +89,9 @@ class _Narrow:
         self.magnitudes = Magnitudes(graph)
         self.types, self.constants = dict(graph.types), dict(graph.constants)
         self.taken = {*graph.types, *graph.constants}
-        #: Values that nodes read as they are, and no port has.
+        #: Values that nodes read unchanged and that are not ports of the graph.
         self.read = {i for n in graph.nodes if not _is_float16_cast(n) for i in n.inputs} - {v.name for v in graph.outputs}
-        #: float32 value -> its float16 form, and the other way round where one is wanted.
+        #: float32 value -> its float16 form, and the reverse where both are needed.
         self.narrowed: dict[str, str] = {}
         self.wide: set[str] = {v.name for v in graph.inputs} | set(graph.constants)
         self.nodes: list[Node] = []
@@ -111,7 +112,7 @@ class _Narrow:
         return replace(self.graph, nodes=tuple(self.nodes), types=self.types, constants=self.constants)
 
     def reason(self, node: Node) -> str:
-        """Return why ``node`` stays float32, or an empty string."""
+        """Return the reason that ``node`` stays float32, or an empty string."""
         data = [n for n in self._data_operands(node) if self._is_wide(n)]
         if not data:
             return UNCHANGED
@@ -139,7 +140,7 @@ class _Narrow:
         """Return True if ``node`` computes on the device with float16 operands, and a float32 result if ``wide``."""
         data = [n for n in self._narrowed_operands(node, wide) if self._is_wide(n)]
         changed = {*data, *(() if wide else (o for o in node.outputs if o and self._is_wide(o)))}
-        # What concerns this node: with the types of the whole graph every node would cost as much as all of them.
+        # Only the types of this node: with all types of the graph, every node would cost as much as the whole graph.
         types = {n: self.graph.types[n] for n in (*node.inputs, *node.outputs) if n}
         types |= {n: TensorType("float16", types[n].shape) for n in changed}
         constants = {
@@ -212,7 +213,7 @@ class _Narrow:
         self.nodes.append(Node("Cast", (source,), (result,), {"to": to}, source, "", CAST_OPSET))
 
     def _widen_values(self, names: Iterable[str]) -> None:
-        """Compute the float32 form of values that so far have only a float16 one."""
+        """Compute the float32 form of values that have only a float16 form."""
         for name in names:
             if name in self.narrowed and name not in self.wide:
                 self._add_cast(self.narrowed[name], name, FLOAT32)
@@ -222,8 +223,8 @@ class _Narrow:
 def narrow_graph(
     graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY, keep: tuple[str, ...] = ()
 ) -> tuple[Graph, list[PassReport]]:
-    """``graph`` with its floats in 16 bits, and the ``passes`` over it. The change comes once: where a pass moves a cast before a
-    reshape, it would move it behind again, for ever."""
+    """Return ``graph`` with its floats in 16 bits, after the ``passes``, and the reports of all passes. The conversion runs once.
+    If it were repeated, passes that move a cast before a reshape would alternate with it forever."""
     graph, found = Pipeline((NarrowFloats(lowerings, keep),)).run(graph)
     graph, more = Pipeline(tuple(passes)).run(graph)
     return graph, [*found, *more]
@@ -239,7 +240,7 @@ def _to_float16(value: np.ndarray) -> np.ndarray:
 
 
 def is_safe_in_float16(value: np.ndarray) -> bool:
-    """Whether float16 holds ``value``: nothing finite becomes infinite, and not everything becomes zero."""
+    """Return True if float16 holds ``value``: finite elements stay finite, and at least one nonzero element stays nonzero."""
     half = _to_float16(value)
     lost = bool(np.any(value)) and not bool(np.any(half))
     return not lost and bool(np.array_equal(np.isfinite(half), np.isfinite(value)))

@@ -1,4 +1,4 @@
-"""Common sub-expressions: the same operator on the same operands twice -> once."""
+"""Common subexpression elimination: equal operators on equal operands are computed once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rammer.ir.constants.digest import digest_array
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuild_graph, rename_values
 
-#: ONNX operators of two operands whose order changes no bit of the result; that of maxima and minima tells 0.0 from -0.0.
+#: Commutative ONNX operators whose operand order changes no bit. Maxima and minima are excluded: theirs decides 0.0 or -0.0.
 COMMUTATIVE: Final = frozenset(("Add", "Mul", "Sum", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSubexpressions:
-    """Equal nodes, and equal constants, become one. A node that computes a graph output stays."""
+    """A pass that merges equal nodes and equal constants. Nodes that compute graph outputs stay."""
 
     name: ClassVar[str] = "cse"
 
@@ -42,7 +42,7 @@ class CommonSubexpressions:
 
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
-    """Name of a repeated constant -> the first equal one."""
+    """Return a map from each repeated constant to the first equal one."""
     first: dict[Hashable, str] = {}
     names = {}
     for name, array in graph.constants.items():
@@ -61,7 +61,7 @@ def _node_key(node: Node) -> Hashable:
 
 
 def _attribute_key(value: Any) -> Hashable:
-    """Equal for equal attributes; the type is part of it, since 1 == 1.0 == True."""
+    """Return a key that is equal for equal attributes. It includes the type, since 1 == 1.0 == True."""
     if isinstance(value, np.ndarray):
         return "array", digest_array(value)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Dead code: nodes, optional results and constants that nobody reads -> nothing."""
+"""Dead code elimination: unread nodes, optional results and constants are removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer.passes.rewrite import output_names, rebuild_graph
 
 @dataclass(frozen=True, slots=True)
 class DeadCode:
-    """Drops what does not reach an output of the graph; unread optional results become absent (``_``)."""
+    """A pass that removes nodes that do not reach a graph output; unread optional results become absent (``_``)."""
 
     name: ClassVar[str] = "dce"
 
@@ -37,7 +37,7 @@ class DeadCode:
 
 
 def _trim_outputs(node: Node, live: set[str]) -> Node:
-    """``node`` without the optional results that nobody reads."""
+    """Return ``node`` without unread optional results."""
     schema = node.domain, node.op, node.version
     dead = [i for i, o in enumerate(node.outputs) if o and o not in live and _is_optional_output(*schema, i)]
     if not dead:
@@ -50,7 +50,7 @@ def _trim_outputs(node: Node, live: set[str]) -> Node:
 
 @cache
 def _is_optional_output(domain: str, op: str, version: int, index: int) -> bool:
-    if not schemas.has_schema(op, version, domain):  # a plugin's: its lowering says what it computes
+    if not schemas.has_schema(op, version, domain):  # operators of plugins: their lowering defines the results
         return False
     formal = schemas.get_schema(op, version, domain).outputs
     return index < len(formal) and formal[index].option == defs.OpSchema.FormalParameterOption.Optional

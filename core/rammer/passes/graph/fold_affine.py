@@ -1,7 +1,5 @@
-"""Batch norms and other channel-wise affine maps -> the weights of the layer beside them.
-
-All arithmetic is done in float64 and rounded once to the weights' type.
-"""
+"""Folding of batch norms and other channel-wise affine maps into the weights of an adjacent layer. All arithmetic is done in
+float64 and rounded once to the weights' type."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ _LAYERS: Final = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
 
 @dataclass(frozen=True, slots=True)
 class FoldAffine:
-    """``Affine(Layer(x, w, b))`` -> ``Layer(x, w', b')``, and ``Conv(Affine(x), w, b)`` where that is right.
+    """A rewrite of ``Affine(Layer(x, w, b))`` to ``Layer(x, w', b')``, and of ``Conv(Affine(x), w, b)`` where it is exact.
 
-    Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1)
-    or a scalar. Layer: Conv, ConvTranspose, Gemm or a norm with a scale per channel, read by nobody else. An affine
-    map with a shift goes forward into a Conv only if the Conv does not pad: padding is zero after it.
+    Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1) or a scalar. Layer: Conv,
+    ConvTranspose, Gemm or a norm with a scale per channel, with a single consumer. A shift is folded forward into a Conv only
+    without padding, since padding is zero after the affine map.
     """
 
     name: ClassVar[str] = "affine"
@@ -48,7 +46,7 @@ class FoldAffine:
 
 
 class _Folded:
-    """The nodes rewritten so far; ``by_output`` finds the one that computes a value."""
+    """The rewritten nodes; ``by_output`` finds the node that computes a value."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -57,28 +55,28 @@ class _Folded:
         self.constants: dict[str, Array] = dict(graph.constants)
         self.taken = set(graph.types)
         self.nodes: dict[int, Node] = {}
-        self.count = -1  # the number of the last node; those of nodes that are gone are not given again
+        self.count = -1  # the number of the last node; numbers of removed nodes are not reused
         self.by_output: dict[str, int] = {}
         self.changed = False
 
     def put(self, node: Node) -> None:
-        """Append a node."""
+        """Append a node and index its outputs."""
         number = self.count = self.count + 1
         self.nodes[number] = node
         self.by_output |= {o: number for o in node.outputs if o}
 
     def result(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         return rebuild_graph(self.graph, self.nodes.values(), self.constants)
 
     def new_constant(self, near: str, value: Array, dtype: str) -> str:
-        """A constant named after the value ``near``, rounded to ``dtype``."""
+        """Add a constant named after the value ``near``, rounded to ``dtype``, and return its name."""
         name = make_identifier(near, self.taken)
         self.constants[name] = np.ascontiguousarray(value, dtype)
         return name
 
     def into_producer(self, node: Node) -> bool:
-        """``node`` is an affine map of the result of a layer: change the layer's weights instead."""
+        """Fold ``node``, an affine map of a layer's result, into the layer's weights. Return True if it was folded."""
         source = _varying_operand(node, self.constants)
         number = self.by_output.get(source or "", -1)
         if source is None or number < 0 or self.counts[source] != 1 or self.nodes[number].op not in _LAYERS:
@@ -97,7 +95,7 @@ class _Folded:
         return True
 
     def _absorb_affine(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
-        """The inputs of ``layer`` after absorbing an affine map of its result."""
+        """Return the inputs of ``layer`` after absorbing an affine map of its result."""
         operands = [self.constants.get(n) for n in layer.inputs]
         if layer.op in _NORMS:
             return self._absorbed_by_norm(layer, affine)
@@ -127,7 +125,7 @@ class _Folded:
         scale, bias = self.constants.get(layer.inputs[1]), self.constants.get(layer.inputs[2])
         if scale is None or bias is None or layer.attributes.get("training_mode", 0):
             return None
-        if any(a.size not in (1, scale.size) for a in affine):  # a norm of groups may have a scale for each group
+        if any(a.size not in (1, scale.size) for a in affine):  # a norm of groups may have a scale per group
             return None
         new_scale = np.broadcast_to(affine[0] * scale.astype(np.float64), scale.shape)
         new_bias = np.broadcast_to(affine[0] * bias.astype(np.float64) + affine[1], bias.shape)
@@ -136,7 +134,7 @@ class _Folded:
         return layer.inputs[0], first, second, *layer.inputs[3:]
 
     def into_consumer(self, conv: Node) -> bool:
-        """``conv`` reads an affine map of a value: read the value itself, with changed weights."""
+        """Fold an affine map before ``conv`` into the weights of ``conv``. Return True if it was folded."""
         number = self.by_output.get(conv.inputs[0], -1) if conv.op == "Conv" and not conv.domain else -1
         if number < 0 or self.counts[conv.inputs[0]] != 1:
             return False
@@ -154,7 +152,7 @@ class _Folded:
         return True
 
     def _absorbed_before(self, conv: Node, affine: Affine) -> tuple[str, str] | None:
-        """Weights and bias of ``conv`` after absorbing an affine map of its input."""
+        """Return the weights and bias of ``conv`` after absorbing an affine map of its input."""
         weight = self.constants.get(conv.inputs[1])
         biased = len(conv.inputs) > 2 and bool(conv.inputs[2])
         bias = self.constants.get(conv.inputs[2]) if biased else np.zeros(1)
@@ -179,14 +177,13 @@ def _has_padding(conv: Node) -> bool:
 
 
 def _output_channels(layer: Node, weight: Array) -> int:
-    """Number of output channels."""
     if layer.op == "ConvTranspose":
         return int(weight.shape[1] * layer.attributes.get("group", 1))
     return int(weight.shape[0])
 
 
 def _weight_factors(layer: Node, weight: Array, scale: Array) -> Array:
-    """What each element of ``weight`` is multiplied by, so that every output channel is by its ``scale`` ([channels] or [1])."""
+    """Return the factors of ``weight`` that multiply each output channel by its ``scale`` ([channels] or [1])."""
     if layer.op == "Gemm":
         return scale[:, None] if layer.attributes.get("transB", 0) else scale[None]
     if layer.op == "Conv":
@@ -196,13 +193,13 @@ def _weight_factors(layer: Node, weight: Array, scale: Array) -> Array:
 
 
 def _by_group(scale: Array, weight: Array) -> Array:
-    """Factors of ``weight``, whose first axis is that of so many groups, by group and position on the second axis."""
+    """Return factors of ``weight`` by group and position on the second axis; the first axis is that of all groups."""
     lines = scale if len(scale) == 1 else np.repeat(scale, weight.shape[0] // len(scale), axis=0)
     return lines.reshape(*lines.shape, *[1] * (weight.ndim - 2))
 
 
 def _varying_operand(node: Node, constants: Mapping[str, Array]) -> str | None:
-    """The operand that is not constant, of a node that may be an affine map."""
+    """Return the varying operand of a node that may be an affine map."""
     if node.domain:
         return None
     if node.op == "BatchNormalization":
@@ -214,7 +211,7 @@ def _varying_operand(node: Node, constants: Mapping[str, Array]) -> str | None:
 
 
 def _match_affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array], result: TensorType) -> Affine | None:
-    """What ``node`` does to each channel of ``source``; None if that is no affine map per channel."""
+    """Return the affine map of each channel of ``source`` that ``node`` computes, or None if it is not one."""
     if result != kind or not is_float(kind.dtype) or len(kind.shape) < 2:
         return None
     if node.op == "BatchNormalization":
@@ -243,7 +240,7 @@ def _match_batch_norm(node: Node, constants: Mapping[str, Array]) -> Affine | No
 
 
 def _per_channel(value: Array, rank: int) -> Array | None:
-    """A constant that varies along axis 1 of a value of ``rank`` at most, as [channels] or [1]."""
+    """Return a constant that varies at most along axis 1 of a value of ``rank``, as [channels] or [1]."""
     if value.ndim > rank:
         return None
     shape = (1,) * (rank - value.ndim) + value.shape

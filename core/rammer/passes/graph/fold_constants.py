@@ -1,4 +1,4 @@
-"""Constant folding: an operator on constants -> its value."""
+"""Constant folding: operators on constants are replaced by their values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rammer.passes.rewrite import output_names, rebuild_graph
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """``y = Op(constants)`` -> constant ``y``, unless its results exceed ``limit`` bytes, and ``times`` those that it reads.
+    """A pass that folds ``y = Op(constants)`` to a constant ``y``.
 
-    A graph output stays the result of a node: only what leads to it folds. Operators that
-    nothing judged computes (``frontend.bind.evaluator``), random ones and those with sub-graphs stay.
-    So do weights of matrix products that are stored as codes: they are decoded where they are read.
+    Results may have at most ``limit`` bytes and ``times`` the bytes of their operands. Graph outputs stay results of nodes; only
+    their operands fold. Operators that the evaluator (``frontend.bind.evaluator``) does not support, random operators and those
+    with subgraphs stay. Weights of matrix products that are stored as codes also stay: kernels decode them.
     """
 
     limit: int = field(default_factory=lambda: limits.MAX_FOLDED_BYTES)
-    times: int = 1  #: What is no larger than what it was made of cannot grow without end.
+    times: int = 1  #: With a factor of 1, repeated folding cannot grow the constants without bound.
     name: ClassVar[str] = "fold"
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Fold:
         return graph if len(nodes) == len(graph.nodes) else rebuild_graph(graph, nodes, known)
 
     def _try_fold(self, node: Node, graph: Graph, known: dict[str, np.ndarray], outputs: set[str]) -> bool:
-        """Whether ``node`` folds; its values are then in ``known``."""
+        """Return True if ``node`` folds; its values are then added to ``known``."""
         results = [o for o in node.outputs if o]
         if any(n and n not in known for n in node.inputs) or outputs.intersection(results):
             return False
@@ -53,12 +53,12 @@ class Fold:
         return True
 
     def _can_store_results(self, node: Node, graph: Graph, known: dict[str, np.ndarray]) -> bool:
-        """Whether the results may become constants."""
+        """Return True if the results may become constants."""
         made = sum(graph.types[o].nbytes for o in node.outputs if o)
         return made <= max(self.limit, self.times * sum(known[n].nbytes for n in {*node.inputs} if n))
 
 
 def _find_coded_operands(graph: Graph) -> set[str]:
-    """Operands of matrix products that are made of codes."""
+    """Return the operands of matrix products that are decoded from codes."""
     read = {n for node in graph.nodes if node.op in ("MatMul", "Gemm") and not node.domain for n in node.inputs[:2]}
     return {o for node in graph.nodes if node.op == "DequantizeLinear" and not node.domain for o in node.outputs if o in read}

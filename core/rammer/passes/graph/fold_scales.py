@@ -1,8 +1,7 @@
-"""Constant factors behind a product -> the weights of the product, through whatever only rearranges between them.
+"""Folding of constant factors after a product into its weights, through rearrangements in between.
 
-Exporters scale queries and keys after they have split them into heads, and a residual branch after a permutation: as
-operators of their own they cost a launch each and keep the products around them from being one attention kernel.
-"""
+Exporters scale queries and keys after the split into heads, and a residual branch after a permutation. As separate operators,
+these cost a launch each and prevent the surrounding products from becoming one attention kernel."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ from rammer.ir.types import is_float
 from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph, rename_values
 
 Array: TypeAlias = np.ndarray
-#: Operators that only rearrange their first operand. Split gives each element to one of its results.
+#: Operators that only rearrange their first operand. Split copies each element to exactly one of its results.
 _RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 _VIEWS: Final = (*_RESHAPES, "Transpose", "Split")
-#: Elements of a product's result up to which it is worked out which of them a factor reaches.
+#: Maximum number of elements of a product's result for which the elements that a factor reaches are computed.
 MOST_ELEMENTS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class FoldFactors:
-    """``View(x W + b) * s`` -> ``View(x (s W) + s b)`` for MatMul (and Add) or Gemm with constant weights.
+    """A rewrite of ``View(x W + b) * s`` to ``View(x (s W) + s b)``.
 
-    ``View`` is any chain of Reshape, Transpose, Split and the like whose values nobody else reads. The factor may differ
-    between columns of the product, as it does where only a part of them is scaled. Products are rounded once to
-    the weights' type, and a factor stays where a weight would overflow or vanish.
+    The product is MatMul (and Add) or Gemm with constant weights. ``View`` is any chain of Reshape, Transpose, Split and similar
+    operators whose values have no other consumers. The factor may differ between columns of the product, for example if only some
+    of them are scaled. Products are rounded once to the weights' type. A factor stays if a weight would overflow or vanish.
     """
 
     name: ClassVar[str] = "factors"
@@ -50,7 +49,7 @@ class FoldFactors:
 
 
 class _Factors:
-    """Nodes by their first result, as rewritten so far; ``removed`` are multiplications and what they multiply."""
+    """Rewritten nodes by their first result. ``removed`` maps removed multiplications to their operands."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.counts, self.made = graph, count_readers(graph), find_producers(graph)
@@ -61,12 +60,12 @@ class _Factors:
         self.removed: dict[str, str] = {}
 
     def result(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         nodes = [self.changed.get(n.outputs[0], n) for n in self.graph.nodes if n.outputs[0] not in self.removed]
         return rebuild_graph(self.graph, rename_values(nodes, self.removed), self.constants)
 
     def visit(self, node: Node) -> None:
-        """Fold ``node`` into a product, if it multiplies one."""
+        """Fold ``node`` into a product if it multiplies the product's result."""
         found = _match_factor(node, self.constants)
         if found is None or node.outputs[0] in self.outputs:
             return
@@ -85,11 +84,11 @@ class _Factors:
             self.removed[node.outputs[0]] = source
 
     def _has_single_readers(self, values: list[str]) -> bool:
-        """Whether each value is read once (a multiplication that was folded before does not read anything)."""
+        """Return True if each value is read once. Multiplications that were already folded do not count as readers."""
         return all(self.counts[v] == 1 for v in values)
 
     def _trace_views(self, value: str) -> tuple[list[tuple[Node, str]], str]:
-        """The views from ``value`` back to what is rearranged, each with its result that counts, and that."""
+        """Return the views between ``value`` and its source, each with the result on the path, and the source."""
         chain = list[tuple[Node, str]]()
         while (node := self.made.get(value)) is not None:
             if node.outputs[0] in self.removed:
@@ -102,13 +101,13 @@ class _Factors:
         return chain, value
 
     def _strip_scales(self, value: str) -> str:
-        """What is left of ``value``, the result of a multiplication that was folded, without any such."""
+        """Return the operand that remains of ``value`` after removing folded multiplications."""
         while value in self.removed:
             value = self.removed[value]
         return value
 
     def _columns(self, root: str, chain: list[tuple[Node, str]], factors: Array) -> Array | None:
-        """The factor of each column of ``root``; None where it is not the same for all rows."""
+        """Return the factor of each column of ``root``, or None if it differs between rows."""
         shape = self.graph.types[root].shape
         places = np.arange(math.prod(shape)).reshape(shape)
         for view, result in reversed(chain):
@@ -119,7 +118,7 @@ class _Factors:
         return rows[0] if bool((rows == rows[0]).all()) else None
 
     def _apply_view(self, view: Node, result: str, places: Array) -> Array:
-        """What ``view`` makes of ``places`` as its output ``result``."""
+        """Return output ``result`` of ``view`` applied to the element numbers ``places``."""
         if view.op == "Transpose":
             return places.transpose(view.attributes.get("perm"))
         if view.op == "Split":
@@ -130,7 +129,7 @@ class _Factors:
         return places.reshape(self.graph.types[result].shape)
 
     def _try_absorb(self, value: str, columns: Array) -> bool:
-        """Multiply the columns of the product (with its bias) that makes ``value``."""
+        """Multiply the columns of the product (and its bias) that computes ``value``. Return True on success."""
         node = self._current_producer(value)
         if node is None or node.domain:
             return False
@@ -163,7 +162,7 @@ class _Factors:
         return None if node is None else self.changed.get(node.outputs[0], node)
 
     def _bias(self, name: str, columns: Array) -> Array | None:
-        """A constant that is the same for all rows, times ``columns``."""
+        """Return a constant that is equal for all rows, times ``columns``."""
         value = self.constants.get(name)
         if value is None or value.size != max(value.shape[-1:], default=1) or value.size not in (1, len(columns)):
             return None
@@ -173,7 +172,7 @@ class _Factors:
             return _reject_lossy_scaling(np.asarray(value.astype(np.float64) * columns).astype(value.dtype), value, columns)
 
     def _weights(self, name: str, columns: Array) -> Array | None:
-        """A matrix times ``columns``, of one or two axes."""
+        """Return a matrix times ``columns``, with one or two axes."""
         value = self.constants.get(name)
         if value is None or value.ndim != 2 or not is_float(str(value.dtype)):
             return None
@@ -181,7 +180,7 @@ class _Factors:
         return _reject_lossy_scaling(scale_array(value, factors), value, factors)
 
     def _try_replace_operands(self, node: Node, operands: Mapping[int, Array | None]) -> bool:
-        """Let ``node`` read new constants in these places."""
+        """Replace these operands of ``node`` by new constants. Return True on success."""
         inputs = list(node.inputs)
         if any(value is None for value in operands.values()):
             return False
@@ -195,14 +194,14 @@ class _Factors:
 
 
 def _reject_lossy_scaling(made: Array, value: Array, factors: Array) -> Array | None:
-    """What was ``made`` of ``value``; None where that loses a value."""
+    """Return ``made``, the scaled ``value``, or None if scaling loses an element."""
     small = (np.abs(made) < np.finfo(value.dtype).tiny) & (np.broadcast_to(value, made.shape) != 0) & (factors != 0)
     release_pages(value)
     return made if np.isfinite(made).all() and not small.any() else None
 
 
 def _match_factor(node: Node, constants: Mapping[str, Array]) -> tuple[str, Array] | None:
-    """What a multiplication or division multiplies, and by which constant."""
+    """Return the varying operand and the constant factor of a multiplication or division."""
     if node.domain or node.op not in ("Mul", "Div"):
         return None
     left, right = node.inputs

@@ -1,8 +1,7 @@
-"""Normalisations of groups as exporters wrote them before ONNX had an operator for them.
+"""Fusion of group normalisations that exporters wrote before ONNX had an operator for them.
 
-Channels are reshaped into groups, each group is normalised as a channel of its own, and the result gets its axes again; a factor
-and an offset for each channel follow, which then fold into the operator's own (``FoldAffine``).
-"""
+Channels are reshaped into groups, each group is normalised as one channel, and the result is reshaped back. A factor and an
+offset per channel follow, which then fold into the operator's scale and bias (``FoldAffine``)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph
 
 @dataclass(frozen=True, slots=True)
 class GroupNorms:
-    """``Reshape(InstanceNormalization(Reshape(x)))`` -> ``GroupNormalization(x)`` where channels become groups and the result has
-    the shape of ``x``. Scale and bias must be constants."""
+    """A rewrite of ``Reshape(InstanceNormalization(Reshape(x)))`` to ``GroupNormalization(x)``. The reshape must convert channels
+    to groups, and the result must have the shape of ``x``. Scale and bias must be constants."""
 
     name: ClassVar[str] = "groups"
 
@@ -38,7 +37,7 @@ class GroupNorms:
 def _as_groups(
     node: Node, graph: Graph, known: tuple[Mapping[str, Node], Counter[str]], constants: dict[str, np.ndarray]
 ) -> Node | None:
-    """What takes the place of ``node``, the last of the three; its scale and bias for each channel are put into ``constants``."""
+    """Return the replacement of ``node``, the last of the three, and add its scale and bias per channel to ``constants``."""
     made, counts = known
     norm = _match_producer(node, "Reshape", "InstanceNormalization", made)
     first = _match_producer(norm, "InstanceNormalization", "Reshape", made)
@@ -61,7 +60,7 @@ def _as_groups(
 
 
 def _match_producer(node: Node | None, op: str, wanted: str, made: Mapping[str, Node]) -> Node | None:
-    """The node of type ``wanted`` whose result ``node``, of type ``op``, reads first."""
+    """Return the producer of the first operand of ``node`` if their types are ``wanted`` and ``op``."""
     if node is None or node.op != op or node.domain:
         return None
     found = made.get(node.inputs[0])

@@ -1,8 +1,8 @@
-"""Products of dequantised operands -> products of their codes, scaled.
+"""Rewriting of products of dequantised operands into scaled products of their codes.
 
-What quantisers write around a product (DequantizeLinear before each operand, QuantizeLinear behind) says which numbers the codes
-stand for. A product of such numbers is that of the codes times both scales, so it needs no floats before the sum; everything
-behind it (a residual, an activation, the next QuantizeLinear) is element-wise and joins it later, as behind any product.
+Quantisers write DequantizeLinear before each operand of a product and QuantizeLinear after it. The product of the decoded values
+equals the product of the codes times both scales. It needs no floats before the sum. Element-wise operators after it (a residual,
+an activation, the next QuantizeLinear) are fused later, as after any product.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from rammer.ir.types import TensorType
 from rammer.passes.rewrite import find_producers, rebuild_graph
 
 _BYTES: Final = ("uint8", "int8")
-#: Scales of a bias that differ from those of the sum by less are the same: what float32 rounds of a product.
+#: Relative difference below which the scale of a bias equals that of the sum: the float32 rounding error of a product.
 _SAME: Final = 2.0**-22
-#: What 32 bits with a sign hold.
+#: Largest signed 32-bit integer.
 _MOST: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
-    """``Conv``, ``MatMul`` or ``Gemm`` of two results of DequantizeLinear -> an integer product times ``sa * sb``.
+    """A rewrite of ``Conv``, ``MatMul`` or ``Gemm`` of two DequantizeLinear results to an integer product times ``sa * sb``.
 
-    Codes are of 8 bits, those of the data with one scale, those of the weights with one or one for each output channel, and
-    their sum must fit into 32 bits whatever the data. A bias of int32 with the scale ``sa * sb`` joins the sum; others are added.
-    """
+    Codes have 8 bits. Data have one scale, weights have one scale or one per output channel. The sum must fit into 32 bits for
+    any data. A bias of int32 with the scale ``sa * sb`` joins the sum; other biases are added after it."""
 
     name: ClassVar[str] = "integers"
 
@@ -50,7 +49,7 @@ class IntegerProducts:
 
 @dataclass(frozen=True, slots=True)
 class _CodeOperand:
-    """An operand by its codes: ``scale`` and ``zero`` ("" for 0) are tensors, of one number or (``each``) of channels."""
+    """The codes of an operand. ``scale`` and ``zero`` ("" for 0) are tensors, per tensor or (``each``) per channel."""
 
     tensor: str
     scale: str
@@ -71,11 +70,11 @@ class _Integers:
         self.taken = set(self.graph.types)
 
     def result(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
 
     def replaced(self, node: Node) -> bool:
-        """Whether an integer product took the place of ``node``."""
+        """Replace ``node`` by an integer product. Return True if it was replaced."""
         if node.domain or node.op not in ("Conv", "MatMul", "Gemm") or self.types[node.outputs[0]].dtype != "float32":
             return False
         turned = [bool(node.attributes.get(t, 0)) and node.op == "Gemm" for t in ("transA", "transB")]
@@ -98,7 +97,7 @@ class _Integers:
         return True
 
     def _codes(self, name: str, along: int | None) -> _CodeOperand | None:
-        """The codes that ``name`` was made of, with one scale or one for each index of the axis ``along``."""
+        """Return the codes that ``name`` is decoded from, with one scale or one per index of the axis ``along``."""
         node = self.made.get(name)
         if node is None or node.domain or node.op != "DequantizeLinear" or node.attributes.get("block_size", 0):
             return None
@@ -111,7 +110,7 @@ class _Integers:
         return None if each and (along is None or axis % rank != along) else _CodeOperand(codes, scale, zero, each)
 
     def _can_sum_in_int32(self, node: Node, data: _CodeOperand, weights: _CodeOperand, along: int) -> bool:
-        """Whether no sum leaves 32 bits: what the codes themselves allow, of weights that are known what they are."""
+        """Return True if every sum fits into 32 bits, according to constant weights or else the range of codes."""
         known, zero = self.constants.get(weights.tensor), self._known(weights.zero)
         shape = self.types[weights.tensor].shape
         if known is not None and zero is not None and known.size:
@@ -136,7 +135,7 @@ class _Integers:
         return self._add_node("Transpose", (name,), replace(kind, shape=kind.shape[::-1]), {"perm": (1, 0)}, version=13)
 
     def _scale(self, node: Node, data: _CodeOperand, weights: _CodeOperand) -> str:
-        """``alpha * sa * sb``: one number, or one for each channel."""
+        """Return ``alpha * sa * sb``, per tensor or per channel."""
         alpha = float(node.attributes.get("alpha", 1.0)) if node.op == "Gemm" else 1.0
         known = [self.constants.get(c.scale) for c in (data, weights)]
         one = self.types[data.scale].size
@@ -160,7 +159,7 @@ class _Integers:
         return self._add_node("Reshape", (name, target), TensorType(kind.dtype, (kind.size,)), {}, version=21)
 
     def _bias(self, node: Node, scale: str) -> tuple[str, str]:
-        """The operand that is added: as int32 for the sum, or as float32 behind it; "" for what there is not."""
+        """Return the bias as int32 for the sum, and as float32 for after it; "" for an absent one."""
         name = node.inputs[2] if len(node.inputs) > 2 else ""
         beta = float(node.attributes.get("beta", 1.0)) if node.op == "Gemm" else 1.0
         if not name:
@@ -182,7 +181,7 @@ class _Integers:
         return one.size in (1, other.size) and bool(np.all(np.abs(one - other) <= _SAME * np.abs(other)))
 
     def _align_bias(self, node: Node, bias: str) -> str:
-        """A convolution's bias as it meets the result."""
+        """Return a convolution's bias reshaped to broadcast against the result."""
         if node.op != "Conv":
             return bias
         shape = (self.types[bias].size, *(1,) * (len(self.types[node.outputs[0]].shape) - 2))

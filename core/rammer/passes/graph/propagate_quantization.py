@@ -1,8 +1,7 @@
-"""What only moves elements, or takes the greatest of some, moves codes: between DequantizeLinear and QuantizeLinear no floats.
+"""Propagation of quantisation: operators that only move or compare elements work on codes instead of floats.
 
-DequantizeLinear waits until after movers, and QuantizeLinear comes before them; where both meet with the same scale, nothing is
-left of either. So a quantised network moves bytes, and every product reads codes and writes codes.
-"""
+DequantizeLinear moves after these operators, and QuantizeLinear moves before them. A pair with equal scales cancels. A quantised
+network then moves bytes, and every product reads and writes codes."""
 
 from __future__ import annotations
 
@@ -17,25 +16,27 @@ from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.rewrite import count_readers, find_producers, output_names, rebuild_graph, rename_values
 
-#: Operators whose results hold elements of their first operand and nothing else.
+#: Operators whose results contain only elements of their first operand.
 _MOVERS: Final = frozenset(
     (
         *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather"),
         *("GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Concat", "MaxPool", "Resize"),
     )
 )
-#: Codes of these are moved as they are by every lowering above.
+#: Code types that every lowering above moves unchanged.
 _CODES: Final = frozenset(("uint8", "int8"))
 _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
-#: A code with ``float32`` scales this far from the ends of its range survives ``(code * scale) / scale``.
+#: Codes whose ``float32`` scale is within these bounds survive ``(code * scale) / scale``.
 _LEAST, _MOST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class PropagateQuantization:
-    """``Move(DequantizeLinear(x))`` -> ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` -> ``Move(QuantizeLinear(x))``,
-    and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters -> ``x``. Scales belong to whole tensors; along a Transpose,
-    they may belong to an axis, or to blocks along one. Codes are of 8 bits."""
+    """A pass that moves DequantizeLinear after movers and QuantizeLinear before them.
+
+    ``Move(DequantizeLinear(x))`` becomes ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` becomes
+    ``Move(QuantizeLinear(x))``, and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters becomes ``x``. Scales are per
+    tensor; along a Transpose, they may be per axis or per block along an axis. Codes have 8 bits."""
 
     name: ClassVar[str] = "codes"
 
@@ -53,7 +54,7 @@ class PropagateQuantization:
 class _Moving:
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
-    #: Values that are other values now.
+    #: Values that were replaced by other values.
     names: dict[str, str] = field(default_factory=dict)
     changed: bool = False
 
@@ -63,11 +64,11 @@ class _Moving:
         self.taken = set(self.graph.types)
 
     def result(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         return rebuild_graph(replace(self.graph, types=self.types), rename_values(self.nodes, self.names))
 
     def visit(self, node: Node) -> None:
-        """Append ``node``, or what takes its place."""
+        """Append ``node`` or its replacement."""
         node = replace(node, inputs=tuple(self.names.get(i, i) for i in node.inputs))
         if not (self._try_cancel_pair(node) or self._before(node) or self._try_sink_dequantize(node)):
             self._append_node(node)
@@ -76,10 +77,10 @@ class _Moving:
         self.nodes.append(node)
         self.made.update({o: node for o in node.outputs if o})
 
-    # --- nothing between ----------------------------------------------------------------------
+    # --- cancelling pairs ---------------------------------------------------------------------
 
     def _try_cancel_pair(self, node: Node) -> bool:
-        """Whether ``node`` quantises what was dequantised alike, and is nothing."""
+        """Remove the QuantizeLinear ``node`` if it undoes an equal DequantizeLinear. Return True on success."""
         if not _is_standard_op(node, _QUANTIZE):
             return False
         source = self.made.get(node.inputs[0])
@@ -95,7 +96,7 @@ class _Moving:
         return True
 
     def _has_same_parameters(self, one: Node, other: Node) -> bool:
-        """Whether two have the same known scale, which loses no code, and zero point, of the whole tensor."""
+        """Return True if both nodes have equal constant per-tensor parameters with a scale that preserves codes."""
         (s, z), (t, w) = (self._scale_and_zero_point(n) for n in (one, other))
         if s is None or t is None or z is None or w is None or s.size != 1 or t.size != 1 or s.dtype != np.float32:
             return False
@@ -109,7 +110,7 @@ class _Moving:
     # --- QuantizeLinear before movers ---------------------------------------------------------
 
     def _before(self, node: Node) -> bool:
-        """Whether ``node`` quantises what was only moved, and now comes before that."""
+        """Move the QuantizeLinear ``node`` before the mover that it reads. Return True on success."""
         if not _is_standard_op(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
             return False
         mover = self.made.get(node.inputs[0])
@@ -129,10 +130,10 @@ class _Moving:
         self.changed = True
         return True
 
-    # --- DequantizeLinear behind movers -------------------------------------------------------
+    # --- DequantizeLinear after movers --------------------------------------------------------
 
     def _try_sink_dequantize(self, node: Node) -> bool:
-        """Whether ``node`` moves what was dequantised, and now comes before that."""
+        """Move the mover ``node`` before the DequantizeLinear that it reads. Return True on success."""
         if not self._is_mover(node):
             return False
         count = len(node.inputs) if node.op == "Concat" else 1
@@ -162,7 +163,8 @@ class _Moving:
         return True
 
     def _moved_attributes(self, node: Node, source: Node) -> Mapping[str, Any] | None:
-        """Those of the DequantizeLinear ``source`` behind the mover ``node``; None where its scales do not follow."""
+        """Return the attributes of the DequantizeLinear ``source`` after the mover ``node``, or None if
+        its scales cannot follow."""
         if self._whole(source):
             return source.attributes
         if node.op != "Transpose":
@@ -172,7 +174,7 @@ class _Moving:
         return {**source.attributes, "axis": order.index(int(source.attributes.get("axis", 1)) % rank)}
 
     def _turned(self, node: Node, names: Sequence[str]) -> list[str]:
-        """Scales and zero points of blocks behind the Transpose ``node``."""
+        """Return the scales and zero points of blocks after the Transpose ``node``."""
         result = list[str]()
         for name in names:
             kind = self.types[name] if name else None
@@ -183,10 +185,10 @@ class _Moving:
             result.append(turned if kind is not None else "")
         return result
 
-    # --- what both ask ------------------------------------------------------------------------
+    # --- common predicates --------------------------------------------------------------------
 
     def _whole(self, node: Node) -> bool:
-        """Whether one scale belongs to the whole tensor."""
+        """Return True if the whole tensor has one scale."""
         return self.types[node.inputs[1]].shape in ((), (1,)) and not node.attributes.get("block_size", 0)
 
     def _is_mover(self, node: Node) -> bool:
@@ -198,7 +200,7 @@ class _Moving:
         return True
 
     def _is_increasing(self, node: Node) -> bool:
-        """Whether greater codes are greater numbers."""
+        """Return True if greater codes decode to greater values."""
         scale = self.graph.constants.get(node.inputs[1])
         return scale is not None and bool(np.all(scale > _LEAST))
 

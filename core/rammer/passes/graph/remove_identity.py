@@ -1,4 +1,4 @@
-"""Operators that change nothing -> their operand."""
+"""Removal of operators that return their operand unchanged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Test: TypeAlias = Callable[[Node, Graph], bool]
 
 @dataclass(frozen=True, slots=True)
 class RemoveIdentities:
-    """``y = Identity(x)`` -> every reader of ``y`` reads ``x``; likewise all that acts as Identity here.
+    """A rewrite of ``y = Identity(x)`` that lets every consumer of ``y`` read ``x``, and of operators that act as Identity.
 
-    Dropout in inference, Cast to the same type, Reshape to the same shape, Transpose that moves
-    nothing, Concat and Sum of one operand, Pad by zero, multiplication by one, and so on. A graph
-    output takes over the name if another node computes the operand; else its Identity stays.
+    Examples are Dropout in inference, Cast to the same type, Reshape to the same shape and Transpose that moves nothing. Others
+    are Concat and Sum of one operand, Pad by zero, and multiplication by one. If a node computes the operand of a graph output,
+    the output's name moves to it. Otherwise the Identity stays.
     """
 
     name: ClassVar[str] = "identity"
@@ -31,7 +31,7 @@ class RemoveIdentities:
     def __call__(self, graph: Graph) -> Graph:
         names: dict[str, str] = {}
         kept: list[Node] = []
-        # Outputs that no node may rename: the graph's own, and those taken over on the way.
+        # Outputs that must not be renamed: those of the graph, and those whose names were moved.
         fixed, made = output_names(graph), find_producers(graph)
         read = count_readers(graph).keys()
         changed = False
@@ -55,7 +55,7 @@ class RemoveIdentities:
 
 
 def _unchanged_operand(node: Node, graph: Graph) -> str | None:
-    """The operand that ``node`` returns unchanged, if it does."""
+    """Return the operand that ``node`` returns unchanged, or None."""
     if node.domain:
         return None
     if node.op in ("Mul", "Div", "Add", "Sub", "Pow"):
@@ -67,7 +67,7 @@ def _unchanged_operand(node: Node, graph: Graph) -> str | None:
 
 
 def _non_neutral_operand(node: Node, graph: Graph) -> str | None:
-    """The other operand of a multiplication by one and the like (x + 0 turns -0 into 0, so -0 is its neutral)."""
+    """Return the non-neutral operand of a multiplication by one and the like. x + 0 maps -0 to 0, so its neutral is -0."""
     a, b = node.inputs
     sides = {"Mul": (a, b), "Add": (a, b)}.get(node.op, (b,))
     for side in sides:
@@ -89,7 +89,7 @@ def _is_always_identity(node: Node, graph: Graph) -> bool:
 
 
 def _is_inference(node: Node, graph: Graph) -> bool:
-    # Until opset 12 the training mode is no operand, and a graph for inference does not have it.
+    # Until opset 12 the training mode is not an operand, and inference graphs omit it.
     return len(node.inputs) < 3 or not node.inputs[2] or is_filled_with(graph.constant(node.inputs[2]), 0)
 
 
@@ -97,7 +97,7 @@ def _in_place(node: Node, graph: Graph) -> bool:
     order = node.attributes.get("perm")
     rank = len(graph.types[node.inputs[0]].shape)
     order = tuple(reversed(range(rank))) if order is None else order
-    # Axes of one element may move freely among the others.
+    # Axes of extent 1 may move freely among the others.
     long = [axis for axis in order if graph.types[node.inputs[0]].shape[axis] != 1]
     return long == sorted(long)
 
@@ -117,7 +117,7 @@ def _is_unpadded(node: Node, graph: Graph) -> bool:
     return is_filled_with(graph.constant(node.inputs[1]), 0) if len(node.inputs) > 1 else False
 
 
-#: Operator -> whether a node whose first operand has the type of its result returns that operand.
+#: Operator -> predicate that is True if a node of unchanged type returns its first operand.
 _TESTS: Final[Mapping[str, Test]] = {
     **dict.fromkeys(
         ("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _is_always_identity

@@ -1,8 +1,7 @@
-"""Reshapes behind a product wait until after the element-wise operators that follow.
+"""Sinking of reshapes after a product past the element-wise operators that follow.
 
-Exporters flatten the rows of a sequence, multiply, and give the result its axes again; what follows the product (a bias,
-an activation, a residual) then reads it through a reshape, and is no part of the product's kernel.
-"""
+Exporters flatten the rows of a sequence, multiply, and restore the axes. Operators after the product (a bias, an activation, a
+residual) then read it through a reshape. They cannot be fused into the product's kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rammer.passes.rewrite import find_producers, output_names, rebuild_graph
 
 _RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
-#: Operators whose every result element depends on the elements at its own place, with operands broadcast.
+#: Operators whose result elements depend only on elements at the same index, with operands broadcast.
 ELEMENTWISE: Final = frozenset(
     (
         "Abs",
@@ -55,10 +54,11 @@ ELEMENTWISE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SinkReshapes:
-    """``Op(Reshape(x), y)`` -> ``Reshape(Op(x, Reshape(y)))`` where ``x`` is a product or element-wise operators behind one.
+    """A rewrite of ``Op(Reshape(x), y)`` to ``Reshape(Op(x, Reshape(y)))`` if ``x`` is a product or element-wise operators after
+    one.
 
-    ``Op`` is element-wise. Of its other operands, those of full size are reshaped as well (which costs nothing, or ends a
-    reshape that they are), and those that vary along the last axis only stay as they are if that axis does.
+    ``Op`` is element-wise. Other operands of full size are also reshaped, which is free or cancels a reshape. Operands that vary
+    only along the last axis stay unchanged if that axis does.
     """
 
     name: ClassVar[str] = "sink"
@@ -88,11 +88,11 @@ class _Sunk:
         self.behind: set[str] = {o for n in graph.nodes if n.op in _PRODUCTS and not n.domain for o in n.outputs}
 
     def result(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
 
     def visit(self, node: Node) -> None:
-        """Append ``node``, or what takes its place."""
+        """Append ``node`` or its replacement."""
         if not self._try_sink(node):
             self.nodes.append(node)
             if self._is_elementwise(node) and any(i in self.behind for i in node.inputs):
@@ -102,7 +102,7 @@ class _Sunk:
         return node.op in ELEMENTWISE and not node.domain and len(node.outputs) == 1
 
     def _try_sink(self, node: Node) -> bool:
-        """Whether ``node`` now comes before the reshape that it read."""
+        """Move ``node`` before the reshape that it reads. Return True on success."""
         if not self._is_elementwise(node) or node.outputs[0] in self.outputs:
             return False
         result = self.types[node.outputs[0]]
@@ -122,14 +122,14 @@ class _Sunk:
         return True
 
     def _reshape_source(self, value: str) -> str:
-        """What ``value`` is a reshape of, if that is behind a product; "" if not."""
+        """Return the source of the reshape ``value`` if it follows a product, else ""."""
         node = self.made.get(value)
         if node is None or node.domain or node.op not in _RESHAPES:
             return ""
         return node.inputs[0] if node.inputs[0] in self.behind else ""
 
     def _reshape_operand(self, value: str, old: tuple[int, ...], new: tuple[int, ...]) -> str | None:
-        """``value``, which was broadcast to ``old``, for a result of shape ``new``; None where that is no reshape of it."""
+        """Return ``value``, broadcast to ``old``, in a form that broadcasts to ``new``, or None if a reshape is not enough."""
         if not value:
             return value
         shape = self.types[value].shape

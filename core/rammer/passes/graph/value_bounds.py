@@ -1,10 +1,10 @@
-"""Bounds on the values of a graph, from which ``narrow`` decides what float16 can hold.
+"""Bounds on the values of a graph, from which ``convert_to_float16`` decides which tensors float16 can hold.
 
-The analysis assumes that activations (inputs of the graph, results of products with weights, and results of operators without a
-rule) have magnitudes of up to ``ACTIVATION``. A value that may leave float16's range opens a chain. All values that follow stay
-float32 until an operator closes the chain: a bounded function (Softmax, Tanh, Log, Clip), a normalisation, or a product or
-quotient whose result has the size of an activation again. No rule depends on the extent of an axis, so that a model is narrowed
-alike at every length.
+Activations are inputs of the graph, results of products with weights, and results of operators without a rule. The analysis
+assumes that their magnitudes are at most ``ACTIVATION``. A value that may leave float16's range opens a chain. All values that
+follow stay float32 until an operator closes the chain. This is a bounded function (Softmax, Tanh, Log, Clip), a normalisation, or
+a product or quotient of the size of an activation. Rules do not depend on extents of axes, so that a model is narrowed alike at
+every length.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 
 from rammer.ir.graph import Graph, Node
 
-#: Largest magnitude of an activation that is provided for: language models have channels of thousands.
+#: Largest assumed magnitude of an activation: language models have channels of thousands.
 ACTIVATION: Final = 1e4
 #: Largest factor of an activation in the bound of a product with weights: a bias, and more, may follow.
 LARGEST: Final = 4.0
 #: Largest finite float16.
 LIMIT: Final = 65504.0
-#: Number of elements that a sum is assumed to have.
+#: Assumed number of terms of a sum.
 COUNT: Final = 4096
-#: Largest magnitude of a value divided by the root mean square of so many elements.
+#: Largest magnitude of a value divided by the root mean square of ``COUNT`` elements.
 NORMALISED: Final = math.sqrt(COUNT)
 
 
 @dataclass(frozen=True, slots=True)
 class Magnitude:
-    """The interval ``[low, high]`` of a value, and how it came about.
+    """The interval ``[low, high]`` of a value, and its derivation.
 
-    A value of ``degree`` k is multiplied by s**k where all activations are multiplied by s. ``constant``: it depends on constants
-    only. ``weighed``: it is a product with weights, but for a bias or a factor. ``statistic``: it is a sum or maximum of terms of
-    one sign, or a power of such a sum. ``rows``: the sum of a row is 1. ``open``: it belongs to a chain that stays float32.
+    A value of ``degree`` k is multiplied by s**k if all activations are multiplied by s. ``constant``: it depends on constants
+    only. ``weighed``: it is a product with weights, except for a bias or a factor. ``statistic``: it is a sum or maximum of terms
+    of one sign, or a power of such a sum. ``rows``: the sum of a row is 1. ``open``: it belongs to a chain that stays float32.
     """
 
     low: float = -ACTIVATION
@@ -50,12 +50,12 @@ class Magnitude:
 
     @property
     def bound(self) -> float:
-        """Largest magnitude."""
+        """Largest magnitude in the interval."""
         return max(abs(self.low), abs(self.high))
 
     @property
     def fits(self) -> bool:
-        """Return True if float16 holds every such value, and no reciprocal or power of an activation is among them."""
+        """True if float16 holds every such value, and it is not a reciprocal or power of an activation."""
         return self.bound <= LIMIT and 0 <= self.degree <= 1
 
 
@@ -63,9 +63,9 @@ def _symmetric_bound(bound: float, degree: float) -> Magnitude:
     return Magnitude(-bound, bound, degree)
 
 
-#: Result of an operator without a rule.
+#: Magnitude of results of operators without a rule.
 ACTIVE: Final = Magnitude()
-#: Products with weights -> the axes of weights of a rank over which a result is a sum.
+#: Products with weights -> the weight axes that are summed, by the rank of the weights.
 _SUMMED: Final[Mapping[str, Callable[[Node, int], tuple[int, ...]]]] = {
     "MatMul": lambda _, rank: (max(rank - 2, 0),),
     "Gemm": lambda node, _: (1,) if node.attributes.get("transB", 0) else (0,),
@@ -103,14 +103,14 @@ _ALIKE: Final = frozenset(
     )
 )
 _NONNEGATIVE: Final = frozenset(("Abs", "Relu", "Softplus", "ThresholdedRelu"))
-#: Averages and extremes, which make a statistic of values that are nowhere negative.
+#: Averages and extremes: a statistic if their operands are nonnegative.
 _JOINING: Final = frozenset(
     (
         *("ReduceMean", "ReduceMax", "ReduceMin", "Max", "Min", "Mean", "MaxPool", "GlobalMaxPool"),
         *("AveragePool", "GlobalAveragePool"),
     )
 )
-#: Sums of as many powers of the operand as an axis is long: operator -> the power, and that of the whole sum.
+#: Sums of powers along an axis: operator -> exponent of the terms, and exponent of the whole sum.
 _SUMS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(
         ("ReduceSum", "ReduceL1", "CumSum", "Col2Im", "ScatterElements", "ScatterND", "Sum", "DFT", "STFT"), (1.0, 1.0)
@@ -134,7 +134,7 @@ class Magnitudes:
                 self.known[output] = self._bound_result(node, output)
 
     def of(self, name: str) -> Magnitude:
-        """The magnitude of a value."""
+        """Return the magnitude of a value."""
         if name not in self.known:
             value = self.graph.constants.get(name)
             self.known[name] = _of_type(self.graph.types[name].dtype) if value is None else _of_constant(value)
@@ -198,7 +198,7 @@ class Magnitudes:
         if node.op == "Sub" and self._is_largest(node.inputs[1], node.inputs[0]):
             high = 0.0
         elif (a.weighed or b.weighed) and not fixed and a.fits and b.fits:
-            # A residual connection: the sum has the size of an activation, however many there are.
+            # A residual connection: the sum has the size of an activation, regardless of the number of terms.
             low, high = min(a.low, -b.bound), max(a.high, b.bound)
         return Magnitude(low, high, degree, statistic=statistic, weighed=fixed and (a.weighed or b.weighed))
 
@@ -273,7 +273,8 @@ class Magnitudes:
     # --- products -----------------------------------------------------------------------------
 
     def _product(self, node: Node) -> Magnitude:
-        """Sums of products with weights have the size of an activation; those of other operands have ``COUNT`` terms."""
+        """Return the magnitude of a product. Products with weights have the size of an activation; sums of other products have
+        ``COUNT`` terms."""
         names = node.inputs if node.op == "Einsum" else node.inputs[:2]
         data = [self.of(n) for n in names if not self.of(n).constant]
         if len(data) == 1 and len(names) > 1:
@@ -282,8 +283,8 @@ class Magnitudes:
             bound = _multiply_or_zero(data[0].bound, most)
             if not data[0].fits:
                 return replace(_symmetric_bound(bound, data[0].degree), weighed=True)
-            # Activations do not grow from layer to layer: what follows a product with weights is of their size again, but for
-            # large weights. Then the result is float32, and still an operand in float16 of the next product.
+            # Activations do not grow from layer to layer: a product with weights again has the size of an activation, unless the
+            # weights are large. The result is then float32, and still a float16 operand of the next product.
             large = min(data[0].bound, ACTIVATION) * mean > LIMIT
             bound = min(bound, ACTIVATION * (1.0 if large else max(1.0, min(most, LARGEST))))
             return replace(_symmetric_bound(bound, data[0].degree), weighed=True, open=large)
@@ -293,7 +294,7 @@ class Magnitudes:
         return _symmetric_bound(bound if any(d.rows for d in data) else _multiply_or_zero(bound, COUNT), degree)
 
     def _weight_gains(self, node: Node, weights: str) -> tuple[float, float]:
-        """The root mean square and the largest of the Euclidean norms of the weights of a result."""
+        """Return the root mean square and the maximum of the Euclidean norms of the weights per result."""
         value, axes = self.graph.constants.get(weights), _SUMMED.get(node.op)
         if value is None or not value.size or axes is None or weights != node.inputs[1]:
             return 1.0, 1.0
@@ -323,9 +324,9 @@ _RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
     "Softmax": Magnitudes._bound_softmax,
     **dict.fromkeys(_NORMALISING, Magnitudes._bound_normalisation),
 }
-#: Functions whose result is unbounded whatever the size of their operand.
+#: Functions whose result is unbounded regardless of the size of their operand.
 _UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det"))
-#: Largest values of short types that become floats.
+#: Largest values of short types that are converted to floats.
 _LARGEST: Final = {"bool": 1.0, "int8": 128.0, "uint8": 255.0}
 
 
@@ -361,12 +362,12 @@ def _bound_reduction(op: str, operands: Sequence[Magnitude]) -> Magnitude:
 
 
 def _normalised_magnitude(degree: float) -> Magnitude:
-    """A value divided by a statistic."""
+    """Return the magnitude of a value divided by a statistic."""
     return _symmetric_bound(ACTIVATION if 0 < degree <= 1 else NORMALISED if degree == 0 else math.inf, degree)
 
 
 def _add_degrees(a: float, b: float) -> float:
-    """Degree of a product; infinite ones cancel."""
+    """Return the degree of a product; infinite degrees cancel."""
     return 0.0 if math.isinf(a) and a == -b else a + b
 
 

@@ -1,8 +1,7 @@
-"""Weights that are stored as codes stay so: a matrix product of floats with them decodes them where it reads them.
+"""Weight-only quantisation: matrix products of floats decode constant codes of weights inside the kernel.
 
-Large models are bound by the bytes of their weights. Codes of 4 bits lie two in a byte, those of 2 bits four, along the axis that
-is summed over; scales and zero points belong to the tensor, to a column, or to blocks of rows of a column.
-"""
+Large models are bound by the bytes of their weights. Codes of 4 bits are packed two per byte and codes of 2 bits four per byte,
+along the summed axis. Scales and zero points are per tensor, per column, or per block of rows of a column."""
 
 from __future__ import annotations
 
@@ -18,18 +17,16 @@ from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.rewrite import find_producers, rebuild_graph
 
-#: Fewer weights are worth no decoding: a product of floats has better kernels.
+#: Minimum number of weights: below it, products of floats have better kernels.
 LEAST: Final = 1 << 12
-#: What they are multiplied by. Of float16 a number is not rounded between its code and the product, which is more exact.
+#: Types of the other operand. With float16, decoded values are not rounded before the product, which is more exact.
 FLOATS: Final = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """``MatMul(x, DequantizeLinear(codes))`` or Gemm of that, with constant codes -> ``StoredMatMul(x, codes, scale, zero)``.
-
-    Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``.
-    """
+    """A rewrite of ``MatMul(x, DequantizeLinear(codes))`` or Gemm, with constant codes, to ``StoredMatMul(x, codes, scale,
+    zero)``. Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``."""
 
     name: ClassVar[str] = "stored"
 
@@ -66,7 +63,7 @@ class _Stored:
         self.known: dict[tuple[str, bool], tuple[str, ...]] = {}
 
     def replaced(self, node: Node) -> list[Node]:
-        """``node``, or what takes its place."""
+        """Return ``node`` or its replacements."""
         gemm = node.op == "Gemm"
         if node.domain or node.op not in ("MatMul", "Gemm"):
             return [node]
@@ -86,7 +83,7 @@ class _Stored:
         return [*made, Node("Add", (total, rest[0]), (result,), {}, node.name, "", 14)] if rest else made
 
     def _fold_codes(self, node: Node) -> Node:
-        """``node`` with operands of known codes, which cannot stay codes here, as constants."""
+        """Return ``node`` with codes that cannot stay codes decoded into constants."""
         inputs = list(node.inputs)
         for i, name in enumerate(inputs[:2]):
             source = self.made.get(name)
@@ -98,7 +95,7 @@ class _Stored:
         return replace(node, inputs=tuple(inputs))
 
     def _weights(self, name: str, turned: bool) -> _Weights | None:
-        """What a DequantizeLinear decodes, where its scales follow the sum or the columns."""
+        """Return the weights that a DequantizeLinear decodes if its scales vary along the sum or the columns, else None."""
         node = self.made.get(name)
         if node is None or node.domain or node.op != "DequantizeLinear" or self.types[name].dtype not in FLOATS:
             return None
@@ -123,7 +120,8 @@ class _Stored:
         return _Weights(codes if turned else codes.T, grains[0], grains[1], block)
 
     def _packed_operands(self, name: str, turned: bool, weights: _Weights) -> tuple[tuple[str, ...], int]:
-        """Names of packed codes, scales and zero points ("" for 0), and the bits of a code; made once for all readers."""
+        """Return the names of packed codes, scales and zero points ("" for 0), and the bits per code. Each packed operand is
+        created once for all consumers."""
         bits = _code_bits(weights)
         if (name, turned) not in self.known:
             zero = self._add_constant(weights.zero, f"{name}_zero") if np.any(weights.zero) else ""
@@ -143,7 +141,7 @@ def _has_unit_scales(node: Node) -> bool:
 
 
 def _code_bits(weights: _Weights) -> int:
-    """As few as hold every code."""
+    """Return the minimum bits that hold every code."""
     low, high, signed = int(weights.codes.min()), int(weights.codes.max()), weights.codes.dtype == np.int8
     for bits in (2, 4):
         ends = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
@@ -153,7 +151,7 @@ def _code_bits(weights: _Weights) -> int:
 
 
 def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes as bytes along the last axis, the first one in the lowest bits."""
+    """Return codes packed into bytes along the last axis, the first code in the lowest bits."""
     if bits == 8:
         return codes
     each = 8 // bits

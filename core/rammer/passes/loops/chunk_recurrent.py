@@ -1,8 +1,7 @@
-"""Long recurrences -> a Scan whose turns take many steps each, so that what is compiled grows with a turn, not with the sequence.
+"""Chunking of long recurrences into a Scan over many steps per iteration, so that code does not grow with the sequence.
 
-All layers that can take their steps together (``stacks``) are one Scan: a turn is the same layers over fewer steps, which are
-unrolled and scheduled side by side as those of a short sequence are. What the turns leave over are layers of few steps.
-"""
+All layers that can be stepped together (``recurrent_stacks``) become one Scan. Its body is the same layers over fewer steps,
+unrolled and scheduled concurrently like those of a short sequence. The remaining steps become layers after the Scan."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_
 from rammer.passes.loops.split_bidirectional import one_way
 from rammer.passes.rewrite import rebuild_graph
 
-#: Steps beyond which a recurrence is rolled, and most steps of a turn.
+#: Number of steps beyond which a recurrence is chunked, and maximum steps per chunk.
 MOST_STEPS: Final = 256
 MOST_TURN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RollRecurrences:
-    """LSTM, GRU and RNN of more than ``most`` steps -> a Scan over turns of ``turn`` steps at most."""
+    """A pass that rewrites LSTM, GRU and RNN over more than ``most`` steps to a Scan of chunks of at most ``turn`` steps."""
 
     most: int = MOST_STEPS
     turn: int = MOST_TURN
@@ -45,14 +44,14 @@ class RollRecurrences:
 
 
 def turn_of(steps: int, most: int = MOST_TURN) -> int:
-    """Steps of a turn: ``most``, or as many as leave nothing over, but not less than half."""
+    """Return the steps of a chunk: ``most``, or a number from half of it that divides ``steps``."""
     most = max(min(most, steps // 2), 1)
     return next((n for n in range(most, most // 2, -1) if steps % n == 0), most)
 
 
 @dataclass
 class MadeNodes:
-    """Nodes, constants and types that take a stack's place, and names that are taken."""
+    """The nodes, constants and types that replace a stack, and the names in use."""
 
     names: Names
     version: int
@@ -61,29 +60,29 @@ class MadeNodes:
     types: dict[str, TensorType] = field(default_factory=dict)
 
     def constant(self, value: np.ndarray, hint: str) -> str:
-        """A new constant."""
+        """Add a constant and return its name."""
         name = make_identifier(hint, self.names)
         self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
         return name
 
     def node(self, op: str, inputs: Sequence[str], kind: TensorType, result: str, **attributes: Any) -> str:
-        """A new node with one result, which is to be called ``result`` where that is free."""
+        """Add a node with one result, named ``result`` if that name is free, and return the name."""
         self.nodes.append(Node(op, tuple(inputs), (result,), attributes, result, "", self.version))
         self.types[result] = kind
         return result
 
     def fresh(self, hint: str, kind: TensorType) -> str:
-        """A new name for a value."""
+        """Return a new name for a value of type ``kind``."""
         name = make_identifier(hint, self.names)
         self.types[name] = kind
         return name
 
     def shaped(self, name: str, kind: TensorType, result: str) -> str:
-        """``name`` with the shape of ``kind``."""
+        """Return ``name`` reshaped to ``kind``."""
         return self.node("Reshape", [name, self.constant(np.array(kind.shape, np.int64), f"{result}_shape")], kind, result)
 
     def cut(self, name: str, first: int, last: int, kind: TensorType) -> str:
-        """Elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
+        """Return elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
         bounds = [self.constant(np.array([n], np.int64), f"{name}_bound") for n in (first, last, 0)]
         return self.node(
             "Slice", [name, *bounds], with_step_count(kind, last - first), make_identifier(f"{name}_part", self.names)
@@ -91,13 +90,13 @@ class MadeNodes:
 
 
 def with_step_count(kind: TensorType, steps: int) -> TensorType:
-    """``kind`` with another first extent."""
+    """Return ``kind`` with its first extent replaced by ``steps``."""
     return TensorType(kind.dtype, (steps, *kind.shape[1:]))
 
 
 @dataclass
 class StackPart:
-    """A stack over some of its steps: nodes, the name there of each value, and the last states of each layer."""
+    """A stack over a slice of its steps: nodes, the new name of each value, and the last states of each layer."""
 
     nodes: list[Node]
     values: dict[str, str]
@@ -105,7 +104,7 @@ class StackPart:
 
 
 class Rolling:
-    """One stack on its way into a Scan."""
+    """Rewrite of one stack into a Scan."""
 
     def __init__(self, graph: Graph, stack: Stack, turn: int) -> None:
         self.whole, self.stack, self.turn = graph, stack, turn
@@ -116,11 +115,11 @@ class Rolling:
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
         sliced += [(lens, way, True) for n, way in stack.cells if (lens := _sequence_lens(n))]
-        #: What each turn gets a slice of: value, whether from behind, and whether it holds lengths.
+        #: Values that are sliced per chunk: name, True if sliced backwards, True if it holds lengths.
         self.sliced = list(dict.fromkeys(sliced))
 
     def graph(self) -> Graph:
-        """The graph with the Scan in the place of the stack."""
+        """Return the graph with the Scan in place of the stack."""
         states = {n.outputs[0]: self.initial(n) for n, _ in self.stack.cells}
         pieces = {key: self._pieces(*key) for key in self.sliced}
         tails = {(v, way): tail for (v, way, _), (_, tail) in pieces.items()}
@@ -133,14 +132,14 @@ class Rolling:
         return self._rebuild_graph()
 
     def initial(self, cell: Node) -> list[str]:
-        """The first states of a layer."""
+        """Return the initial states of a layer."""
         hidden = self.whole.types[cell.inputs[2]]
         kind = TensorType(hidden.dtype, (1, self.whole.types[cell.inputs[0]].shape[1], hidden.shape[-1]))
         given = [cell.inputs[5 + i] if len(cell.inputs) > 5 + i else "" for i in range(STATES[cell.op])]
         return [n or self.made.constant(np.zeros(kind.shape, kind.dtype), f"{cell.outputs[0]}_zero") for n in given]
 
     def _pieces(self, name: str, way: bool, lengths: bool) -> tuple[str, str]:
-        """What the turns get slices of, and what is left for the rest ("" without one)."""
+        """Return the values that chunks slice, and the part for the remaining steps ("" if none remain)."""
         made, kind, steps = self.made, self.whole.types[name], self.count * self.turn
         if lengths:
             starts = np.append(np.arange(self.count) * self.turn, steps)[:, None].astype(kind.dtype)
@@ -156,7 +155,7 @@ class Rolling:
         return made.shaped(main, shape, make_identifier(f"{name}_turns", made.names)), tail
 
     def _clipped(self, name: str, starts: str, most: str, kind: TensorType) -> str:
-        """How many of its steps are in each part."""
+        """Return the number of valid steps in each part."""
         made, zero = self.made, self.made.constant(np.zeros((), kind.dtype), f"{name}_none")
         left = made.node("Sub", [name, starts], kind, make_identifier(f"{name}_left", made.names))
         some = made.node("Max", [left, zero], kind, make_identifier(f"{name}_some", made.names))
@@ -165,8 +164,8 @@ class Rolling:
     def _part(
         self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
     ) -> StackPart:
-        """The stack over ``steps`` of what is ``given`` (of values that each turn gets a slice of), from ``states`` on; with
-        ``only``, what goes that way."""
+        """Return the stack over ``steps``, starting from ``states``. ``given`` names the slices of sliced values. ``only``
+        restricts the part to layers of one direction."""
         part = StackPart([], {}, {})
         for node, way in self.stack.nodes:
             if only is not None and way != only:
@@ -193,7 +192,7 @@ class Rolling:
         return self.made.types[name] if name in self.made.types else self.whole.types[name]
 
     def scan(self, states: Mapping[str, list[str]], slices: list[str]) -> StackPart:
-        """The Scan; what it gives, the values of all turns with the shape that the model knows."""
+        """Add the Scan. Return its results: the values of all chunks, stacked, and the last states."""
         made, ways = self.made, self.stack.ways
         formal = {c: [made.fresh(f"{s}_before", self._value_type(s)) for s in first] for c, first in states.items()}
         given = {}
@@ -223,7 +222,7 @@ class Rolling:
         return StackPart([], dict(zip(shown, stacked, strict=True)), results)
 
     def _make_body(self, turn: StackPart, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
-        """One turn; what it reads besides its inputs is captured."""
+        """Return the body for one chunk; values other than its inputs are captured."""
         inside = {*inputs, *(o for n in turn.nodes for o in n.outputs)}
         outer = tuple(dict.fromkeys(i for n in turn.nodes for i in n.inputs if i and i not in inside))
         nodes = [node_proto(n) for n in turn.nodes]
@@ -237,7 +236,7 @@ class Rolling:
         return helper.make_tensor_value_info(name, element_code(np.dtype(kind.dtype)), kind.shape)
 
     def _finish_outputs(self, turned: StackPart, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
-        """Give what others read its name."""
+        """Restore the original names of values that other nodes read."""
         made, steps = self.made, self.count * self.turn
         for name, stacked in turned.values.items():
             kind = self.whole.types[name]
@@ -252,7 +251,7 @@ class Rolling:
                     made.node("Identity", [last], self.whole.types[name], name)
 
     def _rebuild_graph(self) -> Graph:
-        """The graph with what was made."""
+        """Return the graph with the stack replaced by the new nodes."""
         inside = {id(n) for n, _ in self.stack.nodes}
         nodes = [*(n for n in self.whole.nodes if id(n) not in inside), *self.made.nodes]
         graph = replace(self.whole, types={**self.whole.types, **self.made.types})
@@ -269,7 +268,7 @@ def _layout_free_attributes(node: Node) -> Mapping[str, Any]:
 
 
 def in_order(nodes: Sequence[Node], known: set[str]) -> list[Node]:
-    """In topological order, each as early as it can be behind those before it."""
+    """Return the nodes in topological order, keeping their order where possible."""
     waiting, result = list(nodes), list[Node]()
     while waiting:
         later = list[Node]()

@@ -1,8 +1,7 @@
-"""A model's own long Scan or Loop as turns that take many of its steps each, for devices that repeat programs.
+"""Chunking of a model's long Scan or Loop, for devices that repeat programs.
 
-A turn of one light step would be a launch for a few operators. So a turn has as many steps as are few operators, in a Scan or
-Loop of its own, which becomes part of the turn's program.
-"""
+One light step per iteration would be a launch for a few operators. An iteration therefore runs a chunk of steps in a nested Scan
+or Loop, which becomes part of its program. The chunk is small enough to have few operators."""
 
 from __future__ import annotations
 
@@ -26,23 +25,24 @@ from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_recurrent import turn_of
 from rammer.passes.loops.recurrent_stacks import STATES
 
-#: Steps of a turn: most, and fewer than which a launch for them costs too much.
+#: Maximum steps of a chunk, and minimum steps that are worth a launch.
 MOST_STEPS: Final = 128
 LEAST_STEPS: Final = 16
-#: Turns of a Loop that nobody on the host watches.
+#: Maximum trip count of a Loop that the host does not supervise.
 MOST_TRIPS: Final = 1 << 16
 
 
 @dataclass(frozen=True)
 class NestedTurns:
-    """A turn, and the graph that has the values which it begins with."""
+    """A chunk as a model, and the graph that computes its initial values."""
 
     graph: Graph
     turn: RolledTurn
 
 
 def nested_turns(graph: Graph, node: Node) -> NestedTurns:
-    """The turns of a Scan or Loop of ``graph``. BadInput for what is none whose steps are known, alike, and divided by turns."""
+    """Return the chunks of a Scan or Loop of ``graph``. Raises BadInput unless the trip count is constant, equal for all inputs,
+    and divisible into chunks."""
     if node.op == "Loop":
         graph, node = _scan_of(graph, node)
     body, scanned = graph_of(node.attributes["body"]), int(node.attributes["num_scan_inputs"])
@@ -55,7 +55,7 @@ def nested_turns(graph: Graph, node: Node) -> NestedTurns:
 
 
 def _chunk_steps(body: GraphProto, lengths: set[int]) -> int:
-    """Steps of a turn."""
+    """Return the steps of a chunk, or raise BadInput."""
     nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
     most = min(MOST_STEPS, MOST_UNROLLED // max(len(nodes), 1))
     if len(lengths) != 1 or any(n.op_type in (*STATES, "Loop", "Scan", "If") for n in nodes):
@@ -68,7 +68,7 @@ def _chunk_steps(body: GraphProto, lengths: set[int]) -> int:
 
 
 def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) -> RolledTurn:
-    """One of ``count`` turns of ``step`` steps of a Scan with so many ``states``, by the names that values have in ``graph``."""
+    """Return one of ``count`` chunks of ``step`` steps of a Scan with ``states`` states. Values have their names in ``graph``."""
     names, types = Names(graph.types), dict(graph.types)
     scanned = int(node.attributes["num_scan_inputs"])
     first, slices = node.inputs[:states], node.inputs[states : states + scanned]
@@ -100,7 +100,7 @@ def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) 
 
 
 def _wrap_body(node: Node) -> GraphProto:
-    """The body of a turn: a Scan of the steps in it."""
+    """Return the body of a chunk: a Scan over its steps."""
     body = graph_of(node.attributes["body"])
     given, made = (_numbered_names(body, what, len(values)) for what, values in (("in", body.input), ("out", body.output)))
     kept = {k: v for k, v in node.attributes.items() if k != "body" and v}
@@ -125,7 +125,7 @@ def _make_ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
 
 
 def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
-    """A Loop whose trips are known, and whose condition always holds, as a Scan over its indices."""
+    """Return a Loop with constant trip count and true condition as a Scan over its indices."""
     formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     trips, going = (graph.constant(n) if n else None for n in formal[:2])
     body = graph_of(node.attributes["body"])
@@ -153,7 +153,7 @@ def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
 
 
 def _to_scan_body(body: GraphProto) -> GraphProto:
-    """A Loop's body as a Scan's: the index is its last input, and the condition holds."""
+    """Return a Loop's body as a Scan body: the index is its last input, and the condition is true."""
     made, (index, condition, *states) = GraphProto(), body.input
     made.CopyFrom(body)
     del made.input[:], made.output[:]

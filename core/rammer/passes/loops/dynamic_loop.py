@@ -1,8 +1,5 @@
-"""Loops and Scans whose steps are known late: a turn of each, and what it does with the steps that are not left.
-
-A loop of ``n`` steps is one of more steps of which those from the ``n``-th on leave its states as they are. What they compute and
-gather means nothing: that is beyond the length.
-"""
+"""Loops and Scans with a dynamic trip count: a chunk of each, with masked steps after the last. A loop of ``n`` steps becomes one
+of more steps, which keep its states from step ``n`` on. Their other results are undefined, since they are past the length."""
 
 from __future__ import annotations
 
@@ -28,24 +25,23 @@ from rammer.passes.loops.chunk_scan import MOST_STEPS, turn_of_steps
 from rammer.passes.loops.recurrent_stacks import STATES
 from rammer.passes.rewrite import rebuild_graph
 
-#: Operators that one with steps of its own counts for.
+#: Number of operators that an operator with inner steps counts as.
 HEAVY: Final = 32
 
 
 def is_loop(node: Node) -> bool:
-    """Whether a node is a Loop or Scan."""
+    """Return True if a node is a Loop or Scan."""
     return node.op in ("Loop", "Scan") and not node.domain
 
 
 def loop_title(node: Node) -> str:
-    """The name by which a loop is known: its first result."""
+    """Return the name that identifies a loop: its first result."""
     return next(filter(None, node.outputs), "")
 
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """A loop in a graph: the ``node`` in its place, one ``turn`` as a model, and the scalar (int64) that says how many steps
-    there are."""
+    """A loop in a graph: the ``node`` in its place, one ``turn`` (chunk) as a model, and the int64 scalar of its trip count."""
 
     node: Node
     turn: RolledTurn
@@ -53,7 +49,7 @@ class OpenLoop:
 
 
 def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """``graph`` with Scans that go ahead along first axes, and the steps of each loop that has as many as are known, by title."""
+    """Return ``graph`` with forward Scans along first axes, and the constant trip counts of loops by title."""
     made, nodes, steps = MadeNodes(Names(graph.types), 0), list[Node](), dict[str, int]()
     for node in graph.nodes:
         count = _trip_count(graph, node) if is_loop(node) and not carried_dtypes(node) else None
@@ -68,7 +64,7 @@ def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
 
 
 def _trip_count(graph: Graph, node: Node) -> int | None:
-    """How many steps a loop takes, whatever it reads; None where a run decides."""
+    """Return the constant trip count of a loop, or None if it is decided at run time."""
     formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     body = graph_of(node.attributes["body"])
     if node.op == "Loop":
@@ -84,7 +80,7 @@ def _trip_count(graph: Graph, node: Node) -> int | None:
 
 
 class _Ahead:
-    """A Scan on its way to one that goes ahead along first axes: what it reads and gathers is turned before and behind it."""
+    """Rewrite of a Scan to run forward along first axes, with its inputs and results reordered outside."""
 
     def __init__(self, graph: Graph, node: Node, made: MadeNodes) -> None:
         self.graph, self.node, self.made, made.version = graph, node, made, node.version
@@ -96,7 +92,7 @@ class _Ahead:
         return [int(n) for n in self.node.attributes.get(what) or (0,) * count]
 
     def scan(self) -> Node:
-        """The Scan; all nodes are ``made``'s."""
+        """Return the rewritten Scan; all nodes are added to ``made``."""
         node, graph, made = self.node, self.graph, self.made
         inputs, outputs, behind = list(node.inputs), list(node.outputs), list[Node]()
         ways = zip(self._each("scan_input_axes", self.scanned), self._each("scan_input_directions", self.scanned), strict=True)
@@ -114,7 +110,7 @@ class _Ahead:
         return found
 
     def _turned(self, name: str, kind: TensorType, axis: int, back: int) -> str:
-        """``name`` with what was along ``axis``, perhaps from behind, along its first one."""
+        """Return ``name`` with ``axis`` moved first and, if ``back``, reversed."""
         rank = len(kind.shape)
         order = (axis % rank, *(d for d in range(rank) if d != axis % rank))
         if axis % rank:
@@ -127,7 +123,7 @@ class _Ahead:
         return self.made.node("Slice", [name, *bounds], kind, result)
 
     def _restore_axis(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
-        """The nodes that make an output of what the Scan gathers along a first axis, which takes its place."""
+        """Return the nodes that restore an output from the values that the Scan gathers along the first axis."""
         name, made, before = outputs[place], self.made, len(self.made.nodes)
         kind, rank = self.graph.types[name], len(self.graph.types[name].shape)
         axis %= rank
@@ -142,11 +138,11 @@ class _Ahead:
         return behind
 
 
-# --- turns ------------------------------------------------------------------------------------------
+# --- chunks -----------------------------------------------------------------------------------------
 
 
 def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
-    """Steps of a turn of a loop that takes ``least`` to ``most`` of them; what is ``between`` two takes as long as so many."""
+    """Return the steps of a chunk of a loop of ``least`` to ``most`` steps; ``between`` is the cost between chunks, in steps."""
     body = graph_of(node.attributes["body"])
     found = [n for g in model_checks.graphs_below([body]) for n in g.node]
     size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
@@ -156,8 +152,10 @@ def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
 
 
 def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:
-    """``graph`` with a node for ``count`` turns of ``turn`` steps in the place of a loop. Where its steps are ``plain`` they are
-    a length, whose name is given later; else they are computed. ``same`` are constants that begin alike at all lengths."""
+    """Return ``graph`` with a node for ``count`` chunks of ``turn`` steps in place of a loop.
+
+    If ``plain``, its trip count is a length that is named later; otherwise it is computed. ``same`` are constants that are equal
+    at all lengths, up to their extent."""
     steps, made = _trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
     assert steps is not None, "forward_loops tells which are known"
     formal = len(node.inputs) - len(captured_names(node))
@@ -189,7 +187,7 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
 
 
 def _wrap_varying_constant(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
-    """``name``, or what is computed of a constant that is another one at other lengths."""
+    """Return ``name``, or an Identity of it if the constant differs between lengths."""
     if name not in graph.constants or name in same:
         return name
     kind = graph.types[name]
@@ -197,7 +195,7 @@ def _wrap_varying_constant(graph: Graph, made: MadeNodes, name: str, same: Colle
 
 
 def _fresh_prefix(body: GraphProto) -> str:
-    """What no name in a body begins with."""
+    """Return a prefix of no name in a body."""
     graphs = [*model_checks.graphs_below([body])]
     taken = {n for g in graphs for node in g.node for n in (*node.input, *node.output)}
     taken |= {v.name for g in graphs for v in (*g.input, *g.output, *g.initializer)}
@@ -209,7 +207,7 @@ def _steps_name(body: SubGraph) -> str:
 
 
 def _mask_body(body: SubGraph, loop: bool, states: int) -> bytes:
-    """A body whose last input is the number of its step: its states stay as they are from the step on that is none any more."""
+    """Return a body whose last input is the step's number; its states are kept once that reaches the trip count."""
     made, prefix = GraphProto(), _fresh_prefix(graph_of(body))
     made.CopyFrom(graph_of(body))
     formal, results = list(made.input)[2 if loop else 0 :], list(made.output)[1 if loop else 0 :]

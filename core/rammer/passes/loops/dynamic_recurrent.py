@@ -1,8 +1,8 @@
-"""Recurrences whose steps are known late: a stack of layers as one node, and what it says of a turn of them.
+"""Recurrences with a dynamic trip count: each stack of layers becomes one node, with its chunk as a model.
 
-A layer of ``n`` steps is one of more steps whose sequences end behind ``n``: ONNX's ``sequence_lens``. So a turn is the layers
-over some steps, and how many of these are left in it; states pass what is beyond the end unchanged. How often it runs follows
-from the length of a run.
+A layer of ``n`` steps is a longer layer with ONNX's ``sequence_lens`` of ``n``. A chunk is the layers over a number of steps,
+with the count of valid steps in it; states pass unchanged through the others. The number of chunks follows from the length of a
+run.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, st
 from rammer.passes.loops.split_bidirectional import one_way
 from rammer.passes.rewrite import rebuild_graph
 
-#: The input of a turn that says how many steps all turns have.
+#: The input of a chunk that holds the total number of steps.
 _STEPS: Final = "turn.steps"
 
 
 def turn_for(least: int, most: int, between: int) -> int:
-    """Steps of a turn for sequences of ``least`` to ``most`` steps: of so many in the middle, turns that take the least time. A
-    run computes whole turns, half of one in vain, and what is ``between`` two takes as long as so many steps."""
+    """Return the steps of a chunk that minimise the time of sequences of ``least`` to ``most`` steps, at their mean. A run
+    computes whole chunks, so half a chunk is wasted on average. ``between`` is the cost between two chunks, in steps."""
     turn = max(min(MOST_TURN, isqrt(between * (max(least, 1) + most)), most), 1)
     return -(-most // -(-most // turn))
 
 
 def split_layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """``graph`` with layers of one direction and loops that go ahead, and the steps of each by its first result."""
+    """Return ``graph`` with unidirectional layers and forward loops, and the steps of each by its first result."""
     graph, found = forward_loops(one_way(graph, 0))
     return graph, {**found, **{n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}}
 
 
 @dataclass(frozen=True)
 class OpenSize:
-    """Most steps of a layer or loop, those of a turn, and whether the steps are a length of their own."""
+    """Maximum steps of a layer or loop, steps of its chunk, and True if the steps are a model length."""
 
     most: int
     turn: int
@@ -55,12 +55,12 @@ class OpenSize:
 
     @property
     def count(self) -> int:
-        """Most turns."""
+        """Maximum number of chunks."""
         return -(-self.most // self.turn)
 
 
 def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, between: Between) -> OpenSize:
-    """That of a layer or loop in ``graph`` with so many steps."""
+    """Return the size of a layer or loop in ``graph`` whose steps are in ``span``."""
     least, most = span
     loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
     if loop is None:
@@ -70,8 +70,8 @@ def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, betwee
 
 @dataclass(frozen=True)
 class OpenStack:
-    """A stack, or a loop, in a graph: its first ``layer``, the ``node`` in its place, and one turn as a model where it was asked
-    for. ``steps`` is the scalar that says how many there are ("": the turn does not ask)."""
+    """A stack or loop in a graph: its first ``layer``, the ``node`` in its place, and one chunk as a model if requested.
+    ``steps`` is the scalar of its trip count ("" if the chunk does not need it)."""
 
     layer: str
     node: Node
@@ -80,8 +80,8 @@ class OpenStack:
 
 
 def open_loops(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -> tuple[Graph, list[OpenStack]]:
-    """``graph`` with a node in the place of each loop, and stack of the layers, in ``sizes``; loops, and stacks of most steps,
-    tell their turns. ``same`` are constants that begin alike at all lengths."""
+    """Return ``graph`` with a node in place of each loop and stack of layers in ``sizes``. Loops, and stacks of maximal steps,
+    include their chunks. ``same`` are constants that are equal at all lengths, up to their extent."""
     found = list[OpenStack]()
     for node in [n for n in graph.nodes if is_loop(n) and loop_title(n) in sizes]:
         size = sizes[loop_title(node)]
@@ -123,14 +123,14 @@ def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple
 
 
 def _chunked_type(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
-    """What the turns get slices of, by turns."""
+    """Return the type of a chunked value, with the chunks as its first axis."""
     return TensorType(kind.dtype, (count, *kind.shape) if lengths else (count, turn, *kind.shape[1:]))
 
 
 def _make_chunk(
     graph: Graph, scan: Node, types: Mapping[str, TensorType], outside: Mapping[str, str], named: Mapping[str, str], step: int
 ) -> RolledTurn:
-    """One turn of ``step`` steps, by the names that values have in ``graph``."""
+    """Return one chunk of ``step`` steps. Values have their names in ``graph``."""
     ends = tuple(Value(o, types[o]) for o in scan.outputs if named.get(o))
     alone = replace(graph, nodes=(scan,), outputs=ends, types={**types, **graph.types})
     turn = rolled_turn(alone, scan)
@@ -144,7 +144,7 @@ def _make_chunk(
 
 
 def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:
-    """``turn`` that counts itself how many of its ``step`` steps are left, for all of a batch, by where it starts."""
+    """Return ``turn`` with its number of valid steps computed from its start, for the whole batch."""
     model, front = turn.model, list[NodeProto]()
     ports = {p.name: p for p in model.inputs}
     for name in (i for i, value, _ in turn.slices if value == starts):
@@ -171,14 +171,14 @@ def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int)
 
 
 class _Lens:
-    """The layers of a stack with the lengths of their sequences, and how many steps each turn has of them. Where all sequences
-    have all steps, and these are a length, a turn counts itself (``steps``, from its ``starts`` on)."""
+    """The layers of a stack with sequence lengths, and the valid steps of each chunk. If all sequences have all steps, and these
+    are a length, a chunk computes them from ``steps`` and its ``starts``."""
 
     def __init__(self, graph: Graph, stack: Stack, size: OpenSize) -> None:
         self.graph, self.names, self.types, self.plain = graph, Names(graph.types), dict(graph.types), size.plain
         self.starts = self.steps = ""
         self.constants: dict[str, np.ndarray] = {}
-        self.parts: dict[str, str] = {}  #: Lengths -> steps of each turn.
+        self.parts: dict[str, str] = {}  #: Lengths -> valid steps per chunk.
         self.made: list[Node] = []
         self.turn, self.count, self.version = size.turn, size.count, max(n.version for n, _ in stack.nodes)
         self.nodes = tuple((self._add_lengths(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
@@ -196,7 +196,7 @@ class _Lens:
         return replace(cell, inputs=tuple(inputs))
 
     def _chunk_starts(self) -> str:
-        """At which step each turn starts."""
+        """Return the name of the first step of each chunk."""
         if not self.starts:
             self.starts = self._add_constant(np.arange(self.count) * self.turn, "turn_starts")
             self.steps = make_identifier("turn_steps", self.names)
@@ -204,7 +204,7 @@ class _Lens:
         return self.starts
 
     def _split_lengths(self, lens: str) -> str:
-        """How many of the steps are in each turn."""
+        """Return the name of the number of valid steps in each chunk."""
         dtype = self.types[lens].dtype
         if len(self.types[lens].shape) != 1:
             raise BadInput("lengths of sequences have one for each of the batch")

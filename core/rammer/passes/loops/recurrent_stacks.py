@@ -1,4 +1,4 @@
-"""Recurrent layers that can take their steps together: what hangs together by operators that work on every step by itself."""
+"""Stacks of recurrent layers that can be stepped together, connected by operators that work on each step separately."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names
 
-#: Recurrent operators and how many states they have: initial ones from input 5 on, last ones from output 1 on.
+#: Recurrent operators -> number of states. Initial states start at input 5, last states at output 1.
 STATES: Final[Mapping[str, int]] = {"LSTM": 2, "GRU": 1, "RNN": 1}
 _UNARY: Final = ("Abs", "Cast", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Neg")
 _UNARY_MORE: Final = ("Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh")
@@ -17,24 +17,24 @@ _BINARY: Final = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
 
 
 def is_cell(node: Node) -> bool:
-    """Whether a node is a recurrent layer."""
+    """Return True if a node is a recurrent layer."""
     return node.op in STATES and not node.domain
 
 
 def steps_of(graph: Graph, node: Node) -> int:
-    """Time steps of a recurrent layer whose layout is 0."""
+    """Return the time steps of a recurrent layer whose layout is 0."""
     return graph.types[node.inputs[0]].shape[0]
 
 
 def is_backwards(node: Node) -> bool:
-    """Whether a layer of one direction goes backwards."""
+    """Return True if a unidirectional layer runs backwards."""
     return str(node.attributes.get("direction", "forward")) == "reverse"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Recurrent layers over ``steps`` and what is between them, in order, with the way (backwards?) that each of them goes.
-    A layer that reads another one goes its way. ``read`` are its results that others read, and those of the graph."""
+    """Recurrent layers over ``steps`` and the nodes in between, in order, each with True if it runs backwards. A layer that reads
+    another layer runs in the same direction. ``read`` are results with consumers outside, and graph outputs."""
 
     steps: int
     nodes: tuple[tuple[Node, bool], ...]
@@ -42,23 +42,23 @@ class Stack:
 
     @property
     def cells(self) -> list[tuple[Node, bool]]:
-        """The layers."""
+        """The layers of the stack, with their directions."""
         return [(n, way) for n, way in self.nodes if is_cell(n)]
 
     @property
     def ways(self) -> dict[str, bool]:
-        """Result -> whether it goes backwards."""
+        """Map from results to their direction: True if backwards."""
         return {n.outputs[0]: way for n, way in self.nodes}
 
     @property
     def made(self) -> set[str]:
-        """All that the nodes compute."""
+        """All results of the nodes."""
         return {o for node, _ in self.nodes for o in node.outputs if o}
 
 
 def first_stack(graph: Graph, most: int, only: Collection[str] | None = None) -> Stack | None:
-    """The first layers of more than ``most`` steps, with all that may join them; None where there is none. Of layers those
-    ``only``, by their first results."""
+    """Return the stack of the first layer of more than ``most`` steps, or None if that does not exist. ``only`` restricts the
+    layers, by their first results."""
     growing: _Growing | None = None
     for node in graph.nodes:
         chosen = is_cell(node) and (only is None or node.outputs[0] in only)
@@ -74,7 +74,8 @@ def first_stack(graph: Graph, most: int, only: Collection[str] | None = None) ->
 
 
 class _Growing:
-    """A stack on its way: ``ways`` are the values that have a part for every step, ``tainted`` others that hang on them."""
+    """A stack under construction. ``ways`` are values with one part per step; ``tainted`` are other
+    values that depend on them."""
 
     def __init__(self, graph: Graph, steps: int) -> None:
         self.graph, self.steps = graph, steps
@@ -83,7 +84,7 @@ class _Growing:
         self.tainted: set[str] = set()
 
     def offer(self, node: Node) -> None:
-        """Take ``node`` in, or note that it hangs on what is in."""
+        """Add ``node`` to the stack, or record that it depends on the stack."""
         way = self._node_direction(node)
         if way is None:
             self.leave(node)
@@ -94,12 +95,12 @@ class _Growing:
         self.ways.pop("", None)
 
     def leave(self, node: Node) -> None:
-        """Note whether ``node``, which is not of the stack, hangs on what is."""
+        """Record if ``node``, which is outside the stack, depends on it."""
         if any(i in self.ways or i in self.tainted for i in node.inputs):
             self.tainted.update(filter(None, node.outputs))
 
     def _node_direction(self, node: Node) -> bool | None:
-        """The way that a node goes in the stack; None where it is none of it."""
+        """Return the direction of a node in the stack, or None if it does not fit."""
         inputs = [i for i in node.inputs if i]
         if self.tainted.intersection(inputs):
             return None
@@ -113,7 +114,7 @@ class _Growing:
         return given.pop()
 
     def stack(self) -> Stack:
-        """What is needed of it: nodes behind the last layers stay outside."""
+        """Return the stack without nodes that follow its last layers."""
         needed, kept = set[str](), list[tuple[Node, bool]]()
         for node, way in reversed(self.nodes):
             if is_cell(node):
@@ -129,7 +130,7 @@ class _Growing:
 
 
 def _each_step(graph: Graph, node: Node, ways: Collection[str], steps: int) -> bool:
-    """Whether a node with one result computes each step of it from that step of those operands that are in ``ways``."""
+    """Return True if a node with one result computes each step from the same step of its operands in ``ways``."""
     shape = graph.types[node.outputs[0]].shape if len([o for o in node.outputs if o]) == 1 else ()
     test = _TESTS.get(node.op) if not node.domain else None
     return test is not None and bool(shape) and shape[0] == steps and test(graph, node, ways)
@@ -140,7 +141,7 @@ def _is_stepwise(graph: Graph, node: Node, ways: Collection[str]) -> bool:
 
 
 def _is_step_reshape(graph: Graph, node: Node, ways: Collection[str]) -> bool:
-    """What only gives the elements of a step another shape."""
+    """Return True if a node only reshapes the elements of a step."""
     return _is_stepwise(graph, node, ways) and graph.types[node.inputs[0]].shape[:1] == graph.types[node.outputs[0]].shape[:1]
 
 
@@ -149,7 +150,7 @@ def _is_step_transpose(graph: Graph, node: Node, ways: Collection[str]) -> bool:
 
 
 def _is_step_broadcast(graph: Graph, node: Node, ways: Collection[str]) -> bool:
-    """Operands are in ``ways`` and of the result's rank, or the same for all steps."""
+    """Return True if operands in ``ways`` have the result's rank, and other operands are equal for all steps."""
     rank = len(graph.types[node.outputs[0]].shape)
     shapes = [(i in ways, graph.types[i].shape) for i in node.inputs]
     return all(len(s) == rank if inside else len(s) < rank or s[0] == 1 for inside, s in shapes)

@@ -1,4 +1,4 @@
-"""Long recurrent layers of two directions as two of one direction, with time as their first axis."""
+"""Splitting of long bidirectional layers into two unidirectional layers, with time as their first axis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, is_cell
 from rammer.passes.rewrite import rebuild_graph
 
-#: Inputs that have a part for each direction, and those whose batch comes first where ``layout`` says so.
+#: Inputs with one part per direction, and inputs whose batch comes first if ``layout`` is set.
 _BY_DIRECTION = (1, 2, 3, 5, 6, 7)
 _TURNED = (0, 5, 6)
 
 
 def one_way(graph: Graph, most: int) -> Graph:
-    """``graph`` with layers of more than ``most`` steps in that form; itself where they are."""
+    """Return ``graph`` with layers of more than ``most`` steps in that form."""
     long = [n for n in graph.nodes if is_cell(n) and _is_irregular_layer(n) and _sequence_length(graph, n) > most]
     if not long:
         return graph
@@ -37,7 +37,7 @@ def one_way(graph: Graph, most: int) -> Graph:
 
 def _is_irregular_layer(node: Node) -> bool:
     two = node.attributes.get("direction") == "bidirectional"
-    return two or bool(node.attributes.get("layout", 0)) or not node.outputs[0]  # by which stacks know a layer
+    return two or bool(node.attributes.get("layout", 0)) or not node.outputs[0]  # stacks identify a layer by its first output
 
 
 def _sequence_length(graph: Graph, node: Node) -> int:
@@ -45,7 +45,7 @@ def _sequence_length(graph: Graph, node: Node) -> int:
 
 
 class _Splitting:
-    """A graph on its way."""
+    """The graph under construction, with split layers."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.names = graph, Names(graph.types)
@@ -54,7 +54,7 @@ class _Splitting:
         self.types = dict(graph.types)
 
     def layer(self, node: Node) -> None:
-        """One layer in its new form."""
+        """Append one layer in its new form."""
         inputs = [*node.inputs, *[""] * (8 - len(node.inputs))]
         if node.attributes.get("layout", 0):
             for place in _TURNED:
@@ -66,7 +66,7 @@ class _Splitting:
                 self._join_result(node, name, [m[place] for m in made], place)
 
     def _add_direction(self, node: Node, inputs: Sequence[str], d: int, way: str, ways: int) -> list[str]:
-        """The layer of one direction; its results."""
+        """Append the layer of one direction, and return its results."""
         own = [self._slice_direction(n, d, node) if n and ways > 1 and i in _BY_DIRECTION else n for i, n in enumerate(inputs)]
         while not own[-1]:
             own.pop()
@@ -82,7 +82,7 @@ class _Splitting:
         return outputs
 
     def _join_result(self, node: Node, name: str, parts: Sequence[str], place: int) -> None:
-        """A result of the layer from those of its directions."""
+        """Append the nodes that join a result of the layer from its directions."""
         turned = bool(node.attributes.get("layout", 0))
         order = ((2, 0, 1, 3) if place == 0 else (1, 0, 2)) if turned else ()
         whole = parts[0]
@@ -100,7 +100,7 @@ class _Splitting:
         return self._add_node(node, "Transpose", [name], result, perm=order)
 
     def _slice_direction(self, name: str, d: int, node: Node) -> str:
-        """The part of direction ``d``."""
+        """Return the slice of ``name`` for direction ``d``."""
         value, kind = self.graph.constant(name), self.types[name]
         kind = TensorType(kind.dtype, (1, *kind.shape[1:]))
         if value is not None:
@@ -128,7 +128,7 @@ def _layer_direction(node: Node) -> str:
 
 
 def _direction_activations(node: Node, d: int, ways: int) -> dict[str, tuple[Any, ...]]:
-    """The activations of one direction, and their parameters: "the order of activation functions"."""
+    """Return the activations of one direction and their parameters, in "the order of activation functions"."""
     names = tuple(node.attributes.get("activations") or ())
     count = len(names) // ways
     own = names[d * count : (d + 1) * count]

@@ -1,8 +1,8 @@
 """A complete rammer device in one file: the host computes every task with NumPy, two tasks at a time.
 
-A plugin answers four questions, and this file answers them in order: what does the hardware look like
-(VDevice), which kernels compute an operator (candidates, kernel), how long do they take (Profiler), and
-how does a finished program run (load, run). The core decides everything else, and never asks for a name.
+A plugin answers four questions, and this file answers them in order. How is the hardware structured (VDevice)? Which kernels
+compute an operator (candidates, kernel)? How long do they run (Profiler)? How does a finished program run (load, run)? The core
+decides everything else, independent of device names.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rammer.tuning.kernel_probe import random_inputs, task_times
 VEUS = 2  # tasks that run at a time: threads of this process
 
 
-# 1. The hardware as data. Layers go from the largest to the fastest memory; the figures rank tiles until tuning
-#    measures them, so they need not be exact. Capacity 0 means "no limit that a tile must respect".
+# 1. The hardware as data. Layers are listed from the largest to the fastest memory. The figures rank tiles until tuning measures
+# them, so they need not be exact. Capacity 0 means "no limit that a tile must respect".
 def virtual_device(memory: int) -> VDevice:
     layers = (
         MemoryLayer("ram", "device", memory, bandwidth=1e10),
@@ -45,11 +45,11 @@ def virtual_device(memory: int) -> VDevice:
 class ToyProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         self.program = program
-        # Flat buffers with every tensor as a strided view; a program that needs more than `limit` is refused.
+        # Flat buffers with every tensor as a strided view; a program that needs more than `limit` is rejected.
         self.memory = HostMemory(program, constants, limit)
         self.pool = ThreadPoolExecutor(VEUS)
-        # No task waits for another one of its wave. The table may have any number of rows: a wave keeps one list
-        # of tasks for each row, and a free thread takes the next list.
+        # Tasks of one wave do not wait for each other. The table may have any number of rows: a wave keeps one list of tasks per
+        # row, and a free thread runs the next list.
         self.waves = []
         for wave in waves(program):
             rows: dict[int, list[tuple[ROperator, int]]] = {}
@@ -66,12 +66,12 @@ class ToyProgram:
         self.memory.write_inputs(inputs)
         start = time.perf_counter()
         for rows in self.waves:
-            list(self.pool.map(self.run_row, rows))  # list() waits for all rows and raises what they raised
+            list(self.pool.map(self.run_row, rows))  # list() waits for all rows and raises their exceptions
         seconds = time.perf_counter() - start
         return RunResult(self.memory.read_outputs(), seconds)
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Fixed host arrays: the core's adapter reads and writes them around ``run``."""
+        """Bind fixed host arrays, which the core's adapter reads and writes around ``run``."""
         return HostBound(self.program, self.run, inputs, outputs, stream)
 
     def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
@@ -82,13 +82,13 @@ class ToyProgram:
         self.pool.shutdown()
 
 
-# 3. The three measurements, by the clock: a formula is for devices that have none.
+# 3. The three measurements, by the clock. Devices without a clock use formulas.
 class ToyProfiler:
     def __init__(self, backend: ToyBackend) -> None:
         self.backend = backend
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of one task with one vEU busy, and with all of them busy."""
+        """Return the seconds of one task with one vEU busy, and with all vEUs busy."""
         return task_times(self.backend.load, kernel.operator, binding, VEUS)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
@@ -103,7 +103,7 @@ class ToyProfiler:
             loaded.close()
 
 
-# 4. The opened device joins the parts.
+# 4. The open device, which joins the parts.
 class ToyBackend:
     def __init__(self, options: OpenOptions) -> None:
         unknown = sorted(set(options.options) - {"memory"})
@@ -119,15 +119,15 @@ class ToyBackend:
         self.limit = int(memory)
         self.vdevice = virtual_device(self.limit)
         self.profiler = ToyProfiler(self)
-        # Kernels tuned under one fingerprint are not used under another one.
+        # Kernels tuned under one fingerprint are not reused under another.
         self.fingerprint = f"toy 1, NumPy {np.__version__}, {self.limit} bytes"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles worth trying: the core's search knows the layers. A device with kernels of its own adds families."""
+        """Return tiles worth trying from the core's search. Devices with custom kernels add families."""
         return candidates(operator, binding, self.vdevice, 4)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """A tiled operator with its source. Here that is the expressions; C-family devices call `rammer.codegen`."""
+        """Return a tiled operator with its source. Here that is its expressions; C-family devices call `rammer.codegen`."""
         cost = task_cost(operator, binding.types, self.vdevice)
         return RKernel(operator, lambda: Written(str(operator), Resources(threads=1)), cost.alone, cost.crowded)
 
@@ -135,15 +135,15 @@ class ToyBackend:
         return ToyProgram(program, constants, self.limit)
 
     def close(self) -> None:
-        """What opening took is freed here: a context, a queue. The host has none; programs hold threads of their own."""
+        """Free the resources of opening, such as a context or a queue. The host needs none; programs own their threads."""
 
 
 def probe() -> Sequence[Hardware]:
-    """The units that are here; [] where there is none, MissingDependency where a driver is missing."""
+    """Return the available units: [] if none exist. Raise MissingDependency if a driver is missing."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [Hardware(0, "the host, by NumPy", "cpu", memory)]
 
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=4)]  # the version this was written for: a literal
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=4)]  # the API version that this was written for: a literal

@@ -1,4 +1,4 @@
-"""The contract of every rammer device, a test for each check; and what this one does besides."""
+"""The contract tests of every rammer device, one per check, and tests of this device."""
 
 from __future__ import annotations
 

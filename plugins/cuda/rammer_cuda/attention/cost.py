@@ -1,4 +1,4 @@
-"""Which block an attention gets: a model of its cycles, and the candidates in its order."""
+"""Cost model of attention kernels: predicted cycles of each tiling, and the candidates in that order."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
 GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)
-#: How far behind the best prediction a division into warps may be and still be measured among the first.
+#: The maximum ratio to the best prediction at which a division into warps is measured early.
 LEADING = 1.7
-#: Cycles: from a launch until the first copies are there, of waiting for all warps, of joining a reduction over them; issues
-#: of an operation of the row-wise Computes (divisions and exponentials count as OPS says), and of a store with its maps. From
-#: the figures of ``contraction.cost``, which were fitted on an H200; none was fitted to this family's own kernels.
+#: Cycles from a launch to the first copies, of a barrier, and of a reduction over warps; issue slots of an operation of the
+#: row-wise Computes (divisions and exponentials as in OPS), and of a store with its maps. From ``contraction.cost``, which was
+#: fitted on an H200, not to kernels of this family.
 START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
 #: Bytes a cycle that an SM gets from L2, and registers of a thread: assumed, neither measured nor fitted.
 L2_BYTES, THREAD_REGISTERS = 48.0, 128
 
 
 def _leaders_first(choices: Iterable[Choice]) -> Sequence[Choice]:
-    """One of every promising division into warps before the second of any: what is measured first should differ."""
+    """Return the choices with the best of every promising division into warps first, so that early measurements differ."""
     ranked = by_seconds(choices)
     leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0].seconds}
     return sorted(ranked, key=lambda f: leaders.get(f.operator.config[:2]) is not f.operator)
 
 
 def _enumerate_tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
-    """Divisions into groups, warps, chunks and buffers that fit and are not wasteful."""
+    """Yield tilings (groups, warps, chunks and buffers) that fit and are not wasteful."""
     for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
         option = tile_attention(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
         try:
@@ -52,7 +52,7 @@ def _enumerate_tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
 
 
 def _predict_seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
+    """Return the predicted seconds of all tasks, without the launch."""
     block, share = block_of(found, dict(found.operator.config)), -(-found.operator.task_count // gpu.sms)
     room = gpu.shared // (block.shared(len(found.reductions)) + 1024)
     resident = max(1, min(room, gpu.registers // (block.threads * THREAD_REGISTERS), share))
@@ -66,7 +66,7 @@ def _predict_seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
 
 
 def _warp_cycles(found: Attention, block: Block16) -> float:
-    """Cycles of a scheduler for everything that one warp computes."""
+    """Return the cycles of a scheduler for all computation of one warp."""
     cost, wide = (F16_COST if block.half else TF32X3_COST), block.chunk // 8
     depth, keys = block.first * block.chunk, block.fragments * 8
     first, second = cost.warp(depth, 1, block.fragments), cost.warp(keys, 1, wide)

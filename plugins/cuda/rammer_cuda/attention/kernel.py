@@ -1,10 +1,12 @@
-"""The ``attention`` family: two products with row-wise work between them (``attention.recognise``), on chip from end to end.
+"""The ``attention`` family: two products with row-wise Computes between them (``attention.recognise``), entirely on chip.
 
-A block has one head and 16 rows for each of ``groups`` rows of warps; ``warps`` warps share the keys of 16 rows. Keys and
-values come through a ring of shared-memory buffers, ``chunk`` columns of all of them at a time. Every warp keeps the scores
-of its own keys in registers from the first product to the second; reductions along rows are a thread's own scores, a
-butterfly of 4 threads, then the warps in order through shared memory, where also the warps' parts of the result
-meet, in order: results repeat bit for bit. Expressions, scale and mask included, are the core's emitter's.
+A block has one head and 16 rows for each of ``groups`` rows of warps; ``warps`` warps share the keys of 16 rows. Keys and values
+pass through a ring of shared-memory buffers, each with ``chunk`` columns of all of them. Every warp keeps the scores of its keys
+in registers from the first product to the second.
+
+Reductions along rows combine a thread's scores, then 4 threads by a butterfly, then the warps in order through shared memory. The
+warps' partial results are also added there in order, so results are bitwise reproducible. The core's emitter writes all
+expressions, including scale and mask.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from rammer_cuda.kernels.frame import WARP, Frame
 from rammer_cuda.kernels.lengths import ceiling_quotient
 from rammer_cuda.kernels.task import TaskKernel
 
-#: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
+#: Rows of a warp; most fragments of 8 keys a warp, whose scores need 4 registers each; most warps of a block.
 ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 8, 16
-#: Threads of a block beyond which each has fewer than the most registers there are.
+#: Threads of a block above which a thread has fewer than the maximum number of registers.
 MANY_THREADS = 256
-#: Columns of keys and values that may be in one buffer: multiples of what an instruction takes, 8 of float32 and 16 of float16.
+#: Columns of keys and values in one buffer: multiples of an instruction's depth, 8 of float32 and 16 of float16.
 CHUNKS = (8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Block16:
-    """How a task is divided: ``groups`` x ``warps`` warps, ``chunk`` columns a buffer, ``stages`` buffers."""
+    """The block of a task: ``groups`` x ``warps`` warps, ``chunk`` columns a buffer, ``stages`` buffers."""
 
     groups: int
     warps: int
@@ -54,45 +56,45 @@ class Block16:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """The threads of a block."""
         return self.groups * self.warps * WARP
 
     @property
     def unroll(self) -> int:
-        """Copies or stores of a thread at a time: their addresses take registers, of which threads of large blocks have few."""
+        """The unroll factor of a thread's copies and stores. Their addresses need registers, which are few in large blocks."""
         return 4 if self.threads <= MANY_THREADS else 1
 
     @property
     def keys(self) -> int:
-        """Keys of a block, padding included."""
+        """The keys of a block, padding included."""
         return self.warps * self.fragments * 8
 
     @property
     def pad(self) -> int:
-        """Elements between rows in shared memory: 16 bytes, so that neighbouring rows lie in different banks."""
+        """The padding elements between rows in shared memory: 16 bytes, so that neighbouring rows use different banks."""
         return 8 if self.half else 4
 
     @property
     def pitches(self) -> tuple[int, int, int]:
-        """Elements from row to row of queries, of a buffer, and of partial results."""
+        """The elements from row to row of queries, of a buffer, and of partial results."""
         return self.first * self.chunk + self.pad, self.chunk + self.pad, self.chunk + 8
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Elements of the queries, of a buffer, and of the partial results."""
+        """The elements of the queries, of a buffer, and of the partial results."""
         q, k, o = self.pitches
         rows = self.groups * ROWS
         return rows * q, self.keys * k, self.warps * rows * o
 
     def shared(self, reductions: int) -> int:
-        """Bytes of shared memory."""
+        """Return the bytes of shared memory."""
         queries, buffer, parts = self.sizes
         size = 2 if self.half else 4
         return (queries + self.stages * buffer) * size + 4 * (parts + reductions * self.warps * self.groups * ROWS)
 
 
 def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
-    """The block of a config. Unsuited where it is no possible one."""
+    """Return the block of a config. Raise Unsuited if it is impossible."""
     groups, warps, chunk = config.get("groups", 1), config.get("warps", 4), config.get("chunk", 16)
     first, second = (-(-n // chunk) for n in (attention.depth.extent, attention.width))
     fragments = -(-attention.keys // (8 * warps))
@@ -104,7 +106,7 @@ def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
 
 
 def attention_kernel(found: Attention, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled attention. Unsuited where its block is no possible one."""
+    """Return the kernel of a tiled attention. Raise Unsuited if its block is impossible."""
     operator, block = found.operator, block_of(found, dict(found.operator.config))
     if operator.tile[found.row] > block.groups * ROWS or len(operator.tile) != len(found.scores.axes):
         raise Unsuited(f"tile {operator.tile} for {block.groups} groups of {ROWS} rows")
@@ -115,7 +117,7 @@ def attention_kernel(found: Attention, binding: Binding) -> TaskKernel:
 
 
 def ends_of(found: Attention) -> bool:
-    """Whether all that is summed over keys, or otherwise reduced, stops at one length of the run."""
+    """Return True if all reductions, including the sum over keys, stop at one length of the run."""
     stops = {(s.compute, s.axis): s.extent for s in found.operator.stops}
     extents = {stops.get((c.name, r.name)) for c in (*found.reductions, found.context) for r in live_axes(c.reduce)}
     return len(extents) == 1 and None not in extents
@@ -127,7 +129,7 @@ class _Attention:
         maps = {c.name: c for c in (*found.between, *found.after) if not c.reduce}
         shared = block.shared(len(found.reductions))
         device = device_source("copies", "mma", "attention_f16" if block.half else "attention_tf32x3")
-        # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
+        # Shared memory leaves room for few blocks, so saving registers, or even spilling, does not increase their number.
         self.ends = ends_of(found)
         device += device_source("attention_ended_f16" if block.half else "attention_ended_tf32x3") if self.ends else ""
         self.frame = Frame(found.operator, binding, maps, block.threads, shared=shared, dynamic=shared, device=device, resident=1)
@@ -137,7 +139,7 @@ class _Attention:
         self.known: dict[Load, str] = {}
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel."""
         self._places()
         self._write_fetches()
         self._write_scores()
@@ -159,13 +161,13 @@ class _Attention:
         line(f"const int group = tid / {WARP * b.warps}, own = tid / {WARP} % {b.warps};")
         line("const int lg = tid % 32 / 4, lt = tid % 4;")
         self.limit = self.frame.stop(self.a.context, self.a.context.reduce) if self.ends else str(self.a.keys)
-        if self.ends:  # the run's keys are shared by all warps
+        if self.ends:  # the keys of the run are distributed over all warps
             each = f"({ceiling_quotient(self.limit, 16 * b.warps)}) * 2" if b.half else ceiling_quotient(self.limit, 8 * b.warps)
             line(f"const int count = {each}, key0 = own * count * 8;")
         else:
             line(f"const int key0 = own * {b.fragments * 8};")
         if b.half:
-            # Blocks of ldmatrix: which lane names which row follows from how the operands lie.
+            # Blocks of ldmatrix: the layout of the operands determines the row of each lane.
             line("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
             line(f"const int qat = (group * {ROWS} + l8 + lb) * {pq} + lc, kat = (key0 + l8 + lc) * {pk} + lb;")
             line(f"const int vat = (key0 + l8 + lb) * {pk} + lc;")
@@ -177,7 +179,8 @@ class _Attention:
             line(f"const int row{h} = min(o{self.a.row} + group * {ROWS} + lg + {8 * h}, {last});")
 
     def _write_fetches(self) -> None:
-        """Queries, then the first buffers; ``fetch`` copies chunk ``c`` of keys, then of values, into the next buffer."""
+        """Write the copies of the queries and the first buffers. ``fetch`` copies chunk ``c`` of keys, then of values, into the
+        next buffer."""
         a, b, line, (pq, pk, _) = self.a, self.b, self.frame.line, self.b.pitches
         row, key = a.scores.axes[a.row].name, a.scores.axes[a.column].name
         left = f"{a.rows} - o{a.row}" if a.rows % a.operator.tile[a.row] else str(a.operator.tile[a.row])
@@ -200,7 +203,7 @@ class _Attention:
     def _copy(
         self, to: str, o: Operand, product: Compute, across: tuple[str, int, str], along: tuple[Axis, int, str], pitch: int
     ) -> None:
-        """Copies of ``across`` (axis, rows, rows there are) by ``along`` (axis, columns, first column), zero outside."""
+        """Write copies of ``across`` (axis, rows, valid rows) by ``along`` (axis, columns, first column), zero outside."""
         (axis, rows, limit), (column, columns, start), line = across, along, self.frame.line
         step, across_step = o.steps.get(column.name, 0), o.steps.get(axis, 0)
         wide = 16 // (2 if self.b.half else 4)
@@ -223,13 +226,13 @@ class _Attention:
     # --- products -------------------------------------------------------------------------------
 
     def _write_refill(self) -> None:
-        """Wait until all warps have left the buffer of chunk ``c``, and copy its next one."""
+        """Write a wait until all warps have left the buffer of chunk ``c``, and the copy of its next chunk."""
         if self.b.first + self.b.second > self.b.stages:
             self.frame.block.lines += ["__syncthreads();", f"fetch(c + {self.b.stages});"]
 
     def _wait_lines(self) -> list[str]:
-        """Wait for the copies of chunk ``c``: every chunk is one group of them, and there are always ``stages`` under way
-        where buffers are filled again."""
+        """Return the wait for the copies of chunk ``c``. Every chunk is one group of copies. If buffers are refilled, ``stages``
+        groups are always in flight."""
         chunks, stages = self.b.first + self.b.second, self.b.stages
         if chunks > stages:
             return [f"rm_arrived<{stages - 1}>();", "__syncthreads();"]
@@ -288,7 +291,7 @@ class _Attention:
     # --- rows -----------------------------------------------------------------------------------
 
     def _define_element(self, scope: Block) -> tuple[Expr, ...]:
-        """One of this thread's scores, number ``i``: its place, and what is known there."""
+        """Define score ``i`` of this thread and its known values; return its point."""
         a, last = self.a, self.a.keys - 1
         if self.ends:
             scope.line("if (i / 4 >= count) continue;")
@@ -320,7 +323,7 @@ class _Attention:
         return f"for (int i = 0; i < {self.b.fragments * 4}; ++i)"
 
     def _hold_before(self, end: Compute | None) -> None:
-        """Compute the matrices that are kept, in program order up to ``end``, each in the place of the one before."""
+        """Write the matrices in ``held``, in program order up to ``end``; each overwrites the previous one."""
         for c in self.a.between:
             if c is end:
                 return
@@ -329,13 +332,13 @@ class _Attention:
             with self.frame.block.nest(self._each()) as scope:
                 point = self._define_element(scope)
                 value = ops.convert_value(CUDA, scope.load(Load(c.name, point)), "float32").text
-                # Keys that are none take part in no sum.
+                # Padded keys add zero to sums.
                 scope.line(f"s[i / 4][i % 4] = {f'place < {self.limit} ? {value} : 0.0f' if self._is_ragged else value};")
             self.own = c.name
             del self.frame.unit.inlined[c.name]
 
     def _write_reduction(self, number: int, c: Compute) -> None:
-        """``c`` of the thread's two rows, known to every thread of theirs."""
+        """Write reduction ``c`` of the thread's two rows, with the result in every thread of these rows."""
         b, block, rows, t = self.b, self.frame.block, self.b.groups * ROWS, f"t{number}"
         begin = ops.initial_value(CUDA, c)
         block.line(f"// Reduction {number} along rows.")

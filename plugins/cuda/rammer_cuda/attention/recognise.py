@@ -1,8 +1,8 @@
-"""Seeing an operator as attention: a product, maps and reductions along its rows, and a product of those rows.
+"""Recognition of attention: a product, maps and reductions along its rows, and a product of those rows.
 
-``S[.., m, n] = sum[k] Q[.., m, k] * K[.., k, n]``, then row-wise Computes that end in ``P[.., m, n]``, then
-``C[.., m, j] = sum[n] P[.., m, n] * V[.., n, j]`` with element-wise maps behind. The leading axes are heads, which a
-task holds fixed; it has some rows ``m`` and all keys ``n`` and columns ``j``. Keys have the position that columns have.
+``S[.., m, n] = sum[k] Q[.., m, k] * K[.., k, n]``, then row-wise Computes that end in ``P[.., m, n]``, then ``C[.., m, j] =
+sum[n] P[.., m, n] * V[.., n, j]`` followed by element-wise maps. The leading axes are heads; a task has one head, some rows
+``m``, and all keys ``n`` and columns ``j``. The key axis and the column axis have the same position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOATS = frozenset(("float32", "float16"))
 
 @dataclass(frozen=True)
 class Attention:
-    """The two products with what is between and behind them; ``row`` and ``column`` are positions among their axes."""
+    """The two products and the Computes between and after them; ``row`` and ``column`` are positions among their axes."""
 
     operator: ROperator
     scores: Compute
@@ -42,27 +42,27 @@ class Attention:
 
     @property
     def depth(self) -> Axis:
-        """What the first product sums over."""
+        """The reduced axis of the first product."""
         return live_axes(self.scores.reduce)[0]
 
     @property
     def keys(self) -> int:
-        """Elements of a row of scores."""
+        """The elements of a row of scores."""
         return self.scores.axes[self.column].extent
 
     @property
     def width(self) -> int:
-        """Columns of the result."""
+        """The columns of the result."""
         return self.context.axes[self.column].extent
 
     @property
     def rows(self) -> int:
-        """Rows of a head."""
+        """The rows of a head."""
         return self.scores.axes[self.row].extent
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Row matrices that are kept, each in the place of the one before: those that a task connects on chip."""
+        """The row matrices that a task connects on chip; each overwrites the previous one."""
         names = {e.producer for e in self.operator.connections if e.layer == "veu"}
         return tuple(c.name for c in self.between if c.name in names and c.shape == self.scores.shape)
 
@@ -72,19 +72,19 @@ class Attention:
         return tuple(c for c in self.between if c.reduce)
 
     def point(self, row: Expr, last: Expr) -> tuple[Expr, ...]:
-        """A place of either product, in the task's head ``o0, o1, ...``."""
+        """Return the indices of an element of either product, in the task's head ``o0, o1, ...``."""
         heads: list[Expr] = [Ref(f"o{d}") if a.extent > 1 else integer(0) for d, a in enumerate(self.scores.axes)]
         heads[self.row], heads[self.column] = row, last
         return tuple(heads)
 
     def tile(self, rows: int) -> tuple[int, ...]:
-        """One head, ``rows`` rows and all columns."""
+        """Return the tile of one head, ``rows`` rows and all columns."""
         return tuple(
             min(rows, a.extent) if d == self.row else a.extent if d == self.column else 1 for d, a in enumerate(self.context.axes)
         )
 
     def along(self, c: Compute, row: Expr, key: Expr) -> dict[str, Expr]:
-        """The axes of the reduction ``c`` at an element of its row. Unsuited where it does not run along rows."""
+        """Return the axes of the reduction ``c`` at an element of its row. Raise Unsuited if it is not along rows."""
         point, shape = self.point(row, key), self.scores.shape
         matrices = {m.name for m in (self.scores, *self.between) if m.shape == shape and not (m.reduce and m is not self.scores)}
         load = next((ld for ld in c.loads if ld.tensor in matrices), None)
@@ -99,12 +99,12 @@ class Attention:
 
 
 def live_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Axes of more than one element."""
+    """Return the axes of more than one element."""
     return tuple(a for a in axes if a.extent > 1)
 
 
 def attention_of(operator: ROperator, binding: Binding) -> Attention:
-    """The attention that an operator is, tiled or not. Raises Unsuited, which says why it is none."""
+    """Return the attention of an operator, tiled or not. Raise Unsuited with the reason if it has another form."""
     products = [i for i, c in enumerate(operator.computes) if c.kind == "contraction"]
     if len(products) != 2 or products[0] != 0 or operator.outputs != (operator.anchor.name,):
         raise Unsuited("not two products, the first one first, with one result")
@@ -137,7 +137,7 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
 
 
 def _split_operands(context: Compute, rows: str) -> tuple[Load, Load]:
-    """The operand that is the rows, and the other one."""
+    """Return the operand with the rows, then the other operand."""
     operands = contraction_operands(context)
     if operands is None:
         raise Unsuited(f"{context.name} multiplies by what codes stand for")
@@ -148,7 +148,7 @@ def _split_operands(context: Compute, rows: str) -> tuple[Load, Load]:
 
 
 def _column_position(context: Compute, p: Load, v: Load) -> int:
-    """The position of the second product's columns."""
+    """Return the position of the second product's columns."""
     reduce = live_axes(context.reduce)
     places = [d for d, i in enumerate(p.indices) if len(reduce) == 1 and i == Ref(reduce[0].name)]
     if len(places) != 1 or len(p.indices) != len(context.axes) or p.fill is not None:
@@ -163,7 +163,7 @@ def _column_position(context: Compute, p: Load, v: Load) -> int:
 
 
 def _score_operands(scores: Compute, column: int) -> tuple[Load, Load, int]:
-    """The operands of the scores, rows first, and the position of the row axis."""
+    """Return the operands of the scores, rows first, and the position of the row axis."""
     operands = contraction_operands(scores)
     if operands is None:
         raise Unsuited(f"{scores.name} multiplies by what codes stand for")
@@ -189,5 +189,5 @@ def _unpadded_operand(load: Load, product: Compute, binding: Binding) -> Operand
 
 
 def tile_attention(attention: Attention, rows: int, config: Mapping[str, int]) -> ROperator:
-    """The operator with tasks of one head and ``rows`` rows."""
+    """Return the operator with tasks of one head and ``rows`` rows."""
     return replace(attention.operator, tile=attention.tile(rows), family="attention", config=tuple(config.items()))

@@ -1,11 +1,11 @@
-"""The text of ``cell`` kernels: weights into registers (``hold``), then a task with them (``step``).
+"""The text of ``cell`` kernels: load weights into registers (``hold``), then run a task with them (``step``).
 
-``step`` stages the rows' vectors in shared memory, multiplies, adds up over the lanes of each warp in a fixed order,
-leaves the sums in shared memory and evaluates the maps by the core's emitter, one result a thread. What the maps read of
-constants is held with the weights, and what else they read is fetched before the vectors are waited for.
+``step`` stages the rows' vectors in shared memory, multiplies, and adds over the lanes of each warp in a fixed order. It stores
+the sums in shared memory and evaluates the maps with the core's emitter, one result a thread. Constants that the maps read are
+held with the weights. Their other operands are fetched before the wait for the vectors.
 
-In a persistent kernel vectors may travel as *words*, values that are their own flags: one read brings a value or tells
-that it is not there yet, and no counter is waited for. Such a kernel uses the run-time functions of ``persistent.text``.
+In a persistent kernel vectors may be sent as *words*, values that are also flags: one read returns a value or reports that it has
+not arrived, without a counter. A kernel with words uses the run-time functions of ``persistent.text``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ PREAMBLE = device_source("cell")
 
 
 def word_span(storage: Storage) -> int:
-    """Words of one run's set for a tensor: its storage's span, in whole 16 bytes. There are two sets, for odd and even runs."""
+    """Return the words of one run's set for a tensor: its storage's span, in whole 16 bytes.
+
+    Odd and even runs use separate sets."""
     low, high = storage.span()
     return -(-(high - low) // 4) * 4
 
@@ -44,19 +46,18 @@ def word_span(storage: Storage) -> int:
 def cell_kernel(
     operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None
 ) -> HeldKernel:
-    """The kernel of a tiled cell. Unsuited where the operator is none or a thread could not hold its weights.
+    """Return the kernel of a tiled cell.
 
-    Vectors and outputs in ``words`` travel as such; outputs that are not in ``plain`` (None: all are) are not stored
-    otherwise.
-    """
+    Raise Unsuited if the operator has another form or its weights exceed a thread's registers. Vectors and outputs in ``words``
+    are sent as words. Outputs are also stored if they are in ``plain`` (None: all)."""
     return _CellText(cell_of(operator, binding), binding, frozenset(words), plain).kernel()
 
 
 class _Early(Block):
-    """A block whose reads of stored tensors at places known beforehand are left to be fetched earlier."""
+    """A block that defers reads of stored tensors at known addresses, so that they are fetched early."""
 
     def element(self, tensor: str, indices: tuple[Expr, ...], clamp: bool = False) -> str:
-        """The name of a value fetched before, where the address is a matter of axes alone."""
+        """Return the name of an early-fetched value if its address depends on axes only."""
         text = super().element(tensor, indices, clamp)
         unit = self.unit
         if not clamp or not isinstance(unit, _EarlyContext) or tensor in unit.tiles:
@@ -70,7 +71,7 @@ class _Early(Block):
 
 @dataclass
 class _EarlyContext(FunctionContext):
-    """A unit that collects early reads by their text: of ``constants``, held from place ``first`` on, and others."""
+    """A context that collects early reads by their text: of ``constants``, held from index ``first`` on, and others."""
 
     constants: frozenset[str] = frozenset()
     tiles: frozenset[str] = frozenset()
@@ -90,12 +91,12 @@ class _CellText:
         self.arguments = self._kernel_arguments()
         self.staged = len(cell.parts) * cell.rows * cell.depth
         self.shared = 4 * (self.staged + len(cell.parts) * cell.rows * cell.columns)
-        # Each thread of the first ones has one result of the maps, if there are threads enough.
+        # Each of the first threads has one result of the maps, if the threads suffice.
         self.results = math.prod(self.operator.tile)
         self.early = self.results <= THREADS
 
     def _kernel_arguments(self) -> list[Argument]:
-        """Packed weights, then every tensor that is read, then stored outputs."""
+        """Return packed weights, then every tensor that is read, then stored outputs."""
         inside = {c.name for c in self.operator.computes}
         maps = [c for c in self.operator.computes if not c.reduce]
         vectors = [p.vector.tensor for p, word in zip(self.cell.parts, self.read, strict=True) if not word]
@@ -104,7 +105,7 @@ class _CellText:
         return [*packed, *(Argument(t, False) for t in read), *(Argument(t, True) for t in self.stored)]
 
     def kernel(self) -> HeldKernel:
-        """The finished kernel."""
+        """Return the finished kernel."""
         maps, unit = self._emit_maps()
         held = self.cell.each * self.cell.share + len(unit.constant)
         hold, step = self._hold_text(unit), self._step(unit, maps)
@@ -136,7 +137,7 @@ class _CellText:
         )
 
     def _task_body(self, name: str, held: int) -> Text:
-        """One task: constants, the wait for the kernels before, and the rest."""
+        """Return one task: constants, the wait for earlier kernels, and the step."""
         text, pointers = Text(), ", ".join(f"p{k}" for k in range(len(self.arguments)))
         text.line("extern __shared__ __align__(16) float scratch[];")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
@@ -147,7 +148,7 @@ class _CellText:
     # --- places -----------------------------------------------------------------------------------
 
     def _define_point(self, text: Text, index: str) -> str:
-        """Define the result numbered ``index`` of the task as ``x0, x1, ...``; returns the test that it exists."""
+        """Define the task's result number ``index`` as ``x0, x1, ...``; return the test that it exists."""
         tests = [f"{index} < {self.results}"] if self.early else []
         for d, (place, axis) in enumerate(zip(split_digits(index, self.operator.tile), self.operator.anchor.axes, strict=True)):
             text.line(f"const int x{d} = o{d} + {place};")
@@ -155,7 +156,7 @@ class _CellText:
         return " && ".join(tests) or "true"
 
     def _tensor_parameter(self, tensor: str) -> str:
-        """The parameter of an unpacked tensor; "" where it has none."""
+        """Return the parameter of an unpacked tensor, or "" without a parameter."""
         found = (f"p{k}" for k, a in enumerate(self.arguments) if a.tensor == tensor and a.packing is None)
         return next(found, "")
 
@@ -165,7 +166,7 @@ class _CellText:
     # --- parts of the kernel ----------------------------------------------------------------------
 
     def _hold_text(self, unit: _EarlyContext) -> Text:
-        """Weights, and what the maps read of constants."""
+        """Return the loads of the weights and of constants that the maps read."""
         cell, text = self.cell, Text()
         text.line("// Weights of this lane, and what the maps read of constants.")
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
@@ -199,8 +200,8 @@ class _CellText:
         return text
 
     def _stage_vectors(self, text: Text) -> None:
-        """Vectors of all rows and products to shared memory, by as many threads for each product. Other SMs may have
-        written them: they are read past the first-level cache."""
+        """Write the copies of all rows' vectors to shared memory, with as many threads for each product. Reads bypass the
+        first-level cache, because other SMs may have written the vectors."""
         cell = self.cell
         group, count = THREADS // len(cell.parts), cell.rows * cell.depth
         text.line("// Vectors to shared memory.")
@@ -232,7 +233,7 @@ class _CellText:
         text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
 
     def _address_terms(self, part: Part) -> list[tuple[str, int]]:
-        """The address of position ``k`` of row ``r``."""
+        """Return the terms of the address of position ``k`` of row ``r``."""
         rows = split_digits("r", [self.cell.box[d][1] for d in self.cell.row_axes])
         terms = [("k", 1)]
         for d, place in zip(self.cell.row_axes, rows, strict=True):
@@ -240,13 +241,13 @@ class _CellText:
         return terms
 
     def _is_aligned(self, part: Part) -> bool:
-        """Whether every row's vector starts at a multiple of 16 bytes."""
+        """Return True if every row's vector starts at a multiple of 16 bytes."""
         steps = [s for a, s in part.steps.items() if a != part.along]
         offset = self.binding.storages[part.vector.tensor].offset
         return all(n % 4 == 0 for n in (offset, part.constant, *steps))
 
     def _write_products(self, text: Text) -> None:
-        """This warp's columns times every row; the sums to shared memory as ``[product, row, column]``."""
+        """Write the products of this warp's columns and every row; sums go to shared memory as ``[product, row, column]``."""
         cell = self.cell
         values = cell.each * cell.rows
         text.all(["// Products of this lane's weights.", f"float sum[{values}] = {{}};"])
@@ -265,21 +266,21 @@ class _CellText:
     # --- the maps ---------------------------------------------------------------------------------
 
     def _emit_maps(self) -> tuple[list[str], _EarlyContext]:
-        """The statements that compute one result, and the unit with what it reads early."""
+        """Return the statements that compute one result, and the context with its early reads."""
         operator, unit = self.operator, self._make_context()
         block = (_Early if self.early else Block)(unit)
         point = tuple(Ref(f"x{d}") for d in range(len(operator.anchor.axes)))
         for name in operator.outputs:
             value = block.load(Load(name, point)) if name in self.sent else block.unrounded(Load(name, point))
-            if name in self.sent:  # first, since somebody waits for it
+            if name in self.sent:  # first, because another task waits for it
                 span, at = word_span(self.binding.storages[name]), block.address(self._global_place(name), point)
                 block.line(f"rm_send(walk, {self._word_parameter(name)}, {span}, {at}, {value.text});")
-            if name in self.stored:  # a product's own result, too, which for the maps is a tile in shared memory
+            if name in self.stored:  # includes a product's result, which the maps read from shared memory
                 block.store(self._global_place(name), point, value, ())
         return block.lines, unit
 
     def _write_maps(self, text: Text, maps: list[str]) -> None:
-        """The maps, one result a thread or, where there are more of them, in a loop."""
+        """Write the maps, one result a thread, or a loop if results exceed threads."""
         text.line("// Maps and stores.")
         if self.early:
             with text.block("if (mine)"):
@@ -311,7 +312,7 @@ class _CellText:
         return place_of(tensor, self._tensor_parameter(tensor), self.binding)
 
     def _product_place(self, number: int) -> Place:
-        """A product's sums as the maps see them: a tile in shared memory."""
+        """Return the sums of a product as a tile in shared memory, for the maps."""
         cell = self.cell
         strides, below = [0] * len(cell.box), 1
         for d in (*reversed(cell.column_axes), *reversed(cell.row_axes)):
@@ -327,7 +328,7 @@ class _CellText:
 
 
 def is_profitable(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
-    """Whether to hold weights: where they are used again, or where nothing else multiplies few rows."""
+    """Return True if holding weights pays: they are reused, or the ``gemv`` family has no candidate."""
     return bool(binding.reused & {*operator.inputs}) or not GEMV.candidates(operator, binding, gpu)
 
 

@@ -1,9 +1,9 @@
-"""The ``cell`` family: products of a few rows with weights, and maps over their results. A recurrent cell is one.
+"""The ``cell`` family: products of a few rows with weights, and maps over their results, such as a recurrent cell.
 
-A task has so few rows that its time is that of fetching weights. Every thread therefore keeps its share of them in
-registers, which depends on nothing computed and so may come before the task's waits; where one block runs the same
-task again and again, as a persistent kernel does for the steps of a layer, they are fetched once. Here is how a task
-is divided among threads; ``cell.kernel`` writes the kernel.
+A task has so few rows that fetching weights dominates its time. Every thread therefore keeps its share of them in registers.
+Loading them depends on no computed value, so it may precede the task's waits. If one block runs the same task repeatedly, as a
+persistent kernel does for the steps of a layer, weights are fetched once. This module divides a task among threads;
+``cell.kernel`` writes the kernel.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rammer_cuda.gpu import Gpu
 
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
 THREADS, WARPS = 512, 16
-#: Weights that a thread can hold beside what it computes with, in registers.
+#: Weights that a thread can hold in registers in addition to its working values.
 MOST_HELD = 88
-#: Rows that share the weights, and the least products of a sum: below, half of the lanes and more would multiply zeros.
+#: Rows that share the weights, and the least depth of a sum: below it, at least half of the lanes would multiply zeros.
 MOST_ROWS, LEAST_DEPTH = 8, 32
-#: Seconds of a task besides its arithmetic: fetching vectors that another SM has just sent, two barriers and the maps.
-#: LSTM-TC took 1.87 us a wave on an H200, of which its arithmetic is 0.24 and the VDevice's launch 0.55.
+#: Seconds of a task in addition to its arithmetic: fetching vectors that another SM has just sent, two barriers and the maps.
+#: LSTM-TC took 1.87 us a wave on an H200: 0.24 for arithmetic and 0.55 for the VDevice's launch.
 FIXED = 1.1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One product: ``weights`` over ``depth`` positions of axis ``along`` times a vector a row, whose element address is
+    """A product of ``weights`` and a vector per row, over ``depth`` positions of axis ``along``. A vector's element address is
     ``constant + sum(steps[axis] * axis)``."""
 
     compute: Compute
@@ -55,9 +55,9 @@ class Part:
 class Cell:
     """A tiled cell divided among ``WARPS`` warps: each has ``each`` columns, its lanes ``share`` weights of a column.
 
-    ``lanes`` lanes share a product, four weights at a time: what its sum lacks to whole loads of all of them are zeros.
-    ``box`` is the products' part of a task, (first index, extent) an axis, of which ``row_axes`` number the rows and
-    ``column_axes`` the weights' columns.
+    ``lanes`` lanes share a product, four weights at a time; its sum is padded with zeros to whole loads of all lanes. ``box`` is
+    the products' part of a task, (first index, extent) an axis. Of these axes, ``row_axes`` number the rows and ``column_axes``
+    the weights' columns.
     """
 
     operator: ROperator
@@ -68,42 +68,42 @@ class Cell:
 
     @property
     def rows(self) -> int:
-        """Rows that share the weights."""
+        """The rows that share the weights."""
         return math.prod(self.box[d][1] for d in self.row_axes)
 
     @property
     def columns(self) -> int:
-        """Results of a row."""
+        """The results of a row."""
         return math.prod(self.box[d][1] for d in self.column_axes)
 
     @property
     def depth(self) -> int:
-        """Products that are added up to a result, with the zeros behind them."""
+        """The products added for a result, including zero padding."""
         return -(-self.parts[0].depth // (4 * self.lanes)) * 4 * self.lanes
 
     @property
     def lanes(self) -> int:
-        """Lanes of a warp that share a product."""
+        """The lanes of a warp that share a product."""
         return 32 // len(self.parts)
 
     @property
     def each(self) -> int:
-        """Columns of a warp."""
+        """The columns of a warp."""
         return -(-self.columns // WARPS)
 
     @property
     def share(self) -> int:
-        """Weights of a column that a lane has."""
+        """The weights of a column in one lane."""
         return self.depth // self.lanes
 
     @property
     def tiles(self) -> int:
-        """Tiles along the last axis of the weights' columns."""
+        """The tiles along the last axis of the weights' columns."""
         axis, (_, width) = self.parts[0].compute.axes[self.column_axes[-1]], self.box[self.column_axes[-1]]
         return -(-axis.extent // width)
 
     def packing(self, part: Part) -> Packing:
-        """Weights as ``[tile, warp, column of the warp, 4 * step, lane, 4]``: what a lane loads together is together."""
+        """Return the weights as ``[tile, warp, column of the warp, 4 * step, lane, 4]``, contiguous for each lane's load."""
         axes = [part.compute.axes[d] for d in self.column_axes]
         width, along = self.box[self.column_axes[-1]][1], part.compute.reduce[0]
         tiles, each, share, lanes = self.tiles, self.each, self.share, self.lanes
@@ -119,7 +119,8 @@ class Cell:
 
 
 def cell_of(operator: ROperator, binding: Binding) -> Cell:
-    """How a tiled operator is divided. Unsuited where it is no cell or a thread could not hold its weights."""
+    """Return the division of a tiled operator among threads. Raise Unsuited if it has another form or its weights exceed a
+    thread's registers."""
     parts = parts_of(operator, binding)
     axes, weights = parts[0].compute.axes, ex.axes_of(parts[0].weights)
     box = _task_box(operator, parts[0].compute, binding)
@@ -133,7 +134,7 @@ def cell_of(operator: ROperator, binding: Binding) -> Cell:
 
 
 def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
-    """The products of a cell; Unsuited says why the operator is none."""
+    """Return the products of a cell. Raise Unsuited with the reason if the operator has another form."""
     if 0 in operator.anchor.shape or any(binding.types[n].dtype != "float32" for n in operator.inputs):
         raise Unsuited("not float32, or empty")
     inside = {c.name for c in operator.computes}
@@ -166,7 +167,7 @@ def _parse_product(c: Compute, binding: Binding) -> Part:
 
 
 def _task_box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr, int], ...]:
-    """(first index, extent) of each axis of ``c``'s part of a task: all of it, or as the tile has it."""
+    """Return (first index, extent) of each axis of ``c``'s part of a task: the whole axis, or that of the tile."""
     result = list[tuple[Expr, int]]()
     own = [operator.task_box(t) for t in (0, operator.task_count - 1)]
     boxes = [operator.boxes(b, binding.types)[c.name] for b in own]
@@ -182,27 +183,28 @@ def _task_box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[
 
 
 def vectors_of(operator: ROperator, binding: Binding) -> frozenset[str]:
-    """The tensors that a cell reads as vectors and in no other way."""
+    """Return the tensors that a cell reads only as vectors."""
     elsewhere = {t for c in operator.computes if not c.reduce for t in c.reads}
     return frozenset(p.vector.tensor for p in parts_of(operator, binding)) - elsewhere
 
 
 def cell_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled cell, if their blocks hold the weights already. Unsuited as ``cell_of``."""
+    """Return predicted seconds of all tasks of a tiled cell whose blocks already hold the weights. Raise Unsuited as ``cell_of``
+    does."""
     return _task_seconds(operator, binding, gpu) * -(-operator.task_count // gpu.sms)
 
 
 def _task_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """The same of one task."""
+    """Return predicted seconds of one task of a tiled cell."""
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
-    exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
+    exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange per cycle
     return FIXED + (multiplies + exchanges) / gpu.model_clock
 
 
 def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies whose weights a thread can hold, by even parts of the last axis: the fastest with the device to
-    itself, the one that takes the least vEU time, then the others. [] where the operator is no cell."""
+    """Return tiled copies whose weights fit a thread's registers, by even parts of the last axis. The fastest on an idle device
+    comes first, then the one with the least vEU time, then the others. Return [] for another form."""
     try:
         parts_of(operator, binding)
     except Unsuited:

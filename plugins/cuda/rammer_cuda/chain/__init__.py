@@ -1,1 +1,1 @@
-"""Products in a row, in one launch: all but the last stay on chip."""
+"""Chains of matrix products in one launch: all results but the last stay on chip."""

@@ -1,8 +1,8 @@
-"""The ``gemm_chain`` family: matrix products in a row (``chain.recognise``), 64 rows a warpgroup, on chip from end to end.
+"""The ``gemm_chain`` family: a chain of matrix products (``chain.recognise``), 64 rows a warpgroup, entirely on chip.
 
-A warpgroup's results lie in registers as the next product's operand wants them (``warpgroup.RESULT_ORDER``), so nothing but
-the first operand, the last result and the weights moves. Weights come through a ring of ``stages`` shared-memory buffers,
-one layer each, by bulk copies that a thread starts as soon as every warp has left the buffer; warpgroups run apart.
+A warpgroup's results are in registers in the order of the next product's operand (``warpgroup.RESULT_ORDER``). So only the first
+operand, the last result and the weights are moved. Weights pass through a ring of ``stages`` shared-memory buffers, one layer
+each. A thread starts each bulk copy as soon as every warp has left the buffer. Warpgroups run independently.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines
 
 #: Rows and threads of a warpgroup.
 GROUP, THREADS = 64, 128
-#: Whose SM kernels are written for: all GPUs with warpgroup products have the same.
+#: The SM that kernels are written for: all GPUs with warpgroup products have the same.
 SM = TARGETS["sm_90a"]
-#: Warpgroups a block and weight buffers that are tried.
+#: Candidate numbers of warpgroups a block and of weight buffers.
 GROUPS, STAGES = (4, 2, 3, 1), (6, 4, 3, 2)
-#: Steps of the tensor cores that are added up inside them: they truncate.
+#: Steps that tensor cores accumulate internally, which truncates.
 CHUNK = 4
-#: Bytes kept free for barriers, of which there are two a layer.
+#: Bytes reserved for barriers, two for each layer.
 BARRIERS = 1024
-#: Cycles of a launch with its first weights and rows, of one product's tensor work per 8 columns, of its waits and
-#: conversions per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8
-#: layers of 64 on an H200.
+#: Cycles of a launch with its first weights and rows, of one product's tensor work per 8 columns, of its waits and conversions
+#: per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8 layers of 64 on an
+#: H200.
 START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
-#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near what ``cost.L2_BYTES`` was measured to be).
+#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near the measured ``cost.L2_BYTES``).
 MOVED = 24.0
-#: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
+#: Shared memory of each block that the system reserves (NVIDIA Hopper tuning guide: 1 KiB).
 RESERVED = 1024
 
 
 def _enumerate_tilings(chain: Chain, gpu: Gpu) -> Iterator[Chain]:
-    """Warpgroups whose registers suffice, with the most buffers that fit and with fewer."""
+    """Yield tilings whose registers suffice, with the most buffers that fit and with fewer."""
     for groups in GROUPS:
         tiled = replace(chain.operator, tile=_tile_shape(chain, groups * GROUP), family="gemm_chain")
         most = min(len(chain.layers), max(s for s in (0, *STAGES) if _shared_bytes(chain, groups, s) <= gpu.shared))
@@ -61,7 +61,7 @@ def _enumerate_tilings(chain: Chain, gpu: Gpu) -> Iterator[Chain]:
 
 
 def _predict_seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
+    """Return the predicted seconds of all tasks, without the launch."""
     config = dict(chain.operator.config)
     groups, stages = config["groups"], config["stages"]
     resident = min(_resident_blocks(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
@@ -77,19 +77,19 @@ def _predict_seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
 
 
 def _resident_blocks(chain: Chain, groups: int, stages: int) -> int:
-    """Blocks that an SM holds at once."""
+    """Return the number of blocks that an SM holds at once."""
     room, registers = _shared_bytes(chain, groups, stages) + RESERVED, groups * THREADS * chain.registers
     return max(1, min(SM.shared // room, SM.registers // registers))
 
 
 def _shared_bytes(chain: Chain, groups: int, stages: int) -> int:
-    """Shared memory: weights, barriers, and what the warpgroups hold of their operands beyond the first chunk."""
+    """Return the bytes of shared memory: weights, barriers, and operands of the warpgroups after the first chunk."""
     parked = max(0, *(x.padded[0] // 8 - CHUNK for x in chain.layers)) * 16 * groups * THREADS
     return stages * chain.weights_bytes + BARRIERS + parked
 
 
 def _tile_shape(chain: Chain, rows: int) -> tuple[int, ...]:
-    """About ``rows`` rows: inner row axes whole, one split, the outer ones 1; the column axis whole."""
+    """Return a tile of about ``rows`` rows: inner row axes whole, one split, the outer ones 1; the column axis whole."""
     shape, left = chain.operator.anchor.shape, rows
     tile = list(shape)
     for d in reversed(chain.rows):
@@ -121,7 +121,7 @@ class _ChainText:
         self.tables: dict[str, str] = {}
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel."""
         threads, dynamic = self.groups * THREADS, _shared_bytes(self.c, self.groups, self.stages)
         self._write_origins()
         self._write_start()
@@ -139,7 +139,7 @@ class _ChainText:
         text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
         text.all(origin_lines(o))
-        # Each thread has two rows, 8 apart. Rows outside the result are computed from the last one and not stored.
+        # Each thread has two rows at a distance of 8. Rows outside the result repeat the last one and are not stored.
         for h in (0, 1):
             text.line(f"const int row{h} = tid / 32 * 16 + lg + {8 * h};")
             tests = [f"row{h} < {self.c.row_count}"]
@@ -150,7 +150,7 @@ class _ChainText:
             text.line(f"const bool inside{h} = {' && '.join(tests)};")
 
     def _write_start(self) -> None:
-        """Barriers, and the first layers' weights: constants, which need not wait for earlier kernels."""
+        """Write the barriers, and the copies of the first layers' weights: constants, which need not wait for earlier kernels."""
         text, layers, weights = self.text, self.c.layers, self.stages * self.c.weights_bytes
         text.line("// Barriers, and the weights of the first layers.")
         text.line("extern __shared__ __align__(128) float shared[];")
@@ -165,12 +165,12 @@ class _ChainText:
         text.all(["__syncthreads();", "rm_after();"])
 
     def _load(self, number: int) -> str:
-        """Start copying a layer's weights into its buffer."""
+        """Return the start of the copy of a layer's weights into its buffer."""
         bytes_ = 8 * math.prod(self.c.layers[number].padded)
         return f"rm_bulk(base + {number % self.stages * self.c.weights_bytes}, p{number + 1}, {bytes_}, full + {8 * number});"
 
     def _first(self) -> None:
-        """The first operand, into ``in0``: for every 8 products four values of the thread's two rows."""
+        """Write the loads of the first operand into ``in0``: for every 8 products four values of the thread's two rows."""
         o, layer, text = self.c.first, self.c.layers[0], self.text
         steps = layer.padded[0] // 8
         text.all(["// The first operand.", f"float in0[{CHUNK}][4];"])
@@ -203,7 +203,7 @@ class _ChainText:
         last = number == len(self.c.layers) - 1
         if number + self.stages < len(self.c.layers):
             text.line(f"if (tid % 32 == 0) rm_barrier_arrive(empty + {8 * number});")
-        # The buffer of the layer before: by now hardly a warp is still in it.
+        # The buffer of the previous layer: most warps have left it by now.
         behind = number - 1
         if behind >= 0 and behind + self.stages < len(self.c.layers):
             with text.block("if (tid == 0)"):
@@ -214,7 +214,7 @@ class _ChainText:
         self._write_results(number, layer, last)
 
     def _products(self, number: int, layer: Layer, first: int) -> None:
-        """The products of a chunk of the operand that begins at step ``first``."""
+        """Write the products of a chunk of the operand that begins at step ``first``."""
         text, (depth, width) = self.text, layer.padded
         steps = min(CHUNK, depth // 8 - first)
         place, target = f"shared + {number % self.stages * self.c.weights_bytes // 4}", "part" if first else f"d{number}"
@@ -229,20 +229,20 @@ class _ChainText:
             text.all(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"])
 
     def _value(self, number: int, step: str, slot: str, parked: bool) -> str:
-        """The place of an operand's value: registers for the first chunk, shared memory for later ones."""
+        """Return the location of an operand's value: registers for the first chunk, shared memory for later ones."""
         if not parked:
             return f"in{number}[{step}][{slot}]"
         return f"parked[(({step} - {CHUNK}) * 4 + {slot}) * {self.groups * THREADS}]"
 
     def _store_operand(self, number: int, slot: str, value: str) -> str:
-        """Keep ``value`` as the next operand's, in the unrolled loop over ``s``."""
+        """Return the store of ``value`` as the next operand's, in the unrolled loop over ``s``."""
         here, there = self._value(number, f"min(s, {CHUNK - 1})", slot, False), self._value(number, "s", slot, True)
         return f"if (s < {CHUNK}) {here} = {value}; else {there} = {value};"
 
     def _write_results(self, number: int, layer: Layer, last: bool) -> None:
-        """The maps on every result of the thread, into the next operand or to memory."""
+        """Write the maps on every result of the thread, into the next operand or to memory."""
         text, column = self.text, self.c.column
-        # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
+        # Loads that depend on the column wait for the products: registers are scarce until then.
         text.all([f"int at{number} = lt * 2;", f'asm volatile("" : "+r"(at{number}) :: "memory");', "#pragma unroll"])
         with text.block(f"for (int s = 0; s < {layer.padded[1] // 8}; ++s)"):
             text.line("#pragma unroll")
@@ -262,7 +262,7 @@ class _ChainText:
                     text.line(self._store_operand(number + 1, "e / 2 + e % 2 * 2", "next"))
 
     def _emit_maps(self, number: int, layer: Layer, last: bool) -> tuple[list[str], str]:
-        """The maps at one point: statements, the stores of the last layer among them, and the value that others hand on."""
+        """Return the statements of the maps at one point, including the last layer's stores, and the value for the next layer."""
         point = tuple(Ref(f"x{d}") for d in range(len(layer.main.axes)))
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
         unit = FunctionContext(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)

@@ -1,8 +1,8 @@
-"""Seeing an operator as matrix products in a row: the rows of one are the rows of the next, its columns the next one's depth.
+"""Recognition of a chain of matrix products: each product's rows and columns are the next one's rows and depth.
 
-``T1[r, j] = maps(sum[k] X[r, k] * W1[k, j])``, ``T2[r, j] = maps(sum[k] T1[r, k] * W2[k, j])``, ...: each row of the last
-result depends on one row of ``X``, so a task that holds rows whole recomputes nothing. The column axis has one position
-in all of them; every other axis is a row axis.
+``T1[r, j] = maps(sum[k] X[r, k] * W1[k, j])``, ``T2[r, j] = maps(sum[k] T1[r, k] * W2[k, j])``, ...: each row of the last result
+depends on one row of ``X``, so a task with whole rows recomputes nothing. The column axis has one position in all of them; every
+other axis is a row axis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDEST, FEWEST = 128, 2
 
 @dataclass(frozen=True)
 class Layer:
-    """One product with the maps on its result; ``depth`` and ``width`` are its extents, ``weights`` the constant."""
+    """A product with the maps on its result; ``depth`` and ``width`` are its extents, ``weights`` the constant."""
 
     main: Compute
     weights: Load
@@ -42,17 +42,17 @@ class Layer:
 
     @property
     def last(self) -> str:
-        """The tensor that leaves this layer."""
+        """The result tensor of this layer."""
         return self.maps[-1].name if self.maps else self.main.name
 
     @property
     def padded(self) -> tuple[int, int]:
-        """(depth, width) in whole steps of the tensor cores."""
+        """(depth, width) rounded up to whole steps of the tensor cores."""
         return -(-self.inner.extent // DEEP) * DEEP, -(-self.column.extent // DEEP) * DEEP
 
     @cached_property
     def packing(self) -> Packing:
-        """Both halves of the weights as ``wgmma.cores``, in the order in which the previous result's registers hold them."""
+        """Both halves of the weights as ``wgmma.cores``, in the order of the registers of the previous result."""
         depth, width = self.padded
         body = (self.inner, self.column, *(r for r in self.main.reduce if r != self.inner))
 
@@ -69,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """The layers, how the first one reads its rows, and the position of the column axis."""
+    """The layers, the first one's data operand, and the position of the column axis."""
 
     operator: ROperator
     layers: tuple[Layer, ...]
@@ -78,27 +78,27 @@ class Chain:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Positions of the row axes that a task runs through, outermost first."""
+        """The positions of the row axes within a task, outermost first."""
         return tuple(d for d in range(len(self.operator.anchor.axes)) if d != self.column)
 
     @property
     def row_count(self) -> int:
-        """Rows of a full task."""
+        """The rows of a full task."""
         return math.prod(self.operator.tile[d] for d in self.rows)
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the largest layer's arranged weights."""
+        """The bytes of the largest layer's arranged weights."""
         return max(8 * math.prod(x.padded) for x in self.layers)
 
     @property
     def registers(self) -> int:
-        """Registers of a thread for one layer's operand halves and its results."""
+        """The registers of a thread for one layer's operand halves and its results."""
         return max(d + w // 2 for d, w in (x.padded for x in self.layers)) + 32
 
 
 def chain_of(operator: ROperator, binding: Binding) -> Chain:
-    """The chain that an operator is, tiled or not. Raises Unsuited, which says why it is none."""
+    """Return the chain of an operator, tiled or not. Raise Unsuited with the reason if it has another form."""
     names = (*operator.inputs, *(c.name for c in operator.computes))
     if any(binding.types[n].dtype != "float32" for n in names):
         raise Unsuited("not float32")
@@ -120,7 +120,7 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
 
 
 def _group_computes(computes: Sequence[Compute]) -> list[list[Compute]]:
-    """Every contraction with the maps up to the next one."""
+    """Return every contraction with the maps up to the next one."""
     groups: list[list[Compute]] = []
     for c in computes:
         if c.kind == "contraction":
@@ -153,7 +153,7 @@ def _make_layer(group: list[Compute], binding: Binding) -> Layer:
 
 
 def _data_operand(layer: Layer) -> Load:
-    """The load of the operand that is no constant."""
+    """Return the load of the non-constant operand."""
     return next(ld for ld in contraction_operands(layer.main) or () if ld != layer.weights)
 
 

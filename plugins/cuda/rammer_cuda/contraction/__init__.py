@@ -1,1 +1,1 @@
-"""Matrix products and convolutions: one kernel, several instructions."""
+"""Matrix products and convolutions: one kernel for several instructions."""

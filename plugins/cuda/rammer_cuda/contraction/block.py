@@ -1,4 +1,4 @@
-"""The block of threads that computes a task's tile: its sizes, as an operator's config and tile give them."""
+"""The block of threads that computes a task's tile: its sizes, from an operator's config and tile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ GROUP, THREADS, MOST = 64, 128, 128
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices.
-
-    With ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores.
-    """
+    """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices. With
+    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores."""
 
     bm: Any
     bn: Any
@@ -32,26 +30,26 @@ class Shape:
 
     @property
     def group(self) -> Any:
-        """Threads that accumulate one slice."""
+        """The threads that accumulate one slice."""
         if self.tensor:
             return self.bm // (16 * self.tm) * (self.bn // (8 * self.tn)) * 32
         return self.bm // self.tm * (self.bn // self.tn)
 
     @property
     def works(self) -> Any:
-        """Threads that accumulate."""
+        """The threads that accumulate."""
         return self.group * self.slice_k
 
     @property
     def threads(self) -> Any:
-        """Threads of the block: whole warps."""
+        """The threads of the block: whole warps."""
         return -(-self.works // 32) * 32
 
 
 def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False) -> Shape:
-    """The block of a task of ``rows x width`` under an operator's config, or those of many."""
+    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
-    # Of threads, rows in pairs of register tiles, since neighbouring ones take neighbouring rows.
+    # For threads, rows in pairs of register tiles, since neighbouring threads compute neighbouring rows.
     high, wide = (16 * tm, 8 * tn) if tensor else (2 * tm, tn)
     return Shape(
         -(-rows // high) * high,
@@ -68,8 +66,8 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupShape(Shape):
-    """A block of warpgroups; ``down`` says that a warpgroup's 64 are the tile's rows, not its columns. With ``halo`` a
-    convolution's input is staged with its halo; ``producers`` warpgroups do nothing but copy."""
+    """A block of warpgroups. With ``down``, a warpgroup's 64 are the tile's rows, otherwise its columns. With ``halo``, a
+    convolution's input is staged with its halo. ``producers`` warpgroups only copy."""
 
     down: bool = False
     halo: bool = False
@@ -77,33 +75,33 @@ class WarpgroupShape(Shape):
 
     @property
     def group(self) -> Any:
-        """Threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
+        """The threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
         return self.through // GROUP * THREADS
 
     @property
     def through(self) -> Any:
-        """Extent of the side that warpgroups divide."""
+        """The extent of the side that warpgroups divide."""
         return self.bm if self.down else self.bn
 
     @property
     def fixed(self) -> Any:
-        """Extent of the other side."""
+        """The extent of the undivided side."""
         return self.bn if self.down else self.bm
 
     @property
     def threads(self) -> Any:
-        """With the warpgroups that copy."""
+        """The threads of the block, including the warpgroups that copy."""
         return self.group + THREADS * self.producers
 
     @property
     def ahead(self) -> Any:
-        """Blocks that a copying warpgroup starts before it waits for the first of them."""
+        """The blocks that a copying warpgroup starts before it waits for the first of them."""
         return (self.stages - 2) // self.producers
 
 
 def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool, sixteens: bool = False) -> WarpgroupShape:
-    """The block of a task of ``rows x width``; Unsuited where the undivided side is too long. With ``sixteens`` instructions
-    have at most 24 of its elements or whole sixteens."""
+    """Return the block of a task of ``rows x width``. Raise Unsuited if the undivided side is too long. With ``sixteens``, the
+    undivided side of an instruction is at most 24 elements or a multiple of 16."""
     through, fixed = (rows, width) if down else (width, rows)
     through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
     fixed = -(-fixed // 16) * 16 if sixteens and fixed > 24 else fixed

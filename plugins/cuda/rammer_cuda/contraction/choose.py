@@ -1,4 +1,4 @@
-"""Which tiles and block shapes are worth trying for a contraction, by what each costs (``contraction.cost``); the families."""
+"""Candidate tiles and block shapes of contractions, ranked by cost (``contraction.cost``), and the kernel families."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, pat
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
-#: Splits that are tried; ``cost`` has the block shapes.
+#: Candidate splits; ``cost`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
-#: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
-#: in float16 are so short that room beside them, for parallel branches and for dependents that start early, is worth
-#: more than depth (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
+#: Buffers of a tensor-core kernel's ring, and the least blocks an SM should have room for, by bytes an element, with an upper
+#: limit. Kernels in float16 are so short that room for parallel branches and early-starting dependents is worth more than depth
+#: (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
 MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4, 1: 4}, 6
 #: Threads of a tensor-core block that hide latency without crowding shared memory.
 BEST_THREADS = 192
-#: Threads of a block.
+#: Least and most threads of a block.
 THREADS = (64, 512)
-#: Of warpgroups: buffers of the ring and producers that are tried; warpgroups of a block, and fewest columns (or rows) of the
-#: constant: of a tile if there are as many, and in all. With fewer most of an instruction's 8 would be padding.
+#: Candidates for warpgroups: buffers of the ring and producers; warpgroups of a block; the least columns (or rows) of the
+#: constant, of a tile if it has as many, and in all. With fewer, most of an instruction's 8 would be padding.
 STAGES, PRODUCERS = (6, 5, 4, 3), (1, 2)
 MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
-#: Share of a warpgroup's rows that a tile must fill.
+#: The least share of a warpgroup's rows that a tile fills.
 FILLED = 0.7
-#: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs says.
+#: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs suggests.
 EVEN_SPLITS = (1, 2, 4, 8)
 
 Config = tuple[tuple[str, int], ...]
@@ -64,7 +64,7 @@ Seconds: TypeAlias = Callable[[ROperator, Binding, Gpu], float]
 
 
 def _find_roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
-    """The roles of a contraction of the instruction's operands in a precision that it serves; None where it is none."""
+    """Return the roles of a contraction of the instruction's operand type and precision, or None if unsupported."""
     read = {binding.types[n].dtype for n in operator.computes[0].reads}
     kind = BYTE if read <= set(BYTES) else "float16" if "float16" in read else "float32"
     if i.dtype != kind or not i.serves(binding.precision):
@@ -79,7 +79,7 @@ def _find_roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles 
 
 
 def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
-    """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
+    """Yield the best few choices of every block shape and split, best predicted first; some have no kernel."""
     roles = _find_roles(cost.instruction, operator, binding)
     if roles is None:
         return
@@ -89,7 +89,7 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
     for seconds, place, config in _rank_blocks(blocks, cost, roles, mains, binding, gpu):
         for tile in places[place]:
-            # Neighbours in the model's order are often equals.
+            # Neighbours in the model's order are often equivalent.
             key = math.prod(tile), dict(config)["split_k"]
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= 3:
@@ -99,12 +99,10 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
 def _rank_blocks(
     blocks: Numbers, cost: RingCost, roles: Roles, mains: Sequence[Compute], binding: Binding, gpu: Gpu
 ) -> Iterator[tuple[float, int, Config]]:
-    """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
-    rows, columns and number of tasks at each length, ``mains`` are the product there.
+    """Yield (predicted seconds, position in ``blocks``, config) of every possible block, sorted.
 
-    A prediction depends on a tile by these alone, and is worked out for all blocks and configs at once: there are tens
-    of thousands.
-    """
+    ``blocks`` has the rows, columns and number of tasks at each length; ``mains`` are the products there. A prediction depends on
+    the tile only through these numbers. It is computed for all blocks and configs at once: tens of thousands."""
     if not len(blocks):
         return
     rows, width, *tasks = blocks.T[:, :, None]
@@ -135,8 +133,8 @@ def _rank_blocks(
 
 
 def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numbers:
-    """Which of the configs that differ in their slices alone to take: they are nearly equals to the model; what they are
-    for is warps that hide each other's latency."""
+    """Return a mask of the best of the configs that differ only in their slices. The model rates them nearly equal; slices
+    provide warps that hide each other's latency."""
     distance = np.where(possible, np.abs(np.log2(np.maximum(s.threads, 1) / BEST_THREADS)), np.inf)
     alike: dict[Config, list[int]] = {}
     for i, config in enumerate(configs):
@@ -149,14 +147,14 @@ def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numb
 
 
 def _is_likely_contiguous(roles: Roles, binding: Binding) -> bool:
-    """Whether eight columns or eight products of ``b`` probably lie together: what 16-byte copies of float16 need."""
+    """Return True if eight columns or eight products of ``b`` are probably contiguous, as 16-byte copies of float16 need."""
     columns = math.prod(roles.main.shape[d] for d in roles.columns)
     deep = roles.main.reduce[-1].extent
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
 def _copy_sizes(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Bytes of rows and of columns that are probably copied at a time, for each of ``blocks`` products: by their walk."""
+    """Return the probable copy sizes in bytes of rows and of columns, for each depth in ``blocks``."""
     main = roles.main
     found = list[Numbers]()
     for load in (roles.a, roles.b):
@@ -170,7 +168,7 @@ def _copy_sizes(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blo
 
 
 def _copy_bytes(operand: Operand, depth: Depth) -> int:
-    """Bytes of an operand that are copied at a time."""
+    """Return the bytes of an operand that are copied at a time."""
     if operand.packable:
         return 16
     inner = depth.inner
@@ -182,7 +180,7 @@ def _copy_bytes(operand: Operand, depth: Depth) -> int:
 
 
 def ring_buffers(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
-    """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
+    """Return the buffers of the ring: the number that hides latency, limited by shared memory and the number of blocks."""
     room = gpu.shared // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split_k)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
@@ -191,13 +189,13 @@ def ring_buffers(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu:
 
 @cache
 def _config_table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[str, Numbers]]:
-    """All configs, and their numbers by name."""
+    """Return all configs, and their numbers by name."""
     configs = cost.configs(splits)
     return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
 
 
 def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    """Return predicted seconds of all tasks of a tiled operator, without its launch."""
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
@@ -210,8 +208,8 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
 
 
 def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
-    """The best two of every tile, best predicted first; some cannot be expressed as a kernel. None where the operands or the
-    precision are another family's."""
+    """Yield the best two choices of every tile, best predicted first; some have no kernel. The result is empty if the operands or
+    the precision are unsupported."""
     roles = _find_roles(cost.instruction, operator, binding)
     if roles is None:
         return
@@ -225,7 +223,7 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
 
 
 def _row_orientations(cost: WarpgroupCost, roles: Roles, binding: Binding) -> tuple[bool, ...]:
-    """Whether a warpgroup's 64 are rows, as far as the family can choose; () where it cannot take the operands."""
+    """Return the possible values of ``down`` (a warpgroup's 64 are rows), or () if the operands are unsupported."""
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
     rows, columns = (math.prod(roles.main.shape[d] for d in side) for side in (roles.rows, roles.columns))
     if cost.instruction.constant:
@@ -238,7 +236,8 @@ def _row_orientations(cost: WarpgroupCost, roles: Roles, binding: Binding) -> tu
 
 
 def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: Roles, binding: Binding) -> bool:
-    """Whether some tile's elements of ``load`` can be copied 16 bytes at a time, or packed: kernels would say so one by one."""
+    """Return True if some tile's elements of ``load`` can be copied 16 bytes at a time, or packed. This check avoids building
+    each kernel to find out."""
     main = roles.main
     try:
         operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
@@ -281,7 +280,8 @@ def _predict_configs(
 
 
 def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
-    """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side, of a result of this ``shape``."""
+    """Yield tiles of a result of this ``shape``: whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other
+    side."""
     through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
     groups = frozenset() if down else roles.groups
     whole, most = [shape[d] for d in through], MOST_GROUPS * GROUP
@@ -297,7 +297,7 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
 def _fitting_configs(
     cost: WarpgroupCost, block: Callable[[dict[str, int]], WarpgroupShape], halo: int, depths: dict[int, Depth], gpu: Gpu
 ) -> Iterator[Config]:
-    """Those whose ``block`` fits the SM: of each kind the one with the most buffers."""
+    """Yield the configs whose ``block`` fits the SM: of each kind the one with the most buffers."""
     way = () if cost.instruction.constant else (("down", int(block({}).down)),)
     for bk, haloed, producers in product(cost.blocks, (0, 1), PRODUCERS):
         if haloed and (not halo or not depths[bk].outer or depths[bk].flat):
@@ -318,7 +318,7 @@ def _fitting_configs(
 
 
 def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    """Return predicted seconds of all tasks of a tiled operator, without its launch."""
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     depth, read = depth_of(p.main.reduce, s.bk), p.a.load if s.down else p.b.load
@@ -332,7 +332,7 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
 
 
 def _blocks_per_task(operator: ROperator) -> int:
-    """Blocks of a task, each on an SM: parts of one sum."""
+    """Return the blocks of a task, each on an SM: parts of one sum."""
     return max(1, dict(operator.config).get("split_k", 1))
 
 
@@ -355,7 +355,7 @@ def _make_family(i: Instruction, keys: Sequence[str], candidates: Candidates, se
 
 _RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
 _WARPGROUPS = ("bk", "stages", "split_k", "halo", "producers", "down")
-#: Those of single threads and warps, then those of warpgroups.
+#: Families of single threads and warps, then families of warpgroups.
 PRODUCTS: Final = (
     *(_make_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
     *(

@@ -1,8 +1,8 @@
 """The order in which a kernel walks the reduction axes: blocks of ``block`` products.
 
-In *tap* order one axis (a convolution's channels) is cut into blocks for each value of the others (the
-kernel's taps), so that a block has one tap: its address and its padding tests are worked out once. In *flat* order
-the axes are one long axis and every element works out its own address; it wastes nothing where no axis is long.
+In *tap* order one axis (a convolution's channels) is cut into blocks for each value of the others (the kernel's taps). So a block
+has one tap, whose address and padding tests are computed once. In *flat* order the axes form one long axis, and every element
+computes its address. Flat order wastes nothing if all axes are short.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from rammer.ir.compute import Axis
 
 from rammer_cuda.kernels.lengths import Stopped, ceiling_quotient
 
-#: Tap order is taken unless padding the axis to whole blocks costs more than this share of the products.
+#: Tap order is chosen unless padding the axis to whole blocks costs more than this share of the products.
 MOST_PADDING = 0.3
 
 
 @dataclass(frozen=True)
 class Depth:
-    """``outer`` axes (outermost first), the ``inner`` axis, products a block, and the number of blocks.
-
-    The outermost axis and, in tap order, the inner one may be ``stopped`` at a length of the run; others go on to the bound."""
+    """A walk of the reduction: ``outer`` axes (outermost first), the ``inner`` axis, products a block, and the order. The
+    outermost axis and, in tap order, the inner one may be ``stopped`` at a length of the run; others run to the bound."""
 
     outer: tuple[Axis, ...]
     inner: Axis
@@ -33,44 +32,44 @@ class Depth:
 
     @property
     def padded(self) -> int:
-        """Extent of the inner axis in whole blocks (tap order), or as it is (flat order)."""
+        """The extent of the inner axis in whole blocks (tap order), or unpadded (flat order)."""
         return self.inner.extent if self.flat else -(-self.inner.extent // self.block) * self.block
 
     @property
     def total(self) -> int:
-        """Products for one output element, without padding."""
+        """The products for one output element, without padding."""
         return math.prod(a.extent for a in (*self.outer, self.inner))
 
     @property
     def per_tap(self) -> int:
-        """Blocks of one tap (tap order)."""
+        """The blocks of one tap (tap order)."""
         return -(-self.inner.extent // self.block)
 
     @property
     def halos(self) -> int:
-        """Halos in shared memory: of the channels that are multiplied, and of those copied meanwhile, where there are more."""
+        """The halos in shared memory: for the current channels and, if more follow, for those copied meanwhile."""
         return min(2, self.per_tap)
 
     @property
     def blocks(self) -> int:
-        """Blocks in all."""
+        """The total number of blocks."""
         if self.flat:
             return -(-self.total // self.block)
         return math.prod(a.extent for a in self.outer) * self.per_tap
 
     def _stop_variable(self, axis: Axis) -> str:
-        """The variable that ends an axis; "" where it has none, or is walked to its bound all the same."""
+        """Return the variable that ends an axis, or "" if the axis is walked to its bound."""
         possible = axis is self.axes[0] or (axis is self.inner and not self.flat)
         return self.stopped[axis.name].name if possible and axis.name in self.stopped else ""
 
     @property
     def stops(self) -> bool:
-        """Whether a run may have fewer blocks."""
+        """Return True if a run may have fewer blocks."""
         return any(map(self._stop_variable, self.axes))
 
     def definitions(self) -> Iterator[str]:
-        """Statements that say where a run ends: of the inner axis (in flat order: of all) ``deep``, of a tap's blocks
-        ``per_tap``; ``last`` blocks in all. None where it ends at the bound."""
+        """Yield statements that define the end of a run. ``deep`` is the end of the inner axis (in flat order: of all),
+        ``per_tap`` the blocks of a tap, ``last`` the total blocks. The result is empty if the run ends at the bound."""
         if not self.stops:
             return
         yield from (self.stopped[a.name].definition for a in self.axes if self._stop_variable(a))
@@ -87,28 +86,28 @@ class Depth:
 
     @property
     def end(self) -> str:
-        """Blocks of a run."""
+        """The number of blocks of a run, as C text."""
         return "last" if self.stops else str(self.blocks)
 
     @property
     def deep(self) -> str:
-        """Where the inner axis ends in a run; in flat order where all of them do."""
+        """The end of the inner axis in a run, or in flat order of all axes, as C text."""
         return "deep" if self.stops else str(self.total if self.flat else self.inner.extent)
 
     @property
     def per(self) -> str:
-        """Blocks of a tap in a run (tap order)."""
+        """The blocks of a tap in a run (tap order), as C text."""
         return "per_tap" if self.stops else str(self.per_tap)
 
     def stored(self, kb: str) -> str:
-        """The number of a run's block ``kb`` among those of the bound, in which constants are packed."""
+        """Return the index of a run's block ``kb`` among the blocks of the bound, which is the packing order of constants."""
         if not self.stops or self.flat or not self.outer:
             return kb
         return f"({kb} / per_tap * {self.per_tap} + {kb} % per_tap)"
 
     @property
     def ragged(self) -> bool:
-        """Whether the last block (of a tap) may hold products that are none."""
+        """Return True if the last block (of a tap) may hold padding products."""
         return self.stops or (self.total if self.flat else self.inner.extent) % self.block > 0
 
     @property
@@ -118,14 +117,14 @@ class Depth:
 
 
 def taps_of(axes: tuple[Axis, ...], block: int) -> Depth:
-    """The walk in tap order, along the longest axis."""
+    """Return the walk in tap order, along the longest axis."""
     live = [a for a in axes if a.extent > 1] or [axes[0]]
     inner = max(live, key=lambda a: a.extent)
     return Depth(tuple(a for a in live if a is not inner), inner, block, flat=False)
 
 
 def depth_of(axes: tuple[Axis, ...], block: int) -> Depth:
-    """The walk over the reduction ``axes`` in blocks of ``block``."""
+    """Return the walk over the reduction ``axes`` in blocks of ``block``."""
     taps, live = taps_of(axes, block), [a for a in axes if a.extent > 1] or [axes[0]]
     if taps.blocks * block <= (1 + MOST_PADDING) * taps.total or not taps.outer:
         return taps

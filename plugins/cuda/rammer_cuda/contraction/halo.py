@@ -1,8 +1,8 @@
-"""A convolution's input in shared memory once for all taps: what is under a task's tile with its halo, a block of channels.
+"""Staging of a convolution's input once for all taps: a block of channels under a task's tile, with its halo.
 
-The implicit product of the other stages copies the same elements again for every tap of the window. Here the rows and
-columns of the image that the tile's windows cover are copied once, zeros for padding included, and a thread that wants an
-element of tap (i, j) reads it (i, j) steps further on.
+The implicit product of the other stages copies the same elements again for every tap of the window. Here the rows and columns of
+the image under the tile's windows are copied once, including zeros for padding. A thread reads an element of tap (i, j) at an
+offset of (i, j) steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
 def checked_sides(stage: Staged, binding: Binding) -> tuple[Side, ...]:
-    """The dimensions of an operand that tile axes or taps run through. Unsuited unless there are taps, each in a
-    dimension of its own with at most one tile axis, and the channels run through another one alone."""
+    """Return the dimensions of an operand that tile axes or taps index. Raise Unsuited unless the operand has taps, each in a
+    separate dimension with at most one tile axis. The channels must index another dimension alone."""
     p, operand, depth = stage.p, stage.operand, stage.depth
     if depth.flat or not depth.outer:
         raise Unsuited("no taps")
@@ -50,7 +50,8 @@ def checked_sides(stage: Staged, binding: Binding) -> tuple[Side, ...]:
 
 @dataclass
 class InputHalo:
-    """Writes the copies of an operand's halo and the places where fragments read it. ``name`` prefixes its variables."""
+    """A writer of the copies of an operand's halo and of the addresses at which fragments read it. ``name`` prefixes its
+    variables."""
 
     name: str
     p: Product
@@ -59,26 +60,26 @@ class InputHalo:
     depth: Depth
     threads: int
     sides: tuple[Side, ...]
-    #: Channels whose copies are written out in a row; 0 for all of a block: faster, and more registers for addresses.
+    #: Channels whose copies are unrolled; 0 for all of a block: faster, with more registers for addresses.
     unroll: int = 0
 
     @property
     def unit(self) -> int:
-        """Elements of one channel's halo."""
+        """The elements of one channel's halo."""
         return math.prod(s.length for s in self.sides)
 
     @property
     def pitch(self) -> int:
-        """Elements from one channel to the next: 8 (mod 16), so that lanes of different channels read different banks."""
+        """The elements from one channel to the next: 8 (mod 16), so that lanes of different channels read different banks."""
         return self.unit + (8 - self.unit) % 16
 
     @property
     def taps(self) -> int:
-        """Taps of the window."""
+        """The taps of the window."""
         return math.prod(a.extent for a in self.depth.outer)
 
     def setup(self, text: Text) -> None:
-        """Per-thread offsets and validity of the elements that a thread copies, for one channel."""
+        """Write per-thread offsets and validity of the elements that a thread copies, for one channel."""
         n, across = self.name, min(self.unit, self.threads)
         self.lanes = self.threads // across
         self.groups = -(-self.unit // across)
@@ -105,7 +106,7 @@ class InputHalo:
             text.line(f"const bool {n}v{g} = {' && '.join(tests)};")
 
     def fetch(self, text: Text) -> None:
-        """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
+        """Write the copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
         self._define_destinations(text)
         text.all(f"const float *const {n}at{g} = {n}g + ({n}o{g} + (c0 + {n}k) * {step});" for g in range(self.groups))
@@ -117,7 +118,7 @@ class InputHalo:
                 )
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
-        """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
+        """Write the prologue on this thread's copies of these channels. Call it after its copies have arrived."""
         names = {self.depth.inner.name: "(c0 + k)"}
         self._define_destinations(text)
         with self._rows(text):
@@ -127,24 +128,24 @@ class InputHalo:
             )
 
     def _define_destinations(self, text: Text) -> None:
-        """Where the elements of a thread's first channel go; those of the others are constants further on."""
+        """Write the destinations of a thread's first channel; other channels are at constant offsets."""
         n = self.name
         text.all(f"float *const {n}to{g} = {n}s + {n}k * {self.pitch} + {n}j{g};" for g in range(self.groups))
 
     def _destination_address(self, group: int) -> str:
-        """Where an element of channel ``k`` goes."""
+        """Return the destination of an element of channel ``k``."""
         return f"{self.name}to{group} + i * {self.lanes * self.pitch}"
 
     @contextmanager
     def _rows(self, text: Text) -> Iterator[None]:
-        """The loop over the channels ``k`` that a thread copies."""
+        """Write the loop over the channels ``k`` that a thread copies."""
         text.line(f"#pragma unroll {self.unroll or ''}".rstrip())
         with text.block(f"for (int i = 0; i < {-(-self.depth.block // self.lanes)}; ++i)"):
             text.line(f"const int k = {self.name}k + i * {self.lanes};")
             yield
 
     def _thread_elements(self) -> Iterator[tuple[int, list[str], list[str]]]:
-        """The elements that a thread copies of channel ``k``: number, tests that it is its own, and that it is inside."""
+        """Yield the elements that a thread copies of channel ``k``: number, ownership tests, and bounds tests."""
         n, deep, across = self.name, self.depth.block, min(self.unit, self.threads)
         tests = [f"k < {deep}"] if deep % self.lanes else []
         tests += [f"{n}k < {self.lanes}"] if across * self.lanes < self.threads else []
@@ -154,13 +155,13 @@ class InputHalo:
             yield g, [*tests, *more], [f"{n}v{g}", *channel]
 
     def place(self, element: str) -> str:
-        """Where tap 0 of the tile's element number ``element`` lies in a channel's halo."""
+        """Return the offset of tap 0 of the tile's element number ``element`` in a channel's halo."""
         tiles = [self.p.operator.tile[d] for d in self.axes]
         names = {self.p.axis(d).name: t for d, t in zip(self.axes, split_digits(element, tiles), strict=True)}
         return format_sum([(f"({names[s.axis]} * {s.step})", below) for s, below in self._side_strides() if s.axis])
 
     def tap(self, tap: str) -> str:
-        """How much further on tap number ``tap`` lies."""
+        """Return the offset of tap number ``tap`` from tap 0."""
         names = {
             a.name: t for a, t in zip(self.depth.outer, split_digits(tap, [a.extent for a in self.depth.outer]), strict=True)
         }
@@ -175,5 +176,5 @@ class InputHalo:
 
 
 def halo_of(stage: Staged, binding: Binding) -> InputHalo:
-    """The halo of a staged operand. Unsuited where it has none."""
+    """Return the halo of a staged operand. Raise Unsuited for an operand without a halo."""
     return InputHalo(stage.name, stage.p, stage.operand, stage.axes, stage.depth, stage.threads, checked_sides(stage, binding))

@@ -1,12 +1,11 @@
-"""The instructions that products are made of, each as a value: shape, threads, who holds what, how operands are staged.
+"""The instructions of products, each as a value: shape, threads, fragments, and staging of operands.
 
-A fragment says which element of a matrix a thread's registers hold, as the C expressions that kernels read and write by. Every
-form proves when it is made that its fragments cover its matrices exactly once; the tests execute instructions on the host by the
-same fragments, so a wrong one shows in results.
+A fragment maps a thread's registers to elements of a matrix, as the C expressions that kernels use. Every form proves at
+construction that its fragments cover its matrices exactly once. The tests execute instructions on the host with the same
+fragments, so a wrong fragment changes results.
 
-``FFMA`` is a thread's own product; ``MMA_*`` are a warp's products on tensor cores (PTX ``mma.sync``); a warpgroup's are in
-``contraction.warpgroup``. What they have in common with each other, the walk over the sum and its end, is in
-``contraction.kernel`` and ``contraction.pipeline``.
+``FFMA`` is a product of one thread; ``MMA_*`` are a warp's products on tensor cores (PTX ``mma.sync``). Warpgroup products are in
+``contraction.warpgroup``. The walk over the sum and its end, which all share, are in ``contraction.kernel``.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from rammer_cuda.contraction.staging import BYTES, HALVES, PLAIN, TF32_TURNED, T
 from rammer_cuda.device import device_source
 from rammer_cuda.gpu import Gpu
 
-#: Precisions that users may allow for products of float32 operands; without one of them products are as exact as float32.
+#: Reduced precisions that users may allow for products of float32 operands. By default products are as exact as float32.
 LOWER = ("tf32", "bfloat16")
 EVERY = ("float32", *LOWER)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Where element ``e`` of a thread's ``elements`` lies: along either side of the matrix the thread's part of the place, of
-    ``warp``, ``lg`` (lane / 4) and ``lt`` (lane % 4), and the element's."""
+    """The positions of a thread's ``elements`` in a matrix. Along either side, a position is the sum of the thread's part and the
+    part of element ``e``. The thread's part depends on ``warp``, ``lg`` (lane / 4) and ``lt`` (lane % 4)."""
 
     rows: tuple[str, str]
     columns: tuple[str, str]
     elements: int
 
     def places(self, threads: int) -> Iterator[tuple[int, int, int, int]]:
-        """(thread, element, row, column) of everything that ``threads`` threads hold."""
+        """Yield (thread, element, row, column) of all elements in ``threads`` threads."""
         thread, e = (n.reshape(-1) for n in np.indices((threads, self.elements)))
         known = {"warp": thread // 32, "lg": thread % 32 // 4, "lt": thread % 4, "e": e}
         sides = (eval(" + ".join(side).replace("/", "//"), {}, known) for side in (self.rows, self.columns))
         yield from zip(*(np.broadcast_to(n, thread.shape).tolist() for n in (thread, e, *sides)), strict=True)
 
     def prove(self, threads: int, rows: int, columns: int) -> None:
-        """ValueError unless ``threads`` threads hold every element of ``rows x columns`` once."""
+        """Raise ValueError unless ``threads`` threads hold every element of ``rows x columns`` once."""
         held = Counter((row, column) for _, _, row, column in self.places(threads))
         if held != Counter(product(range(rows), range(columns))):
             raise ValueError(f"{self} of {threads} threads does not cover {rows} x {columns} once")
@@ -61,8 +60,8 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``threads`` threads add ``k`` products to each of ``m x n`` sums; ``a``, ``b`` and ``c`` are the matrices that lie in
-    registers."""
+    """An instruction shape: ``threads`` threads add ``k`` products to each of ``m x n`` sums. ``a``, ``b`` and ``c`` are the
+    fragments of the matrices in registers."""
 
     m: int
     n: int
@@ -80,8 +79,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``name`` is the kernel family's, ``dtype`` that of operands in memory ("int8": bytes of either sign), ``staged`` how both
-    get into shared memory, ``precisions`` those of products that it is offered for."""
+    """An instruction and its kernel family.
+
+    ``name`` is the kernel family's. ``dtype`` is that of operands in memory ("int8": bytes of either sign). ``staged`` is the
+    staging of both in shared memory. ``precisions`` are the supported precisions of products."""
 
     name: str
     dtype: str
@@ -92,66 +93,66 @@ class Instruction:
     unroll: ClassVar[int] = 4
 
     def needs(self, gpu: Gpu) -> bool:
-        """Whether a GPU has it, and the copies of the ring: all of a warp's are as old as those."""
+        """Return True if a GPU has the copies of the ring. GPUs with these copies have all warp instructions."""
         return gpu.copies
 
     def serves(self, precision: str) -> bool:
-        """Whether it computes what a user asks for who allows ``precision``: float16 says nothing of float32 operands."""
+        """Return True if the instruction supports ``precision``; float16 does not restrict float32 operands."""
         return (precision if precision in LOWER else "float32") in self.precisions
 
     @property
     def operand_rounding(self) -> str:
-        """The format to which float32 operands are rounded, "" if products keep all their bits: the exact instructions are those
-        that serve float32."""
+        """The format to which float32 operands are rounded, or "" if products are exact. The exact instructions are those that
+        support float32."""
         return "" if "float32" in self.precisions else self.precisions[0]
 
     @property
     def number(self) -> str:
-        """The C type of sums: those of bytes are exact."""
+        """The C type of sums; sums of bytes are exact."""
         return "int" if self.dtype == BYTE else "float"
 
     @property
     def totals(self) -> str:
-        """Sums in shared memory, as C text."""
+        """The sums in shared memory, as C text."""
         return "totals" if self.dtype == BYTE else "shared"
 
     @property
     def prologue(self) -> bool:
-        """Whether maps before the contraction can be computed: on float32 elements, in shared memory."""
+        """Return True if maps before the contraction are supported: on float32 elements, in shared memory."""
         return self.dtype == "float32"
 
     def product(self, operator: ROperator, binding: Binding) -> Product:
-        """The matrix product that a tiled operator is. Unsuited where it is none of these operands."""
+        """Return the matrix product of a tiled operator. Raise Unsuited for another form or other operands."""
         return product_of(operator, binding, self.dtype, prologue=self.prologue)
 
     def block(self, p: Product) -> Shape:
-        """The block of a tiled product under its config."""
+        """Return the block of a tiled product under its config."""
         return shape_of(p.row_count, p.width, dict(p.operator.config), self.form.threads > 1)
 
     def check(self, s: Shape) -> None:
-        """Unsuited where ``s`` is no possible block."""
+        """Raise Unsuited if ``s`` is an impossible block."""
         if not 32 <= s.threads <= 1024 or s.bk % (s.slice_k * self.form.k):
             raise Unsuited(f"{s.threads} threads, {s.slice_k} slices of {s.bk}")
 
 
 @dataclass(frozen=True, slots=True)
 class Ffma(Instruction):
-    """``tm x tn`` results a thread, from 16 bytes of either operand at a time."""
+    """An FFMA instruction with ``tm x tn`` results a thread, from 16 bytes of either operand at a time."""
 
     device: ClassVar[str] = device_source("ffma")
 
     def line(self, width: int) -> int:
-        """Elements from one row of the finished tile in shared memory to the next."""
+        """Return the elements from one row of the finished tile in shared memory to the next."""
         return width
 
     def sums(self, s: Shape) -> str:
-        """The extents of a thread's sums."""
+        """Return the extents of a thread's sums."""
         return f"[{s.tm}][{s.tn}]"
 
     def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
-        """This thread's part of the tile: its slice and its place there."""
-        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
-        # merge across half a warp.
+        """Return the statements that define this thread's slice and position in the tile."""
+        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then merge
+        # across half a warp.
         across = s.bn // s.tn
         return [
             f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};",
@@ -159,7 +160,7 @@ class Ffma(Instruction):
         ]
 
     def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
-        """Multiply one buffer of the ring into the registers."""
+        """Return the multiplication of one buffer of the ring into the registers."""
         part = s.bk // s.slice_k
         return [
             f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {a.pitch}, {b.pitch}>(",
@@ -168,7 +169,7 @@ class Ffma(Instruction):
         ]
 
     def leave(self, s: Shape, line: int) -> list[str]:
-        """Leave the registers in shared memory, row by row."""
+        """Return the stores of the registers to shared memory, row by row."""
         return [
             "#pragma unroll",
             f"for (int i = 0; i < {s.tm}; ++i)",
@@ -181,8 +182,10 @@ class Ffma(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Mma(Instruction):
-    """``tm x tn`` fragments a warp, multiplied by the device function ``function``, which is in ``files``; ``flags`` are what it
-    must know of how both operands lie. With ``blocks`` ldmatrix reads them: every lane names one row."""
+    """A tensor-core instruction with ``tm x tn`` fragments a warp.
+
+    The device function ``function``, from ``files``, multiplies them. ``flags`` are its template arguments for the layout of both
+    operands. With ``blocks``, ldmatrix reads the operands: every lane addresses one row."""
 
     function: str
     files: tuple[str, ...]
@@ -191,19 +194,20 @@ class Mma(Instruction):
 
     @property
     def device(self) -> str:
-        """The text of the files."""
+        """The text of the device files."""
         return device_source(*self.files)
 
     def line(self, width: int) -> int:
-        """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""
+        """Return a row pitch of 8 or 24 (mod 32) elements: float2 stores of half a warp then reach every bank once."""
         return width + (8 - width) % 16
 
     def sums(self, s: Shape) -> str:
-        """The extents of a thread's sums."""
+        """Return the extents of a thread's sums."""
         return f"[{s.tm}][{s.tn}][{self.form.c.elements}]"
 
     def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
-        """This warp's part of the tile and this lane's part of a fragment; of operands that ldmatrix reads, the lane's row."""
+        """Return this warp's part of the tile and this lane's part of a fragment. For operands that ldmatrix reads, the lane's
+        part is its row."""
         across, part = s.bn // (8 * s.tn), s.bk // s.slice_k
         lines = [
             f"const int warp = tid / 32, slice = warp / {s.group // 32}, place = warp % {s.group // 32};",
@@ -211,8 +215,8 @@ class Mma(Instruction):
             "const int lg = tid % 32 / 4, lt = tid % 4;",
         ]
         if self.blocks:
-            # The blocks of A are (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); those of B (k, n), (k + 8, n), (k, n + 8)
-            # and (k + 8, n + 8): which lane names which row follows from how they lie.
+            # The blocks of A are (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); those of B (k, n), (k + 8, n), (k, n + 8) and (k
+            # + 8, n + 8): the layout determines the row that each lane addresses.
             lines.append("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
             wide = " * 2" if self.dtype == BYTE else ""  # 16 bytes of products
             for stage, own, across_, along in ((a, "ty", "lb", f"lc{wide}"), (b, "tx", "lc", f"lb{wide}")):
@@ -224,7 +228,7 @@ class Mma(Instruction):
         return lines
 
     def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
-        """Multiply one buffer of the ring into the registers."""
+        """Return the multiplication of one buffer of the ring into the registers."""
         part = s.bk // s.slice_k
         flags = "".join(f", {str(f).lower()}" for f in self.flags(a, b))
         return [
@@ -233,13 +237,13 @@ class Mma(Instruction):
         ]
 
     def _lane_place(self, s: Shape, stage: Staged, k: str, e: str) -> str:
-        """Where this lane begins to read a buffer."""
+        """Return the start of this lane's reads in a buffer."""
         if self.blocks or isinstance(stage.arrangement, Turned):
             return f"use * {stage.size} + {stage.name}at"
         return f"(use * {s.bk} + slice * {s.bk // s.slice_k} + {k}) * {stage.pitch} + {e}"
 
     def leave(self, s: Shape, line: int) -> list[str]:
-        """Leave the registers in shared memory, two neighbours at a time."""
+        """Return the stores of the registers to shared memory, two neighbours at a time."""
         (row, _), (column, _), pair = self.form.c.rows, self.form.c.columns, f"{self.number}2"
         return [
             "#pragma unroll",
@@ -253,7 +257,7 @@ class Mma(Instruction):
         ]
 
 
-#: A thread of its own; results of a warp's 16 x 8; operands of 8 products of 4 bytes, and of 16 of 2 bytes (PTX ISA, "Matrix
+#: A single thread; results of a warp's 16 x 8; operands of 8 products of 4 bytes, and of 16 of 2 bytes (PTX ISA, "Matrix
 #: Fragments for mma.m16n8k8" and "... mma.m16n8k16").
 ONE = Fragment(("0", "0"), ("0", "0"), 1)
 RESULTS = Fragment(("lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
@@ -268,11 +272,11 @@ FOURS_B = Fragment(("lt * 4", "e % 4 + e / 4 * 16"), ("lg", "0"), 8)
 OF_FOURS = Form(16, 8, 32, 32, FOURS_A, FOURS_B, RESULTS)
 
 FFMA = Ffma("gemm", "float32", Form(1, 1, 1, 1, ONE, ONE, ONE), (PLAIN, PLAIN), EVERY)
-#: Three tf32 products for one of fp32: an error of fp32's size.
+#: Three tf32 products for one of fp32, with an error of fp32's size.
 MMA_TF32X3 = Mma("gemm_tf32x3", "float32", OF_WORDS, (WORDS, WORDS), ("float32",), "rm_multiply_tf32x3", ("mma", "mma_tf32x3"))
-#: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
-#: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
-#: (``cvt.rna``: to nearest, halves away from zero).
+#: If the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a program is
+#: loaded; constant rows have the layout of ldmatrix. All other operands are rounded on their way to registers (``cvt.rna``: to
+#: nearest, halves away from zero).
 MMA_TF32 = Mma(
     "gemm_tf32",
     "float32",
@@ -295,7 +299,7 @@ MMA_F16 = Mma(
     lambda a, b: (a.deep, b.deep),
     blocks=True,
 )
-#: Where the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
+#: If the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
 MMA_BF16 = Mma("gemm_bf16", "float32", OF_PAIRS, (WORDS, WORDS), ("bfloat16",), "rm_multiply_bf16", ("mma_bf16",))
 #: Bytes with or without signs, of either operand; exact sums in int32.
 MMA_I8 = Mma(
@@ -310,5 +314,5 @@ MMA_I8 = Mma(
     blocks=True,
 )
 
-#: By family.
+#: Ring instructions by family name.
 RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16, MMA_I8)}

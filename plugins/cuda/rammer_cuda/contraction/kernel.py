@@ -1,15 +1,14 @@
 """Implicit matrix products: one writer for every instruction, one block (or one cluster of blocks) a task.
 
-A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
-by cp.async, and accumulates in registers what its instruction multiplies (``contraction.instruction``), of ``slice_k``
-parts of each block apart. With ``split_k`` > 1 a task is a thread-block cluster: each block sums its share of the products,
-then every block adds up its rows of the tile over all shared memories in rank order, so results repeat bit for bit. The
-following maps are applied on the way to memory (``kernels.epilogue``), maps before one operand once to each staged element
-(``contraction.prologue``).
+A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled by
+cp.async. Its registers accumulate the products of its instruction (``contraction.instruction``), separately for ``slice_k`` parts
+of each block. With ``split_k`` > 1 a task is a thread-block cluster. Each block sums its share of the products. Then it adds up
+its rows of the tile over all shared memories in rank order, so results are bitwise reproducible. The following maps are applied
+on the way to memory (``kernels.epilogue``), maps before one operand once to each staged element (``contraction.prologue``).
 
-In ``SharedRing`` every thread copies a part of each block, waits for its own copies, meets the others at a barrier and
-multiplies. In ``Producers`` one or two warpgroups copy and prepare, and the others multiply, each at its own pace: barriers
-hand over each buffer, so products run in one warpgroup while another one converts.
+In ``SharedRing`` every thread copies a part of each block, waits for its copies, synchronises at a barrier and multiplies. In
+``Producers`` one or two warpgroups copy and prepare, and the others multiply independently. Barriers hand over each buffer, so
+one warpgroup multiplies while another converts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines
 
 
 class SharedRing:
-    """Every thread copies, and multiplies."""
+    """A pipeline in which every thread copies and multiplies."""
 
     def __init__(self, kernel: Contraction) -> None:
         self.k, self.s, self.text, self.a, self.b = kernel, kernel.s, kernel.text, kernel.a, kernel.b
@@ -51,7 +50,7 @@ class SharedRing:
         self.dynamic = max(item * s.stages * (self.a.size + self.b.size), 4 * s.bm * kernel.line * s.slice_k)
 
     def declare(self) -> None:
-        """Shared memory, this thread's place in the tile, and how it copies."""
+        """Write shared memory, this thread's position in the tile, and the copy functions."""
         text, kind, k = self.text, self.a.staging.ctype, self.k
         text.all(k.pointers())
         text.all(k.i.places(self.s, self.a, self.b))
@@ -63,14 +62,14 @@ class SharedRing:
         k.fetches()
 
     def start(self) -> None:
-        """Fill the ring. Constants are copied before the wait for the kernels that this one depends on."""
+        """Write the fill of the ring. Constants are copied before the wait for earlier kernels."""
         s, text, k = self.s, self.text, self.k
         early = [x.name for x in (self.a, self.b) if x.packing is not None]
         late = [x.name for x in (self.a, self.b) if x.packing is None]
         head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
         text.line("// Fill the ring: constants, then what kernels before this one write.")
         k.copy_tables("tid", s.threads)
-        # Deep rings would repeat the text of the copies too often for the instruction cache.
+        # Unrolled copies of deep rings would exceed the instruction cache.
         unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
         text.all([unroll, head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
         text.line("rm_after();")
@@ -79,10 +78,10 @@ class SharedRing:
             text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
             text.line("rm_commit();")
         if k.prologue:
-            text.all([f"rm_arrived<{s.stages - 1}>();", "__syncthreads();"])  # the tables, and nothing that was started later
+            text.all([f"rm_arrived<{s.stages - 1}>();", "__syncthreads();"])  # waits for the tables only, not for later copies
 
     def loop(self) -> None:
-        """Wait for each block, start the copies of a later one, multiply."""
+        """Write the loop: wait for each block, start the copies of a later one, multiply."""
         s, text, k = self.s, self.text, self.k
         text.line("// Multiply a block, copy a later one.")
         text.all([f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1"])
@@ -98,8 +97,8 @@ class SharedRing:
 
 
 class Producers:
-    """Warpgroups that copy, and others that multiply. ``read`` is the operand that these divide, ``matrix`` the other one;
-    ``halo`` stages a convolution's input once for all taps."""
+    """A pipeline of warpgroups that copy, and others that multiply. The multiplying warpgroups divide the operand ``read``;
+    ``matrix`` is the other operand. ``halo`` stages a convolution's input once for all taps."""
 
     s: WarpgroupShape
     i: Wgmma
@@ -115,7 +114,7 @@ class Producers:
             self.halo = halo_of(self.read, kernel.binding)
             self.halo.unroll = self.i.channels
             if self.halo.taps < s.ahead * s.producers:
-                # A copying warpgroup would wait for a halo to be left whose last products it still has to complete.
+                # A copying warpgroup would wait for the release of a halo whose last products it has yet to complete.
                 raise Unsuited(f"{self.halo.taps} taps for {s.stages} buffers")
         self.whole = s.bk * self.matrix.pitch
         self.readable = kernel.depth.halos * s.bk * self.halo.pitch if self.halo else s.stages * s.bk * self.read.pitch
@@ -125,17 +124,17 @@ class Producers:
 
     @property
     def turned(self) -> tuple[bool, bool]:
-        """Whether rows (columns), not products, are contiguous in a core matrix."""
+        """Return True, for each operand, if rows (columns) are contiguous in a core matrix, not products."""
         read, matrix = (isinstance(x.arrangement, Cores) and x.arrangement.across for x in (self.read, self.matrix))
         return read, matrix
 
     @property
     def signed(self) -> tuple[bool, bool]:
-        """Whether bytes have signs."""
+        """Return True, for each operand, if its bytes are signed."""
         return self.read.operand.signed, self.matrix.operand.signed
 
     def declare(self) -> None:
-        """Shared memory and the barriers: of every buffer that it is full, that it is empty; of the halos the same."""
+        """Write shared memory and the barriers: full and empty for every buffer, and for the halos."""
         text, r, m, s, kind = self.text, self.read.name, self.matrix.name, self.s, self.read.staging.ctype
         text.all(self.k.pointers())
         text.line(f"{kind} *const {r}shared = ({kind} *)shared; {kind} *const {m}shared = {r}shared + {self.readable};")
@@ -152,7 +151,7 @@ class Producers:
             self.k.prologue.declare(text, self.k.tables)
 
     def start(self) -> None:
-        """The warpgroups that copy: copies, what is to be done with them, and the word that a block is complete."""
+        """Write the copying warpgroups: copies, their preparation, and the signal that a block is complete."""
         s, text, m, k = self.s, self.text, self.matrix, self.k
         n, between = s.producers, s.producers * s.ahead
         text.line("// Producers: copy blocks, prepare them, say that they are full.")
@@ -164,11 +163,11 @@ class Producers:
                 m.setup(text)
                 (self.halo or self.read).setup(text)
                 self._write_operand_copies()
-                if m.packing is None:  # float16: what kernels before this one write, both operands
+                if m.packing is None:  # float16: earlier kernels write both operands
                     text.line("rm_after();")
                 text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
                 text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
-                if k.prologue:  # copies of the constant are no group yet
+                if k.prologue:  # copies of the constant are not a group yet
                     text.all(["rm_arrived<0>();", f"rm_producers_meet<{THREADS * n}>();"])
                 if m.packing is not None:
                     text.line("rm_after();")
@@ -181,7 +180,7 @@ class Producers:
             text.line("rm_after();")
 
     def _copy(self, between: int) -> None:
-        """Copy block ``i`` of this warpgroup as soon as its buffer is empty."""
+        """Write the copy of block ``i`` of this warpgroup once its buffer is empty."""
         s, text, halo = self.s, self.text, self.halo
         text.line("const int kb = begin + i;")
         with text.block("if (kb < end)"):
@@ -197,7 +196,7 @@ class Producers:
                 text.line(f"{self.read.name}fetch(kb / {halo.taps}, turn % 2);")
 
     def _complete_copy(self, between: int) -> None:
-        """Wait for the copies of the block ``between`` before, prepare what they brought, and hand it over."""
+        """Write the wait for the copies of the block ``between`` earlier, their preparation, and the signal."""
         s, text, halo, n = self.s, self.text, self.halo, self.read.name
         text.line(f"const int done = i - {between};")
         text.line(f"rm_arrived<{s.ahead}>();")
@@ -215,7 +214,7 @@ class Producers:
         text.line(f"rm_barrier_arrive(full + done % {s.stages} * 8);")
 
     def _split_constant(self, slot: str) -> None:
-        """Halve this thread's own copies of the constant in buffer ``slot``."""
+        """Write the halving of this thread's copies of the constant in buffer ``slot``."""
         with self.text.block(""):
             place = f"{self.matrix.name}shared + ({slot}) * {self.whole} + tid * 4"
             self.text.line(f"float *const from = {place}, *const to = from + {self.s.stages * self.whole};")
@@ -224,7 +223,7 @@ class Producers:
                 self.text.line(f"{guard}rm_halve(from + {at}, to + {at});")
 
     def _write_operand_copies(self) -> None:
-        """The copies of both operands, and the maps before the contraction on what was copied."""
+        """Write the copies of both operands, and the maps before the contraction on the copied data."""
         m, halo, k = self.matrix, self.halo, self.k
         if halo is None:
             k.fetches()
@@ -239,25 +238,25 @@ class Producers:
         k.functions(m, "step", head)
 
     def loop(self) -> None:
-        """The warpgroups that multiply."""
+        """Write the multiplying warpgroups."""
         with self.text.block("else"):
             self.text.all(["// Consumers: wait for full blocks, multiply, say that they are empty.", "rm_after();"])
             self.i.loop(self)
 
     @contextmanager
     def blocks(self) -> Iterator[None]:
-        """The loop over blocks of products."""
+        """Write the loop over blocks of products."""
         self.text.line("#pragma unroll 1")
         with self.text.block("for (int kb = begin; kb < end; ++kb)"):
             self.text.line(f"const int i = kb - begin, slot = i % {self.s.stages};")
             yield
 
     def complete(self) -> list[str]:
-        """Wait until a block is in shared memory."""
+        """Return the wait until a block is in shared memory."""
         return [f"rm_barrier_wait(full + 8 * slot, i / {self.s.stages} & 1);"]
 
     def release(self) -> str:
-        """The buffer of the block before is free: its products are done."""
+        """Return the release of the previous block's buffer, whose products are complete."""
         return f"if (i > 0 && tid % 32 == 0) rm_barrier_arrive(empty + 8 * ((i - 1) % {self.s.stages}));"
 
 
@@ -268,15 +267,15 @@ INSTRUCTIONS = {**RING, **WARPGROUPS}
 
 
 def contraction_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled contraction by its family's instruction. Unsuited where it is none, its operands are not what
-    the instruction takes, or its block is no possible one."""
+    """Return the kernel of a tiled contraction with its family's instruction. Raise Unsuited for another form, unsupported
+    operands or an impossible block."""
     instruction = INSTRUCTIONS[operator.family]
     product = instruction.product(operator, binding)
     return Contraction(product, binding, instruction, instruction.block(product)).kernel()
 
 
 class Contraction:
-    """Writes the kernel of one product with one instruction."""
+    """A writer of the kernel of one product with one instruction."""
 
     def __init__(self, product: Product, binding: Binding, instruction: Any, shape: Shape) -> None:
         self.p, self.binding, self.i, self.s, self.text = product, binding, instruction, shape, Text()
@@ -293,23 +292,23 @@ class Contraction:
         self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
         self.line = instruction.line(shape.bn)
         self.pipeline = Producers(self) if wide else SharedRing(self)
-        #: Where the prologue's tables lie in shared memory, and bytes of it in all.
+        #: The offset of the prologue's tables in shared memory, and its total bytes.
         self.tables = -(-self.pipeline.dynamic // 16) * 16
         self.dynamic = self.tables + self.prologue.bytes if self.prologue else self.pipeline.dynamic
         self.arguments = self._kernel_arguments()
 
     def _make_depth(self) -> Depth:
-        """The walk over the products, to the length of a run where nothing else than zeros is staged beyond."""
+        """Return the walk over the products, up to the run's length if only zeros are staged after it."""
         p, depth = self.p, depth_of(self.p.main.reduce, self.s.bk)
         if p.a.fill or p.b.fill or (isinstance(self.s, WarpgroupShape) and self.s.halo):
             return depth
         ends = replace(depth, stopped=stopped_axes(p.operator, p.main, p.main.reduce))
-        if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, whatever it pads
+        if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, at any padding
             ends = replace(taps_of(p.main.reduce, self.s.bk), stopped=ends.stopped)
         return ends
 
     def _kernel_arguments(self) -> list[Argument]:
-        """Operands, then what the maps around the contraction read, then outputs."""
+        """Return the operands, then the tensors that the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
         read = dict.fromkeys(self.prologue.prologue.constants if self.prologue else ())
@@ -322,7 +321,7 @@ class Contraction:
         ]
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel."""
         s, types = self.s, self.binding.types
         self._write_origins()
         self.pipeline.declare()
@@ -340,7 +339,7 @@ class Contraction:
         return (with_lengths(self.p.operator, made) if self.depth.stops else made).named("g_")
 
     def _make_epilogue(self) -> Epilogue:
-        """What writes the maps behind the sums and the stores."""
+        """Return the writer of the maps after the sums and of the stores."""
         i, known = self.i, (self.p, self.s, self.binding, self.arguments, self.text, self.split_k, self.line)
         if i.dtype == BYTE:
             quads = Quads(*known, i.unroll, i.number, i.totals)
@@ -358,21 +357,21 @@ class Contraction:
         text.all(self.depth.definitions())
 
     def pointers(self) -> list[str]:
-        """Shared memory, and both operands."""
+        """Return the pointers to shared memory and both operands."""
         kind, memory = self.a.staging.ctype, "extern __shared__ __align__(16) float shared[];"
-        if self.i.dtype == BYTE:  # of either sign
+        if self.i.dtype == BYTE:  # bytes of either sign
             a, b = (f"const {kind} *const {n}g = (const {kind} *)p{k};" for k, n in enumerate("ab"))
             return [memory, "int *const totals = (int *)shared;", a, b]
         return [memory, f"const {kind} *const ag = p0; const {kind} *const bg = p1;"]
 
     def copy_tables(self, thread: str, threads: int) -> None:
-        """Start copying the constants of the maps before the contraction, if there are any."""
+        """Write the start of the copies of the prologue's constants, if it has any."""
         if self.prologue:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
             self.prologue.copy(self.text, pointers, thread, threads)
 
     def fetches(self) -> None:
-        """The functions of both operands, for block ``kb`` of products."""
+        """Write the functions of both operands, for block ``kb`` of products."""
         s, d = self.s, self.depth
         for stage in (self.a, self.b):
             head = [f"{stage.staging.ctype} *const {stage.name}s = {stage.name}shared + slot * {stage.size};"]
@@ -383,8 +382,8 @@ class Contraction:
             self.functions(stage, "kb", head)
 
     def functions(self, stage: Staged | InputHalo, number: str, head: list[str]) -> None:
-        """A function that copies block ``number`` into buffer ``slot``, and, for the operand with maps before the contraction,
-        one that applies them to what this thread copied."""
+        """Write a function that copies block ``number`` into buffer ``slot``. For the operand with maps before the contraction,
+        also write one that applies them to this thread's copies."""
         maps = self.prologue if self.prologue and self.prologue.name == stage.name else None
         for verb in ("fetch", "prologue") if maps else ("fetch",):
             what = "Maps on what this thread copied" if verb == "prologue" else "This thread's copies"
@@ -397,7 +396,7 @@ class Contraction:
                     stage.fetch(self.text)
 
     def _sum(self) -> None:
-        """The task's products over this block's share of the reduction, into shared memory."""
+        """Write the sum of the task's products over this block's share of the reduction, into shared memory."""
         s, text, blocks, rows = self.s, self.text, self.depth.end, self.p.row_count
         if self.split_k > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split_k};")
@@ -415,7 +414,7 @@ class Contraction:
         if self.split_k == 1:
             text.line("__syncthreads();")
             return
-        if s.slice_k > 1:  # the others of the cluster then read one: their way is far slower than this block's
+        if s.slice_k > 1:  # so that the other blocks read one slice: their path is far slower than this block's
             text.all(["// Slices of the same sums.", "__syncthreads();"])
             text.line(f"rm_gather_slices<{s.slice_k}, {s.bm * self.line}, {s.threads}>({self.i.totals}, tid);")
         text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_arrive();"])

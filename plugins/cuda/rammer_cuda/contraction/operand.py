@@ -1,9 +1,9 @@
-"""Copying one operand's block of ``BK x unit`` elements into shared memory, by cp.async.
+"""Copies of one operand's block of ``BK x unit`` elements into shared memory, by cp.async.
 
-Three ways. *Packed*: a constant arranged at load time, 16 bytes a copy. *Along*: neighbouring threads read
-neighbouring rows (or columns), 16 bytes a copy where contiguity and alignment are proved, else one element. *Deep*:
-neighbouring threads read along the reduction axis, for operands that are contiguous there. How each lies in shared memory,
-and how many products a deep copy takes, is the instruction's matter (``Staging``).
+Three ways. *Packed*: a constant arranged at load time, 16 bytes a copy. *Along*: neighbouring threads read neighbouring rows (or
+columns), 16 bytes a copy with proven contiguity and alignment, else one element. *Deep*: neighbouring threads read along the
+reduction axis, for operands that are contiguous there. The instruction (``Staging``) determines the layout in shared memory, and
+the products of a deep copy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rammer_cuda.contraction.staging import PLAIN, Staging
 
 @dataclass
 class Addresses:
-    """Addresses that a text has, by name. What is a constant further on from one of them takes no address of its own:
-    instructions have room for constants, and an address for each copy takes an addition or a register."""
+    """Named addresses of a text. An address at a constant offset from a named one needs only an immediate operand. A separate
+    address for each copy would need an addition or a register."""
 
     text: Text
     names: set[str] = field(default_factory=set)
 
     def after(self, kind: str, name: str, address: str, elements: int) -> str:
-        """So many elements after an address of the C type, which gets its name where the text has none yet."""
+        """Return the address ``elements`` after ``address`` of the C type; define ``name`` on first use."""
         if name not in self.names:
             self.names.add(name)
             self.text.line(f"{kind}const {name} = {address};")
@@ -40,8 +40,8 @@ class Addresses:
 
 @dataclass
 class Staged:
-    """Writes the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``), ``axes`` are
-    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up)."""
+    """A writer of the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``). ``axes`` are the
+    positions that index its ``unit`` elements (``unit`` is their tile rounded up)."""
 
     name: str
     p: Product
@@ -61,7 +61,7 @@ class Staged:
         self.common: Common | None = None
         if self.operand.packable and len(self.axes) <= 1:
             blocks = Blocks(self.unit, self.depth, s.constant, s.kind)
-            if self.p.operator.lengths:  # other tiles of this product are on the device
+            if self.p.operator.lengths:  # length variants of this product have other tiles on the device
                 self.common = common_order(self.p, self.operand, self.along, blocks)
             if self.common is not None and self.along is not None:
                 self.packing, self.coordinates = pack_common(self.p, self.operand, self.along, blocks, self.common)
@@ -79,7 +79,7 @@ class Staged:
 
     @property
     def along(self) -> int | None:
-        """The axis that runs through the unit, if one does."""
+        """The axis of the unit, or None."""
         return self.axes[0] if self.axes else None
 
     @property
@@ -90,21 +90,20 @@ class Staged:
 
     @property
     def pitch(self) -> int:
-        """Elements from one row in shared memory to the next."""
+        """The elements from one row in shared memory to the next."""
         return self.arrangement.pitch(self.unit, self.depth.block)
 
     @property
     def size(self) -> int:
-        """Elements of one buffer of the ring."""
+        """The elements of one buffer of the ring."""
         return self.arrangement.size(self.unit, self.depth.block)
 
     def place(self, row: str, element: str) -> str:
-        """Where product ``row`` of element ``element`` lies in shared memory."""
+        """Return the offset of product ``row`` of element ``element`` in shared memory."""
         return self.arrangement.place(row, element, self.unit, self.depth.block)
 
     def _is_deep(self, lot: int) -> bool:
-        """Whether neighbours along the inner reduction axis lie together: ``lot`` of them, always aligned and valid or not
-        together."""
+        """Return True if ``lot`` neighbours along the inner reduction axis are contiguous, aligned and valid together."""
         o, inner = self.operand, self.depth.inner
         if o.steps.get(inner.name, 0) != 1:
             return False
@@ -116,7 +115,7 @@ class Staged:
         return whole and inside and o.aligned and not self.depth.flat
 
     def _has_vector_copies(self) -> bool:
-        """Whether a lot of neighbours of the unit are always 16 aligned bytes, valid or not together."""
+        """Return True if neighbours of the unit always form 16 aligned bytes that are valid together."""
         o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.staging.lot
         if o.guards or not o.aligned or o.constant % wide or self.count % wide or not self.axes:
             return False
@@ -133,7 +132,7 @@ class Staged:
     # --- once a task ----------------------------------------------------------------------------
 
     def setup(self, text: Text) -> None:
-        """Per-thread offsets, validity and padding coordinates."""
+        """Write per-thread offsets, validity and padding coordinates."""
         if self.common is not None:
             self._setup_common(text, self.common)
         elif self.packing is not None:
@@ -152,7 +151,7 @@ class Staged:
         text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
 
     def _setup_common(self, text: Text, common: Common) -> None:
-        """Where the task's tile begins, and of each copy of this thread where it is in a block of rows, and in shared memory."""
+        """Write the start of the task's tile, and each copy's offsets in a block of rows and in shared memory."""
         n, lot, per = self.name, self.staging.lot, self._per_row(common)
         fixed = combine_digits([(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]) if self.coordinates else "0"
         tile = f"(long long)({fixed}) * {common.size} + (long long)o{self.along} * {common.wide}"
@@ -175,15 +174,15 @@ class Staged:
             text.line(f"{guard}rm_copy16({n}s + {n}t{i}, {n}f + {n}r{i}, true);")
 
     def _per_row(self, common: Common) -> int:
-        """Copies of a row of a block."""
+        """Return the copies of a row of a block."""
         return self.unit * common.wide // self.staging.lot
 
     def _common_copies(self, common: Common) -> int:
-        """Copies of a thread for a block."""
+        """Return the copies of a thread for a block."""
         return -(-self.depth.block // common.wide * self._per_row(common) // self.threads)
 
     def _lanes(self) -> tuple[int, int, int]:
-        """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
+        """Return (copies in a row of the block, rows a pass, groups of copies of a thread in a row)."""
         across, threads = self.unit // self.vector, self.threads // self.down
         if across <= threads:
             return across, threads // across * self.down, 1
@@ -201,11 +200,11 @@ class Staged:
             self._define_element(text, f"{n}j{g}", str(g), inside)
 
     def _words(self) -> int:
-        """Copies along the reduction that neighbouring threads make of a *deep* operand's block."""
+        """Return the copies along the reduction that neighbouring threads make of a *deep* operand's block."""
         return self.depth.block // self.products
 
     def _step(self) -> int:
-        """Elements of the unit that all threads copy at a time where the operand is *deep*."""
+        """Return the elements of the unit that all threads copy at a time, for a *deep* operand."""
         return self.threads // self._words()
 
     def _setup_deep(self, text: Text) -> None:
@@ -217,7 +216,7 @@ class Staged:
             self._define_element(text, f"{n}j{i}", str(i), [])
 
     def _define_element(self, text: Text, place: str, suffix: str, inside: list[str]) -> None:
-        """Offset ``{n}o``, validity ``{n}v`` and padding coordinates ``{n}g`` of the element ``place`` of the unit."""
+        """Write offset ``{n}o``, validity ``{n}v`` and padding coordinates ``{n}g`` of the unit's element ``place``."""
         n, p = self.name, self.p
         local = {p.axis(d).name: t for d, t in zip(self.axes, split_digits(place, self.tiles), strict=True)}
         names = {a: f"(o{d} + {local[a]})" if a in local else f"o{d}" for d, a in enumerate(x.name for x in p.main.axes)}
@@ -236,7 +235,7 @@ class Staged:
     # --- once a block of products -----------------------------------------------------------------
 
     def fetch(self, text: Text) -> None:
-        """The copies of block ``kb`` into ``{n}s``, the block's shared memory."""
+        """Write the copies of block ``kb`` into ``{n}s``, the block's shared memory."""
         if self.common is not None:
             self._fetch_common(text, self.common)
             return
@@ -248,7 +247,7 @@ class Staged:
             self._copy(known, further, element, tests, taps)
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
-        """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
+        """Write the prologue on this thread's copies of block ``kb``, in ``{n}s``. Call it after its copies have arrived."""
         taps = self._define_tap(text) if not self.depth.flat else {}
         prologue.apply(text, self._mapped_pieces(text, taps))
 
@@ -259,12 +258,11 @@ class Staged:
             yield Piece(self._destination_address(known, further, element), [*tests, *valid], names, self.vector)
 
     def _block_row(self, further: int) -> str:
-        """The row of the block that is so many further than this thread's first one."""
+        """Return the row of the block at offset ``further`` from this thread's first one."""
         return f"({self.name}k + {further})" if further else f"{self.name}k"
 
     def _pieces(self) -> Iterator[tuple[int, int, list[str]]]:
-        """This thread's copies of a block: how much further than its first row, number of the element, and tests that the copy
-        is its own."""
+        """Yield this thread's copies of a block: row offset from its first row, element number, and ownership tests."""
         n = self.name
         if self.deep:
             step = self._step()
@@ -288,7 +286,7 @@ class Staged:
             text.line(f"{guard}rm_copy16({n}s + tid * {wide} + {at}, {n}p + (size_t){block} * {whole} + {at}, true);")
 
     def _define_tap(self, text: Text) -> dict[str, str]:
-        """Work out the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
+        """Write the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
         n, d = self.name, self.depth
         names = {a.name: t for a, t in zip(d.outer, split_digits("tap", [a.extent for a in d.outer]), strict=True)}
         text.line(f"const int {n}q = {format_sum(weighted_terms(self.operand.steps, names))};")
@@ -303,14 +301,14 @@ class Staged:
         known.text.line(f"{guard}rm_copy{self.vector * self.staging.item}({to}, {at}, {valid}{fill});")
 
     def _destination_address(self, known: Addresses, further: int, element: int) -> str:
-        """Where a copy goes, by how far on it is from the thread's first one."""
+        """Return the destination of a copy, relative to the thread's first one."""
         ahead = self.arrangement.ahead(further, self._element_gap(element), self.unit, self.depth.block)
         row, first, on = (0, 0, ahead) if ahead is not None else (further, element, 0)
         place = self.place(self._block_row(row), f"{self.name}j{first}")
         return known.after(f"{self.staging.ctype} *", f"{self.name}to{first}_{row}", f"{self.name}s + {place}", on)
 
     def _at(self, known: Addresses, further: int, element: int, taps: Mapping[str, str]) -> str:
-        """Where a copy comes from, in the same way; in flat order each row has an address of its own."""
+        """Return the source of a copy, relative to the thread's first one. In flat order each row has a separate address."""
         apart, steps = self._tensor_distance(self._element_gap(element)), self.operand.steps
         row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
         first, on = (element, on) if apart is None else (0, on + apart)
@@ -318,11 +316,11 @@ class Staged:
         return known.after(f"const {self.staging.ctype} *", f"{self.name}at{first}_{row}", address, on)
 
     def _element_gap(self, element: int) -> int:
-        """Elements of the unit between a thread's first one and that number."""
+        """Return the elements of the unit between a thread's first one and number ``element``."""
         return element * (self._step() if self.deep else self.threads // self.down * self.vector)
 
     def _tensor_distance(self, gap: int) -> int | None:
-        """How far elements of the unit with such a gap are apart in the tensor; None where that depends on which they are."""
+        """Return the distance in the tensor of unit elements with this gap, or None if it varies."""
         names, steps = [self.p.axis(d).name for d in self.axes], self.operand.steps
         if gap == 0:
             return 0
@@ -335,7 +333,7 @@ class Staged:
         return steps.get(names[0], 0) * (gap // below)
 
     def _element_at(self, row: str, element: int, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
-        """Spelling of the reduction axes in row ``row`` of the block, the element's offset, and tests that it is inside."""
+        """Return the reduction axes in row ``row`` of the block, as C text, the element's offset, and its bounds tests."""
         n, d, o = self.name, self.depth, self.operand
         inner = f"(c0 + {row})"
         tests = [f"{n}v{element}"]

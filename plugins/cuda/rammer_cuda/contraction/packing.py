@@ -1,8 +1,7 @@
-"""How a block of products lies in shared memory, and constants packed so when a program is loaded.
+"""The arrangement of product blocks in shared memory, and constants packed in that arrangement at load time.
 
-An arrangement says where product ``k`` of element ``e`` of a block ``[k][e]`` lies (elements: rows of one operand, columns of
-the other), as text for a kernel and as what NumPy packs. The two are one: the tests pack numbers and find each at its place.
-"""
+An arrangement maps product ``k`` of element ``e`` of a block ``[k][e]`` to an offset (elements: rows of one operand, columns of
+the other). It provides C text for kernels and packs NumPy arrays. Tests check that both agree."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from rammer.ir.compute import Axis
 
 from rammer_cuda.contraction.depth import Depth
 
-#: Columns of a core matrix, and products of two of them in float32: what one tf32 instruction takes.
+#: Columns of a core matrix, and products of two core matrices in float32: the depth of one tf32 instruction.
 CORE, DEEP = 8, 8
-#: Products by which constants that kernels of a range share are filled up, by elements of 16 bytes: blocks of all depths divide
-#: them. Elements behind the last one that a tile may read.
+#: Constants shared by kernels are padded to a multiple of this number of products, by elements in 16 bytes. All block depths
+#: divide it. BEYOND: elements past the last one that a tile may read.
 SHARED, BEYOND = {4: 64, 8: 128, 16: 128}, 256
 
 
@@ -32,26 +31,28 @@ class Arrangement(Protocol):
     """The order of ``block`` products of ``unit`` elements in shared memory."""
 
     def pitch(self, unit: int, block: int) -> int:
-        """Elements from one row in shared memory to the next."""
+        """Return the elements from one row in shared memory to the next."""
 
     def size(self, unit: int, block: int) -> int:
-        """Elements in all, padding included."""
+        """Return the total number of elements, padding included."""
 
     def place(self, k: str, e: str, unit: int, block: int) -> str:
-        """Where product ``k`` of element ``e`` lies: of the first of the 16 bytes, where elements are that near."""
+        """Return C text for the offset of product ``k`` of element ``e``, or of its 16-byte group."""
 
     def ahead(self, products: int, elements: int, unit: int, block: int) -> int | None:
-        """How far on from any place that of the product and element so many further on lies; None where that depends on the
-        place."""
+        """Return the distance from any product and element to those ``products`` and ``elements`` further on. Returns None if the
+        distance depends on the position."""
 
     def packed(self, values: Array) -> Array:
-        """``values[..., k, e]`` so arranged."""
+        """Return ``values[..., k, e]`` in this arrangement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A row a product, ``[k][e]``. With ``spread`` rows have 8 (mod 16) elements, so that lanes that read different products
-    read different banks; without padding there they have ``least`` elements more, where threads write down the columns."""
+    """An arrangement with one row per product, ``[k][e]``.
+
+    With ``spread``, rows have 8 (mod 16) elements, so lanes that read different products read different banks. Rows without that
+    padding get ``least`` extra elements, for threads that write down the columns."""
 
     spread: bool = False
     least: int = 0
@@ -74,8 +75,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """A row an element, ``[e][k]``, one ``lot`` (16 bytes) longer: ldmatrix reads rows of an odd number of those without
-    conflicts."""
+    """An arrangement with one row per element, ``[e][k]``, each one ``lot`` (16 bytes) longer. ldmatrix reads rows of an odd
+    number of lots without conflicts."""
 
     lot: int
 
@@ -98,8 +99,10 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Core matrices of 8 elements by a ``lot`` (16 bytes) of products (``contraction.warpgroup``): those of the next elements
-    behind each other, then those of the next products. With ``across`` a lot is of elements, of one product (float16)."""
+    """An arrangement in core matrices of 8 elements by a ``lot`` (16 bytes) of products (``contraction.warpgroup``).
+
+    Matrices of the next elements follow each other, then those of the next products. With ``across``, a lot holds elements of one
+    product (float16)."""
 
     lot: int
     across: bool = False
@@ -126,13 +129,14 @@ class Cores:
 
 
 def to_core_matrices(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
-    """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
-    ``w`` products that make 16 bytes (4 of float32, 8 of float16; 16 bytes lie ``[..., k / 16, 1, n / 8, 8, 16]``). Place i of 8
-    products holds product ``order[i]``."""
+    """Return ``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``.
+
+    Core matrices have 8 columns by the ``w`` products in 16 bytes (4 of float32, 8 of float16). For bytes the result is ``[..., k
+    / 16, 1, n / 8, 8, 16]``. Position i of 8 products holds product ``order[i]``."""
     *outer, deep, columns = values.shape
     wide = 16 // values.itemsize
     split = values.reshape(*outer, deep // DEEP, DEEP, columns)
-    if [*order] != [*range(DEEP)]:  # which would be a copy
+    if [*order] != [*range(DEEP)]:  # indexing copies
         split = split[..., list(order), :]
     # Core matrices of bytes have 16 products, two times DEEP.
     eights = (deep // DEEP, DEEP // wide) if wide <= DEEP else (deep // wide, 1)
@@ -142,8 +146,8 @@ def to_core_matrices(values: Array, order: Sequence[int] = range(DEEP)) -> Array
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of products of ``unit`` elements, in the order of ``depth``, so arranged, of ``kind`` "float32", "tf32" (float32
-    rounded to it), "float16" or "int8" (bytes of the constant's own sign)."""
+    """Blocks of products of ``unit`` elements, in the order of ``depth`` and in ``arrangement``. ``kind`` is "float32", "tf32"
+    (float32 rounded to tf32), "float16" or "int8" (bytes with the constant's sign)."""
 
     unit: int
     depth: Depth
@@ -152,10 +156,8 @@ class Blocks:
 
 
 def pack_operand(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tuple[Packing, list[int]]:
-    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros.
-
-    Also returns the positions of the fixed axes, outermost first.
-    """
+    """Pack ``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros. Also
+    returns the positions of the fixed axes, outermost first."""
     unit, depth, arrangement, kind = blocks.unit, blocks.depth, blocks.arrangement, blocks.kind
     fixed, axes, line = _split_axes(p, operand, along)
     tile = p.operator.tile[along] if along is not None else 1
@@ -178,14 +180,14 @@ def pack_operand(p: Product, operand: Operand, along: int | None, blocks: Blocks
 
 
 def _split_axes(p: Product, operand: Operand, along: int | None) -> tuple[list[int], list[Axis], Axis]:
-    """The fixed axes of an operand, as positions and themselves, and the axis that runs through its unit."""
+    """Return an operand's fixed axes, as positions and axes, and the axis along its unit."""
     used = ex.axes_of(operand.load)
     fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
     return fixed, [p.main.axes[d] for d in fixed], p.main.axes[along] if along is not None else Axis("one__", 1)
 
 
 def _packed_axes(p: Product, depth: Depth, axes: Sequence[Axis], line: Axis) -> tuple[Axis, ...]:
-    """All axes of an operand in the order in which it is packed."""
+    """Return all axes of an operand in packing order."""
     return (*axes, line, *depth.outer, depth.inner, *(r for r in p.main.reduce if r not in depth.axes))
 
 
@@ -195,9 +197,10 @@ def _packed_dtype(kind: str, operand: Operand) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """One order of a constant for all tiles and depths of block: rows of ``wide`` products of all elements, ``[products /
-    wide][elements][wide]``, behind ``size`` of which those of the next fixed axes lie. ``tap`` are rows of a tap (0: in flat
-    order, or without taps)."""
+    """A constant's order that all tiles and block depths share: ``[products / wide][elements][wide]``.
+
+    A row holds ``wide`` products of all elements. The next fixed axes start every ``size`` elements. ``tap`` is the number of
+    rows of a tap (0 in flat order or without taps)."""
 
     wide: int
     elements: int
@@ -211,8 +214,8 @@ class Common:
 
 
 def common_order(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> Common | None:
-    """The order that kernels of other tiles share, for an operand that would lie in shared memory so; None where there is none:
-    copies of 16 bytes take neighbours of a row, and a tile begins with one."""
+    """Return the order that kernels of other tiles share, or None if sharing is impossible. Copies of 16 bytes need neighbours of
+    one row, and a tile must start with a full copy."""
     unit, depth, order = blocks.unit, blocks.depth, blocks.arrangement
     lot = {"float16": 8, "int8": 16}.get(blocks.kind, 4)
     if along is None or isinstance(order, Turned) or (isinstance(order, Cores) and order.across):
@@ -230,8 +233,8 @@ def common_order(p: Product, operand: Operand, along: int | None, blocks: Blocks
 
 
 def pack_common(p: Product, operand: Operand, along: int, blocks: Blocks, common: Common) -> tuple[Packing, list[int]]:
-    """``operand`` as ``[fixed axes..., rows, elements, products of a row]``, and the positions of the fixed axes. What a tile
-    reads beyond the last element is the next row's, or behind all of them zeros; nobody stores what becomes of it."""
+    """Pack ``operand`` as ``[fixed axes..., rows, elements, products of a row]``; also return the positions of the fixed axes.
+    Reads past the last element return the next row, or zeros past all rows. Their results are never stored."""
     fixed, axes, line = _split_axes(p, operand, along)
     depth, wide, kind = blocks.depth, common.wide, blocks.kind
     taps, deep = math.prod(a.extent for a in depth.outer), common.size // common.elements
@@ -251,8 +254,8 @@ def pack_common(p: Product, operand: Operand, along: int, blocks: Blocks, common
 
 
 def rounded_to_tf32(values: Array) -> Array:
-    """float32 values rounded to 10 bits of mantissa, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
+    """Round float32 values to 10 bits of mantissa, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # The carry of a large finite value reaches the exponent, and infinity is right then; NaN must not become one.
+    # The carry of a large finite value reaches the exponent and correctly gives infinity. NaN must not become infinity.
     rounded = np.where(np.isfinite(values), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
     return rounded.astype(np.uint32).view(np.float32)

@@ -1,8 +1,8 @@
 """The prologue of a staged operand: maps applied once to every element, in shared memory, by the thread that copied it.
 
-``cp.async`` cannot compute, but what a thread copied it may change as soon as its own copies have arrived, before the
-barrier that shows them to others. The maps' constants (a scale and a shift for each channel) lie in shared memory from the
-start, since every block of products needs others; like packed constants they are copied before the wait for earlier kernels.
+``cp.async`` cannot compute. A thread changes elements once its copies have arrived, before the barrier that publishes them. Every
+block of products needs other constants of the maps (a scale and a shift for each channel). All of them are in shared memory from
+the start. Like packed constants, they are copied before the wait for earlier kernels.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rammer.ir.types import row_major
 
 from rammer_cuda.dialect import CUDA
 
-#: Most elements of the maps' constants: 32 KiB of shared memory.
+#: Maximum elements of the maps' constants: 32 KiB of shared memory.
 MOST = 8192
-#: Copies whose elements are loaded, computed and stored together, so that they do not wait for each other.
+#: Copies whose elements are loaded, computed and stored together, to overlap their latency.
 TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one copy brought: ``target`` is a pointer into shared memory, ``width`` elements; ``valid`` tests that it is this
-    thread's and inside the tensor; ``names`` spells the reduction axes."""
+    """A copy to shared memory: ``target`` is a pointer to ``width`` elements. ``valid`` tests that the copy belongs to this
+    thread and is inside the tensor. ``names`` spells the reduction axes."""
 
     target: str
     valid: Sequence[str]
@@ -43,7 +43,7 @@ class Piece:
 
 
 class OperandPrologue:
-    """Writes the tables, the maps of one element, and their application to pieces. ``name`` prefixes its variables."""
+    """A writer of the tables, the maps of one element, and their application to pieces. ``name`` prefixes its variables."""
 
     def __init__(self, name: str, operand: Operand, prologue: Prologue, binding: Binding) -> None:
         self.name, self.operand, self.prologue, self.binding = name, operand, prologue, binding
@@ -58,13 +58,13 @@ class OperandPrologue:
             self.bytes += -(-size // 4) * 16
 
     def declare(self, text: Text, offset: int) -> None:
-        """Where the tables lie, ``offset`` bytes (whole words of 16) from the start of shared memory; one element's maps."""
+        """Declare the tables, ``offset`` bytes (a multiple of 16) from the start of shared memory, and one element's maps."""
         text.line(f"float *const {self.name}tables = shared + {offset // 4};")
         self._write_function(text)
 
     def copy(self, text: Text, pointers: Mapping[str, str], thread: str, threads: int) -> None:
-        """Start the copies of the tables by ``threads`` threads, numbered ``thread``: before the maps they must have arrived
-        and the threads have met."""
+        """Start copying the tables with ``threads`` threads, numbered ``thread``. The copies must have arrived and the threads
+        must have met a barrier before the maps run."""
         for tensor, size in self.sizes.items():
             wide = 4 if size % 4 == 0 and self.binding.storages[tensor].offset % 4 == 0 else 1
             copy = f"rm_copy{4 * wide}({self.name}tables + {self.at[tensor]} + e, {pointers[tensor]} + e, true);"
@@ -91,7 +91,7 @@ class OperandPrologue:
             text.all([*block.lines, f"return {value.text};"])
 
     def apply(self, text: Text, pieces: Iterator[Piece]) -> None:
-        """The maps on all ``pieces``. Elements that are not valid stay 0, as they were copied."""
+        """Apply the maps to all ``pieces``. Invalid elements keep their copied value 0."""
         waiting = list[Piece]()
         for piece in pieces:
             waiting.append(piece)
@@ -102,7 +102,7 @@ class OperandPrologue:
             self._write_batched_maps(text, waiting)
 
     def _write_batched_maps(self, text: Text, pieces: Sequence[Piece]) -> None:
-        """All loads before all stores: the compiler cannot know that the pieces are apart."""
+        """Write all loads before all stores, since the compiler cannot know that the pieces are disjoint."""
         with text.block(""):
             for i, piece in enumerate(pieces):
                 text.line(f"float *const to{i} = {piece.target};")
@@ -126,5 +126,5 @@ class OperandPrologue:
 
 
 def prologue_of(name: str, operand: Operand, binding: Binding) -> OperandPrologue | None:
-    """Writes an operand's prologue; None where it has none."""
+    """Return the writer of an operand's prologue, or None without a prologue."""
     return None if operand.prologue is None else OperandPrologue(name, operand, operand.prologue, binding)

@@ -1,4 +1,4 @@
-"""Tiles of a product that are worth trying, and the product at the lengths at which it is priced."""
+"""Candidate tiles of a product, and the product at the lengths at which it is priced."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from rammer.ir.operator import ROperator
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
-#: Even parts of an axis that are tried.
+#: Maximum number of even parts of an axis that are tried.
 PARTS = 24
-#: Of a part of several rows: elements of a row at least, 32 bytes of float32 that are read together; and how many times as full
-#: as the fullest other tile it must be. No cost was fitted to such tiles, and predictions are 0.14 off in the mean.
+#: For tiles of several partial rows: the minimum elements of a row (32 bytes of float32, read together). FULLER: the minimum
+#: ratio of their filled fraction to that of the fullest other tile. The cost was not fitted to these tiles. Their predictions are
+#: 0.14 off in the mean.
 LEAST_WIDE, FULLER = 8, 1.25
 
 
 def at_lengths(main: Compute, operator: ROperator, parts: Sequence[float]) -> list[Compute]:
-    """A product as it is at ``parts`` of the longest length, of which it is priced at each: a static one alone."""
+    """Return the product at each of ``parts`` of the longest length, at which it is priced; a static product alone."""
     found = [o.computes for o in shrink_to_parts(operator, parts)]
     return [main if cs == operator.computes else next((c for c in cs if c.name == main.name), main) for cs in found]
 
 
 def task_count(shape: tuple[int, ...], tile: tuple[int, ...]) -> int:
-    """Tasks of a product of this shape."""
+    """Return the number of tasks of a product of this shape."""
     return math.prod(-(-extent // t) for extent, t in zip(shape, tile, strict=True))
 
 
@@ -40,8 +41,8 @@ def alike_tiles(
     groups: frozenset[int],
     lengths: tuple[tuple[int, ...], ...],
 ) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
-    """Tiles by their rows, columns and tasks at each of ``lengths``: what a prediction depends on. They are parts of all, and of
-    what there is at the last of the lengths. Several families ask for the same ones."""
+    """Return tiles grouped by rows, columns and tasks at each of ``lengths``, on which a prediction depends. Tiles divide the
+    full shape or the shape at the last length. Several families share the cached result."""
     alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for tile in sorted({*_enumerate_tiles(shape, rows, columns, groups), *_enumerate_tiles(lengths[-1], rows, columns, groups)}):
         height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
@@ -52,14 +53,14 @@ def alike_tiles(
 def _enumerate_tiles(
     shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
 ) -> list[tuple[int, ...]]:
-    """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
+    """Return row tiles near ``ROWS`` combined with column tiles; axes in neither group have tile 1."""
     tall = tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups)
     wide = tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset())
     return sorted({one_tile(len(shape), (*rows, *columns), (*row, *column)) for row, column in product(tall, wide)})
 
 
 def one_tile(rank: int, axes: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
-    """The tile of these extents along ``axes``, and of 1 along all others."""
+    """Return the tile of these extents along ``axes``, and of 1 along all others."""
     tile = [1] * rank
     for d, extent in zip(axes, extents, strict=True):
         tile[d] = extent
@@ -67,7 +68,7 @@ def one_tile(rank: int, axes: Sequence[int], extents: Sequence[int]) -> tuple[in
 
 
 def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
-    """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
+    """Return tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
     if not extents:
         return [()]
     found = set[tuple[int, ...]]()
@@ -81,14 +82,14 @@ def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset
 
 
 def filled_fraction(extents: Sequence[int], tile: Sequence[int], group: int) -> float:
-    """The share of the places of all tiles' groups of ``group`` that are elements."""
+    """Return the fraction of positions that hold elements if tiles are padded to multiples of ``group``."""
     size = math.prod(tile)
     return math.prod(extents) / (task_count(tuple(extents), tuple(tile)) * -(-size // group) * group)
 
 
 def patch_tiles(extents: Sequence[int], group: int, most: int, others: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Tiles of a part of several rows, of up to ``most`` elements, where those of ``others`` leave much of their groups empty: a
-    row of 86 is two groups of 64, and a piece of 5 x 12 is one. Of as many groups and tasks the squarest."""
+    """Return tiles of several partial rows, of up to ``most`` elements, if ``others`` leave much of their groups empty. A row of
+    86 needs two groups of 64, and a piece of 5 x 12 needs one. Of tiles with equal groups and tasks, the squarest is returned."""
     if len(extents) < 2 or not others:
         return []
     high, wide = extents[-2:]
@@ -107,7 +108,7 @@ def patch_tiles(extents: Sequence[int], group: int, most: int, others: Sequence[
 
 
 def _tile_sizes(extent: int, groups: frozenset[int]) -> list[int]:
-    """Tile sizes along an axis: even parts (long axes in multiples of 8), powers of two; only divisors of ``groups``."""
+    """Return tile sizes along an axis: even parts (long axes in multiples of 8), powers of two; only divisors of ``groups``."""
     even = {-(-extent // n) for n in range(1, min(extent, PARTS) + 1)}
     if extent > MOST_COLUMNS and not groups:
         even = {-(-s // 8) * 8 for s in even}

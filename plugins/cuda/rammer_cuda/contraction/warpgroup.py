@@ -1,14 +1,14 @@
 """Warpgroup products (PTX ``wgmma``, sm_90a) as values: tf32 with operand A in registers, float16 with both in shared memory.
 
-Three tf32 products for one of fp32: ``x = big + small`` with ``big`` rounded to tf32's 11 bits; then ``small`` has at most
-12, of which the tensor core drops the last, and ``small * small`` is below fp32's last bit. Tensor cores truncate when they
-add: sums stay in them for a few products only, the small ones first, and are then added to fp32 ones outside. Of products of
-one for one sums stay on the tensor cores, and constants are rounded and arranged when a program is loaded.
+Three tf32 products replace one of fp32: ``x = big + small`` with ``big`` rounded to tf32's 11 bits. ``small`` then has at most 12
+bits, of which the tensor core drops the last. ``small * small`` is below fp32's last bit. Tensor cores truncate when they add.
+Sums stay in them for a few products only, the small ones first, and are then added to fp32 sums outside. If one product replaces
+one, sums stay on the tensor cores, and constants are rounded and arranged at load time.
 
-What lies in shared memory has the layout without swizzle: core matrices of 8 x 16 bytes (PTX ISA, "Strides", "Canonical
-Layouts", "Matrix Descriptor Format"). Those of neighbouring columns follow each other, those of the next products come after
-all columns, so one descriptor fits either order inside a core matrix: rows of one column's products, or of one product's
-columns (float16 alone, with the transposing bit). In float16 neither operand has to be constant.
+Shared memory has the layout without swizzle: core matrices of 8 x 16 bytes (PTX ISA, "Strides", "Canonical Layouts", "Matrix
+Descriptor Format"). Matrices of neighbouring columns follow each other; those of the next products come after all columns. One
+descriptor therefore fits either order inside a core matrix: rows of one column's products, or of one product's columns (float16
+alone, with the transposing bit). In float16 neither operand has to be constant.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rammer_cuda.contraction.staging import BYTE_CORES, FLOAT32_CORES, HALF_CORE
 from rammer_cuda.device import device_source, fill_template
 from rammer_cuda.gpu import Gpu
 
-#: The order of products within 8 in which a result's registers serve as the next product's operand: lane t holds
-#: columns 2t and 2t + 1 of a result, and products t and t + 4 of an operand.
+#: The order of products within 8 in which a result's registers serve as the next product's operand. Lane t holds columns 2t and
+#: 2t + 1 of a result, and products t and t + 4 of an operand.
 RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class ProductLoop(Protocol):
-    """The loop of the warpgroups that multiply, as an instruction writes it (``kernel.Producers``)."""
+    """The loop of the multiplying warpgroups, as an instruction writes it (``kernel.Producers``)."""
 
     @property
     def s(self) -> WarpgroupShape: ...
@@ -68,10 +68,11 @@ class ProductLoop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wgmma(Instruction):
-    """64 rows (or, turned, columns) by all columns (rows) of the other operand; the form is that of 8 of them.
+    """A product of 64 rows (or, transposed, columns) by all columns (rows) of the other operand; the form has 8 of them.
 
-    ``staged`` are the operand that warpgroups divide and the other one, which is a constant where ``constant`` says so, and of
-    which a block takes ``parts`` arrays. ``loop`` writes what multiplying warpgroups do, ``channels`` is ``InputHalo.unroll``.
+    ``staged`` lists the operand that warpgroups divide and the other operand. The latter is a constant if ``constant`` is set,
+    and a block needs ``parts`` arrays of it. ``loop`` writes the code of multiplying warpgroups. ``channels`` is
+    ``InputHalo.unroll``.
     """
 
     loop: Callable[[ProductLoop], None]
@@ -81,11 +82,12 @@ class Wgmma(Instruction):
     unroll: ClassVar[int] = 8
 
     def needs(self, gpu: Gpu) -> bool:
-        """Whether a GPU has it."""
+        """Return True if the GPU has the instruction."""
         return gpu.warpgroups
 
     def runs_down(self, p: Product) -> bool:
-        """Whether warpgroups divide the rows. Unsuited unless exactly one operand can be packed, where that has to be."""
+        """Return True if warpgroups divide the rows. Raises Unsuited if a constant operand is needed and not exactly one is
+        packable."""
         if not self.constant:
             return bool(dict(p.operator.config).get("down", 1))
         a, b = (o.packable and len(axes) <= 1 for o, axes in ((p.a, p.rows), (p.b, p.columns)))
@@ -94,11 +96,11 @@ class Wgmma(Instruction):
         return b
 
     def block(self, p: Product) -> WarpgroupShape:
-        """The block of a tiled product under its config."""
+        """Return the block of a tiled product under its config."""
         return warpgroup_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p), self.dtype == BYTE)
 
     def check(self, s: Shape) -> None:
-        """Unsuited where ``s`` is no possible block."""
+        """Raise Unsuited if ``s`` is an impossible block."""
         assert isinstance(s, WarpgroupShape)
         if s.halo and self.form.a is None:
             raise Unsuited("halos are for operands in registers")
@@ -106,21 +108,21 @@ class Wgmma(Instruction):
             raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
 
     def line(self, width: int) -> int:
-        """Elements from one row of the finished tile in shared memory to the next."""
+        """Return the elements from one row of the finished tile in shared memory to the next."""
         return width
 
     def sums(self, s: Shape) -> str:
-        """The extents of a thread's sums."""
+        """Return the extents of a thread's sums."""
         return f"[1][{s.tn}]"
 
     def products(self, fixed: int, turned: tuple[bool, bool], signed: tuple[bool, bool]) -> str:
-        """Device functions, of ``fixed`` columns and operands that are ``turned`` or not, and ``signed`` or not (bytes)."""
+        """Return device functions for ``fixed`` columns and operands that are ``turned`` (transposed) or ``signed`` (bytes)."""
         if self.dtype == BYTE:
             return byte_preamble(fixed, signed)
         return half_preamble(fixed, turned) if self.form.a is None else wgmma_preamble([fixed])
 
     def leave(self, s: Shape, line: int) -> list[str]:
-        """Leave the registers in shared memory, the tile's rows as rows."""
+        """Return the lines that store the registers to shared memory, the tile's rows as rows."""
         assert isinstance(s, WarpgroupShape)
         row, column = (" + ".join(side) for side in (self.form.c.rows, self.form.c.columns))
         place = f"({row}) * {line} + j * 8 + {column}" if s.down else f"(j * 8 + {column}) * {line} + {row}"
@@ -136,8 +138,8 @@ class Wgmma(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Reading a block of the operand that goes into registers: what to wait for, where it begins, and what to say when it is
-    read; ``steps`` instructions, and elements from one product to the next and to those of ``element`` e."""
+    """The code that reads a block of the operand in registers: the wait, the start address and the release. ``steps`` is the
+    number of instructions, ``pitch`` the elements from one product to the next, ``element`` the offset of element e."""
 
     wait: tuple[str, ...]
     place: str
@@ -148,7 +150,7 @@ class Registers:
     k: str
 
     def read(self, statement: str) -> list[str]:
-        """``statement`` with ``{element}`` for every register ``[s][e]``."""
+        """Return the lines of ``statement`` with ``{element}`` for every register ``[s][e]``."""
         element = f"at[(s * 8 + {self.k}) * {self.pitch} + {self.element}]"
         return [
             "#pragma unroll",
@@ -160,7 +162,7 @@ class Registers:
 
 
 def _register_reads(k: ProductLoop, held: Fragment) -> Registers:
-    """How this thread's elements of the operand in registers are read; writes what all blocks share."""
+    """Return the code that reads this thread's elements of the operand in registers; write the part that all blocks share."""
     text, n, s, halo = k.text, k.read, k.s, k.halo
     (row, other), (inner, step) = held.rows, held.columns
     text.line("const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;")
@@ -180,13 +182,13 @@ def _register_reads(k: ProductLoop, held: Fragment) -> Registers:
 
 
 def three_products(k: ProductLoop) -> None:
-    """Three products for one, each warpgroup at its own pace."""
+    """Write three products for one, with each warpgroup at an independent pace."""
     s, steps, m, text = k.s, k.s.bk // 8, k.matrix, k.text
     groups, fixed = s.works // THREADS, s.fixed
     held = _register_reads(k, WORDS_A)
     turn, pass_on = list[str](), list[str]()
     if groups > 1:
-        # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
+        # Warpgroups alternate. Otherwise their products would interleave, and then all of them would convert at once.
         some = " && begin < end" if k.depth.stops else ""  # a run may leave a block of a cluster without products
         text.all(["const int mine = tid / 128 + 1;", f"if (mine == {groups}{some}) rm_turn_pass(1);"])
         turn = ["rm_turn_wait(mine);"]
@@ -215,10 +217,10 @@ def three_products(k: ProductLoop) -> None:
 
 
 def one_product(k: ProductLoop) -> None:
-    """Wait for the products of the block before, read and round the next, start its products. Reading earlier would gain
-    nothing where other warpgroups multiply meanwhile, and is wrong: products in flight read the operand's registers, of
-    which ptxas takes no account when it loads the next values (ResNeXt-29 on an H200: an error of 2e-2 for 7e-4).
-    """
+    """Write the loop: wait for the previous block's products, read and round the next block, start its products.
+
+    Reading earlier gains nothing while other warpgroups multiply, and is wrong. Products in flight read the operand's registers,
+    which ptxas ignores when it loads the next values (ResNeXt-29 on an H200: an error of 2e-2 instead of 7e-4)."""
     text, s, m = k.text, k.s, k.matrix
     held = _register_reads(k, WORDS_A)
     text.line(f"unsigned held[{s.bk // 8}][4];")
@@ -240,11 +242,11 @@ def one_product(k: ProductLoop) -> None:
 
 
 def from_shared(k: ProductLoop) -> None:
-    """Both operands in shared memory: start a block's products, and wait for those of the one before."""
+    """Write the loop for operands in shared memory: start a block's products, wait for those of the previous block."""
     text, s, r, m = k.text, k.s, k.read, k.matrix
     name = byte_name(s.fixed, k.signed) if k.i.dtype == BYTE else half_name(s.fixed, k.turned)
     call = f"rm_products_{name}<{s.bk // k.i.form.k}, {2 * s.through}, {2 * s.fixed}>"
-    text.line("rm_pin(acc[0]);")  # the zeros have to be in registers before the first products, which the compiler cannot know
+    text.line("rm_pin(acc[0]);")  # zeros must be in registers before the first products, which the compiler cannot know
     with k.blocks():
         text.all(
             [
@@ -260,7 +262,7 @@ def from_shared(k: ProductLoop) -> None:
 
 
 def wgmma_preamble(columns: Sequence[int]) -> str:
-    """Device functions for tf32 products of these numbers of columns (multiples of 8, at most 256)."""
+    """Return device functions for tf32 products of these numbers of columns (multiples of 8, at most 256)."""
     return device_source("wgmma") + "".join(_product_text(n) for n in sorted(set(columns)))
 
 
@@ -279,8 +281,8 @@ def _product_text(n: int) -> str:
 
 
 def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
-    """Device function ``rm_products_{half_name}``: float16 products of ``n`` columns; ``turned`` says of each operand that
-    neighbouring rows (or columns), not neighbouring products, are contiguous."""
+    """Return the device function ``rm_products_{half_name}``: float16 products of ``n`` columns. ``turned`` is set per operand if
+    neighbouring rows (or columns) are contiguous instead of neighbouring products."""
     count = n // 2
     return device_source("wgmma") + fill_template(
         "wgmma_f16",
@@ -297,7 +299,7 @@ def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
 
 
 def byte_preamble(n: int, signed: tuple[bool, bool]) -> str:
-    """Device function ``rm_products_{byte_name}``: products of bytes of ``n`` columns, of either sign."""
+    """Return the device function ``rm_products_{byte_name}``: products of bytes of ``n`` columns, of either sign."""
     count = n // 2
     return device_source("wgmma") + fill_template(
         "wgmma_i8",
@@ -314,29 +316,29 @@ def byte_preamble(n: int, signed: tuple[bool, bool]) -> str:
 
 
 def byte_name(n: int, signed: tuple[bool, bool]) -> str:
-    """The end of the name of that function."""
+    """Return the name suffix of the byte product function."""
     return f"i8_{n}_{'us'[signed[0]]}{'us'[signed[1]]}"
 
 
 def _sum_operands(count: int, kind: str = "f") -> dict[str, str]:
-    """The sums as operands of an instruction, in registers of ``kind``."""
+    """Return the sums as operands of an instruction, in registers of ``kind``."""
     outputs = ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
     return {"results": ",".join(f"%{i}" for i in range(count)), "outputs": outputs}
 
 
 def half_name(n: int, turned: tuple[bool, bool]) -> str:
-    """The end of the name of that function."""
+    """Return the name suffix of the float16 product function."""
     return f"f16_{n}_{'nt'[turned[0]]}{'nt'[turned[1]]}"
 
 
 def split_tf32(values: Array) -> tuple[Array, Array]:
-    """float32 ``values`` as (rounded to tf32, the rest)."""
+    """Split float32 ``values`` into the part rounded to tf32 and the rest."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     big = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return big, values - big
 
 
-#: Of a warpgroup: results of 64 x 8, and an operand of 8 products in registers (PTX ISA, "Register Fragments").
+#: Fragments of a warpgroup: results of 64 x 8, and an operand of 8 products in registers (PTX ISA, "Register Fragments").
 RESULTS = Fragment(("warp * 16 + lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
 WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 
@@ -350,5 +352,5 @@ WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", OF_WORDS, (WORDS, TF32_CORES), LOWE
 WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", OF_PAIRS, (HALF_CORES, HALF_CORES), EVERY, from_shared, False, 1)
 WGMMA_I8 = Wgmma("gemm_wgmma_i8", BYTE, OF_FOURS, (BYTE_CORES, BYTE_CORES), EVERY, from_shared, False, 1)
 
-#: By family.
+#: Warpgroup instructions by family.
 WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16, WGMMA_I8)}

@@ -1,1 +1,1 @@
-"""CUDA kernels on the host, for tests: a block of threads that take turns."""
+"""An emulator of CUDA kernels on the host, for tests: the threads of a block alternate."""

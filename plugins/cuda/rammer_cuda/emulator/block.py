@@ -1,13 +1,13 @@
 """The C++ around a CUDA kernel that runs on the host: a block's threads, their barriers and shuffles.
 
-Under ThreadSanitizer they are POSIX threads. Otherwise one thread of the system runs all of them: each runs until it waits, and
-so the first one reads what later ones have not written yet wherever a barrier is left out. Nobody polls, and where all of them
-wait the launch ends at once.
+Under ThreadSanitizer they are POSIX threads. Otherwise one system thread runs all of them, each until it waits. If a barrier is
+missing, the first thread thus reads data that later threads have not written yet. Threads never poll, and the launch ends at once
+if all of them wait.
 """
 
 from __future__ import annotations
 
-#: What kernels here and the stand-ins for instructions include: compiled once in a process, since reading them takes longer than
+#: Includes of kernels and of the instruction stand-ins. They are compiled once per process, since parsing them takes longer than
 #: most kernels do.
 INCLUDES = "".join(
     f"#include <{name}>\n"
@@ -29,8 +29,8 @@ INCLUDES = "".join(
         "vector",
     )
 )
-#: ``RM_OWN(type, name)``: a variable of every thread, which ``name()`` gives. ``rm_wait(ready)`` waits until ``ready()``; false
-#: where that never comes.
+#: ``RM_OWN(type, name)``: a variable of every thread, accessed by ``name()``. ``rm_wait(ready)`` waits until ``ready()`` and
+#: returns false if that never happens.
 _THREADS = """
 #define RM_OWN(type, name) static thread_local type name##_own; static type &name() { return name##_own; }
 static thread_local Place threadIdx, blockIdx;
@@ -162,7 +162,7 @@ static void rm_made(int threads) {
 }
 """
 )
-#: What follows the kernel, which tells whether its threads wait for ever.
+#: The text after the kernel, which reports if its threads wait for ever.
 TAIL = """
 static void rm_call() { @NAME@(@POINTERS@, nullptr, rm_first); __syncthreads(); }
 #ifdef __SANITIZE_THREAD__

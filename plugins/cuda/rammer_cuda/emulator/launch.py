@@ -1,8 +1,7 @@
-"""Runs the text of CUDA kernels on the host: a block's threads take turns, shuffles and barriers are theirs.
+"""A runner of CUDA kernel text on the host: a block's threads alternate, with emulated shuffles and barriers.
 
-For kernels without inline PTX: it checks index arithmetic, reductions and stores where there is no GPU, never speed. With
-ThreadSanitizer they are POSIX threads, and accesses that no barrier orders are found.
-"""
+It supports kernels without inline PTX. It checks index arithmetic, reductions and stores without a GPU, never speed. With
+ThreadSanitizer, threads are POSIX threads, and accesses that no barrier orders are reported."""
 
 from __future__ import annotations
 
@@ -31,10 +30,11 @@ from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
 from rammer_cuda.kernels.task import TaskKernel
 
 COMPILER = find_program("g++")
-#: gold links in a third of the time that the usual linker takes.
+#: gold links in a third of the time of the usual linker.
 LINKER = ("-fuse-ld=gold",) if find_program("ld.gold") else ()
 
-#: A process of its own, since ThreadSanitizer must be there first. Every buffer is full of one float16 or float32 value.
+#: The main function of a separate process, since ThreadSanitizer must be loaded first. Every buffer is filled with one float16 or
+#: float32 value.
 MAIN = """
 int main() {
   @SWITCHES@
@@ -45,13 +45,13 @@ int main() {
   rm_launch(pointers, @BLOCKS@, @THREADS@, 0);
 }
 """
-#: Seconds after which a kernel under ThreadSanitizer counts as hung, and the exit code with which it tells of a race.
+#: Seconds after which a kernel under ThreadSanitizer counts as hung, and the exit code that reports a race.
 PATIENCE, RACE = 300, 66
 
 
 @dataclass(frozen=True)
 class HostArgument:
-    """A pointer parameter: the tensor at its storage, or ``packed``, other values in its place."""
+    """A pointer parameter: the tensor at its storage, or ``packed`` values instead."""
 
     tensor: str
     written: bool
@@ -60,8 +60,8 @@ class HostArgument:
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel to run here: ``blocks`` tasks, one a block, of ``entry`` in ``text``, which says what its instructions do.
-    ``switches`` are what ``rm_switches`` starts with."""
+    """A kernel to run on the host: ``blocks`` tasks, one per block, of ``entry`` in ``text``. ``text`` includes emulated
+    instructions. ``switches`` are the initial values of ``rm_switches``."""
 
     text: str
     entry: str
@@ -73,20 +73,20 @@ class HostKernel:
 
     @staticmethod
     def of(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], text: str = "", blocks: int = 1) -> HostKernel:
-        """A kernel with what its instructions do in ``text`` ("": it needs none); constants are those of ``values``."""
+        """Return a kernel with emulated instructions in ``text`` ("": not needed) and the constants in ``values``."""
         arguments = host_arguments(kernel.arguments, values)
         return HostKernel(text or kernel.text, kernel.entry, arguments, blocks, kernel.threads, binding)
 
     @property
     def source(self) -> str:
-        """A program whose ``rm_launch`` runs the kernel, but for what ``_compile_flags`` includes before it."""
+        """The program whose ``rm_launch`` runs the kernel, except for the includes of ``_compile_flags``."""
         types = [CUDA.types[self.binding.types[a.tensor].dtype] for a in self.arguments]
         pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
         return self.text + TAIL.replace("@NAME@", self.entry).replace("@POINTERS@", pointers)
 
 
 def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -> list[HostArgument]:
-    """A kernel's arguments; where it wants a constant arranged, that of ``values``."""
+    """Return a kernel's arguments, with packed constants arranged from ``values``."""
     return [
         HostArgument(a.tensor, a.written, None if a.packing is None else np.array(a.packing.make(values[a.tensor]), order="C"))
         for a in arguments
@@ -94,8 +94,9 @@ def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -
 
 
 def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
-    """Run tasks ``first`` and following; the kernel's outputs by name. ``values`` may say what outputs hold before. Asserts that
-    nothing else was written.
+    """Run tasks from ``first`` on and return the kernel's outputs by name.
+
+    ``values`` may set the initial contents of outputs. Asserts that nothing else was written.
 
     Raises DeviceUnavailable without a C++ compiler.
     """
@@ -117,10 +118,12 @@ def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0)
 
 
 def launch_on_host(kernel: HostKernel, addresses: Mapping[str, int], late: Sequence[Array]) -> None:
-    """Run the tasks on tensors that lie at ``addresses``. The buffers ``late`` hold NaN until all threads of a block have waited
-    for the kernels before (``rm_after``), and their values from then on.
+    """Run the tasks on tensors at ``addresses``.
 
-    AssertionError where a thread never does; DeviceUnavailable without a C++ compiler.
+    The buffers ``late`` hold NaN until all threads of a block have waited for earlier kernels (``rm_after``), and their values
+    afterwards.
+
+    Raises AssertionError if a thread never waits, and DeviceUnavailable without a C++ compiler.
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
@@ -146,11 +149,8 @@ def launch_on_host(kernel: HostKernel, addresses: Mapping[str, int], late: Seque
 
 
 def find_race(kernel: HostKernel) -> str:
-    """What ThreadSanitizer says of the tasks, one after another: accesses of two threads that nothing orders; "" where there are
-    none. Values are all the same.
-
-    Raises DeviceUnavailable without a C++ compiler, or where ThreadSanitizer does not start.
-    """
+    """Return ThreadSanitizer's report of unordered accesses by two threads, or "". All values are equal. Raises DeviceUnavailable
+    without a C++ compiler, or if ThreadSanitizer does not start."""
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
     arguments, binding = kernel.arguments, kernel.binding
@@ -171,7 +171,7 @@ def find_race(kernel: HostKernel) -> str:
 
 
 def _load_library(kernel: HostKernel) -> ctypes.CDLL:
-    """The kernel's library, by a name of its own: nothing is left in it of an earlier run."""
+    """Load the kernel's library under a unique name, so that state of an earlier run is dropped."""
     made = _compile_text(kernel.source, "-Og", "-shared", "-fPIC", *LINKER)
     with tempfile.NamedTemporaryFile(dir=_build_folder(), suffix=".so") as fresh:
         shutil.copyfile(made, fresh.name)
@@ -184,7 +184,7 @@ def _load_library(kernel: HostKernel) -> ctypes.CDLL:
 
 @cache
 def _build_folder() -> Path:
-    """Where this process compiles; gone when it ends."""
+    """Return the folder in which this process compiles; it is removed at exit."""
     folder = tempfile.TemporaryDirectory(prefix="rammer_cuda_")
     atexit.register(folder.cleanup)
     return Path(folder.name)
@@ -192,7 +192,7 @@ def _build_folder() -> Path:
 
 @cache
 def _compile_flags(*flags: str) -> tuple[str, ...]:
-    """All flags of a compilation, the headers that it finds precompiled for just these among them."""
+    """Return all flags of a compilation, including the header precompiled for these flags."""
     header = Path(tempfile.mkdtemp(dir=_build_folder())) / "all.h"
     header.write_text(INCLUDES + HEAD + helper_functions("static inline", CUDA.types, overloaded=False))
     made = ("-std=c++17", "-w", "-pthread", "-U_FORTIFY_SOURCE", *flags)

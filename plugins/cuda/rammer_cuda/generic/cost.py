@@ -1,8 +1,7 @@
 """Tiles for the generic kernel: maps, windows and short reductions, one or a few elements a thread.
 
-A GPU hides memory latency by many threads with little work each, which a model of bytes alone cannot see:
-tiles are small and contiguous, and the block has as many threads as the tile has elements.
-"""
+A GPU hides memory latency by many threads with little work each, which a model of bytes alone ignores. Tiles are therefore small
+and contiguous, and the block has as many threads as the tile has elements."""
 
 from __future__ import annotations
 
@@ -25,27 +24,27 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import moved_bytes
 from rammer_cuda.kernels.task import contiguous_tile
 
-#: Elements of a task that are tried, and the most threads of its block.
+#: Task sizes (elements) that are tried, and the maximum threads of a block.
 SIZES = (32, 64, 128, 256, 512, 1024)
 THREADS = 256
 #: Cycles from a launch to its first result, of one dependent round of loads, and of issuing one load or operation.
 START, ROUND, ISSUE = 2200, 700, 2.5
-#: For operators without a reduction, cycles from a launch to the last store, of launching one more block, of a round of
-#: elements, of an operation of one thread, and of a load and an operation of a warp on its scheduler. Fitted to 368 kernels
-#: of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.03.
+#: For operators without a reduction, cycles from a launch to the last store, of launching one more block, of a round of elements,
+#: of an operation of one thread, and of a load and an operation of a warp on its scheduler. Fitted to 368 kernels of the zoo's
+#: models on an H200: the measured time over the predicted has a standard deviation of 0.03.
 MAP_START, BLOCK, MAP_ROUND, CHAIN, LOAD, OPERATION = 467, 1.19, 364, 19.0, 0.5, 1.2
 #: Loads of a reduction that the compiler keeps in flight together.
 UNROLLED = 4
-#: Threads that share a long reduction of a small tile (the emitter's rule), and values each combines at least.
+#: Threads that share a long reduction of a small tile (the emitter's rule), and the minimum values that each combines.
 SHARED, LEAST = 256, 4
-#: Share of the peak that kernels which stage tiles on chip reach (measured on an H200: 0.03 to 0.1).
+#: Fraction of the peak that kernels reach if they stage tiles on chip (measured on an H200: 0.03 to 0.1).
 SHARE = 0.06
 #: Warps of an SM that hide each other's latency.
 WARPS = 48
 
 
 def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the family does not suit."""
+    """Return tiled copies, best first, or [] if the family is unsuited."""
     if not is_suitable(operator):
         return []
     found = []
@@ -63,15 +62,15 @@ def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Ch
 
 
 def is_suitable(operator: ROperator) -> bool:
-    """Whether the operator stages no tile on chip, has no chain of reductions, which elements would repeat, and its tiles may be
-    cut anywhere."""
+    """Return True if tiles may be cut anywhere, none is staged on chip and reductions are not chained. Elements would repeat
+    chained reductions."""
     staged = any(c.layer == "veu" for c in operator.connections)
     return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape and operator.even
 
 
 def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 0) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch; ``parts`` threads share a reduction, or (0) as many
-    as the kernel has it."""
+    """Return the predicted seconds of all tasks of a tiled operator, without its launch. ``parts`` threads share a reduction; 0
+    selects the kernel's number."""
     clock = gpu.model_clock
     elements, tasks = math.prod(operator.tile), operator.task_count
     threads = dict(operator.config).get("threads", BLOCK_THREADS)
@@ -85,7 +84,7 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
         return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
     traffic = task_cost(operator, binding.types, gpu.vdevice).traffic * tasks
     loads, work = 0.0, 0.0
-    before = operator.prologue  # computed again at every read
+    before = operator.prologue  # recomputed at every read
     for c in operator.computes:
         deep = operator.main.reduce if c in before else c.reduce
         repeat = math.prod(r.extent for r in deep) / (parts if deep else 1)
@@ -101,21 +100,21 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
 
 
 def _reduction_threads(operator: ROperator, elements: int) -> int:
-    """Threads that share each element's reduction in the generic kernel."""
+    """Return the number of threads that share each element's reduction in the generic kernel."""
     deep = max((math.prod(r.extent for r in c.reduce) for c in operator.computes), default=1)
     most = min(SHARED // elements, deep // LEAST) if elements <= SHARED // 2 else 1
     return 1 << (most.bit_length() - 1) if most >= 2 else 1
 
 
 def generic_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    """Return the predicted seconds of all tasks of a tiled operator, without its launch."""
     alone, crowded = predict_times(operator, binding, gpu)
     return max(alone, crowded * -(-operator.task_count // gpu.sms)) if operator.task_count else 0.0
 
 
 def predict_times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float]:
-    """Predicted seconds of one round of tasks, alone and crowded: of what no plain tile suits, by its stages
-    (``generic.staged``), and no less than its bytes and its product take."""
+    """Return the predicted seconds of one round of tasks, alone and crowded. Operators without a suitable plain tile are priced
+    by stages (``generic.staged``), with their bytes and product as a lower bound."""
     if is_suitable(operator):
         return (plain_seconds(operator, binding, gpu) / -(-operator.task_count // gpu.sms),) * 2
     cost = task_cost(operator, binding.types, gpu.vdevice)

@@ -1,4 +1,4 @@
-"""The generic kernel: the core's emitter, which computes everything, a block a task."""
+"""The generic kernel: the core's emitter, which supports every operator, one block per task."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rammer_cuda.dialect import CUDA
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.kernels.task import TaskKernel
 
-#: Shared memory that needs no asking for; larger scratch memory is dynamic.
+#: Shared memory available without a request; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
 
 
 def generic_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of any operator, in blocks of as many threads as its config says."""
+    """Return the kernel of any operator, with the block's threads from its config."""
     function = emit_operator(operator, binding, CUDA, within=True)
     threads = dict(operator.config).get("threads", THREADS)
     arguments = tuple(Argument(t, written) for t, written in function.arguments)
@@ -32,7 +32,6 @@ def generic_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
 
 
 def _task_body(function: CFunction) -> Text:
-    """One task of the function."""
     text, pointers = Text(), "".join(f"p{k}, " for k in range(len(function.arguments)))
     if function.scratch > STATIC_SHARED:
         text.line("extern __shared__ __align__(16) char scratch[];")

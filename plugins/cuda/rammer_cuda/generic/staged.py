@@ -1,8 +1,7 @@
-"""What the generic kernel takes where it keeps values on chip: stage after stage, as the core's emitter lays them out.
+"""The cost of generic kernels that keep values on chip, by the stages that the core's emitter lays out.
 
-Such a kernel is bound by latency, which neither bytes nor operations tell: its blocks have few threads, each takes turns with the
-elements of a stage and waits for what it reads, and between stages all meet. A recurrent cell of one task a column is one.
-"""
+These kernels are bound by latency, which bytes and operations do not predict. Their blocks have few threads, which iterate over a
+stage's elements and wait for loads. All threads meet between stages. A recurrent cell with one task per column is an example."""
 
 from __future__ import annotations
 
@@ -18,21 +17,22 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.gpu import THREADS, Gpu
 
-#: Cycles from a launch to the last store of a block with nothing to do, of a round of reads from memory and of one from what is
-#: kept on chip, of a thread's operation (the first and the last as fitted to maps, ``generic.cost``), and of one step of the
-#: tree in which threads add up their shares of a sum. START, NEAR and JOIN are fitted to five kernels on an H200, a recurrent
-#: cell, two layer normalisations and two means of images: the measured time over the predicted is 0.91 to 1.12.
+#: Cycles from a launch to the last store of an empty block, of a round of reads from memory and of one from chip, of a thread's
+#: operation (the first and the last as fitted to maps, ``generic.cost``), and of one step of the tree in which threads add up
+#: their partial sums. START, NEAR and JOIN are fitted to five kernels on an H200, a recurrent cell, two layer normalisations and
+#: two means of images: the measured time over the predicted is 0.91 to 1.12.
 START, ROUND, NEAR, CHAIN, JOIN = 1200, 364, 120, 19.0, 140
-#: Cycles of a scheduler for an instruction of a warp, instructions of a load, and loads of a sum that are in flight together.
+#: Scheduler cycles for an instruction of a warp, instructions of a load, and loads of a sum that are in flight together.
 ISSUE, LOAD, UNROLLED = 2.5, 6, 4
-#: Warps and blocks that an SM has at once.
+#: Maximum warps and blocks resident on an SM.
 WARPS, BLOCKS = 48, 32
 
 
 def staged_cycles(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float]:
-    """Predicted cycles of one task of a tiled operator, whatever its bytes: from a launch to its last store, and of an SM's time
-    where the SM has as many blocks as it can, which wait side by side or take turns in issuing. ValueError where the operator is
-    ill-formed, as the emitter says."""
+    """Return the predicted cycles of one task of a tiled operator, bytes ignored, as (latency, SM time).
+
+    The latency is from a launch to the last store. The SM time assumes maximum occupancy: blocks overlap waits and share issue
+    slots. Raises ValueError if the operator is ill-formed."""
     layout, threads = Layout(operator, binding.types), dict(operator.config).get("threads", THREADS)
     waits = issues = 0.0
     for stage in layout.stages:
@@ -44,7 +44,7 @@ def staged_cycles(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[floa
 
 
 def _stage_cycles(layout: Layout, stage: Stage, threads: int) -> tuple[float, float]:
-    """Cycles that a block waits in a stage, and of the schedulers that its warps take."""
+    """Return the cycles that a block waits in a stage, and the scheduler cycles of its warps."""
     computes = list(_inlined_computes(layout, stage.computes))
     summed = list(_inlined_computes(layout, [c for c in computes if c.reduce]))
     rest = [c for c in computes if c not in summed]
@@ -66,7 +66,7 @@ def _stage_cycles(layout: Layout, stage: Stage, threads: int) -> tuple[float, fl
 
 
 def _inlined_computes(layout: Layout, computes: Iterable[Compute]) -> Iterator[Compute]:
-    """Computes with those that they compute in place, each once."""
+    """Yield the computes and those inlined into them, each once."""
     seen, open_ = set[str](), list(computes)
     while open_:
         c = open_.pop()
@@ -77,7 +77,7 @@ def _inlined_computes(layout: Layout, computes: Iterable[Compute]) -> Iterator[C
 
 
 def _read_cycles(layout: Layout, computes: Iterable[Compute]) -> float:
-    """Cycles of one round of what they read."""
+    """Return the cycles of one round of the computes' reads."""
     return ROUND if any(n not in layout.computes for c in computes for n in c.reads) else NEAR
 
 

@@ -1,8 +1,8 @@
-"""The end of a matrix product's kernel: the maps that follow, on a tile of sums in shared memory, and the stores.
+"""The epilogue of a matrix product's kernel: maps on a tile of sums in shared memory, and the stores.
 
-Every thread walks down columns of the tile. What other kernels wrote, such as a residual, it loads for several rows before
-it stores the first: such pointers are not ``const __restrict__`` (``kernels.task.parameter``), so the compiler has to take
-every store for one that may change what is loaded behind it, and rows would wait for memory one after another.
+Every thread walks down columns of the tile. It loads the results of other kernels, such as a residual, for several rows before it
+stores the first. Their pointers are not ``const __restrict__`` (``kernels.task.declare_parameter``), so the compiler assumes that
+every store may change later loads. Rows would otherwise wait for memory one after another.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rammer.ir.expr import Interval, Load, Ref
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import place_of
 
-#: Most values that a thread loads ahead of its stores.
+#: Maximum values that a thread loads before its stores.
 HELD = 32
 
 
 class Tile(Protocol):
-    """What of a block's shape matters here: rows and columns of its tile, threads, and parts of every sum."""
+    """The relevant part of a block's shape: rows and columns of its tile, threads, and slices of every sum."""
 
     @property
     def bm(self) -> int: ...
@@ -44,8 +44,8 @@ class Tile(Protocol):
 def write_epilogue(
     block: Block, places: Mapping[str, Place], product: Load, value: str, dtype: str, outputs: Iterable[str]
 ) -> None:
-    """The end of every kernel of a product: the maps behind ``product`` at one point, which is ``value`` of ``dtype`` there, by
-    the core's emitter, and the stores of ``outputs``."""
+    """Write the end of every product kernel: the maps after ``product`` at one point, and the stores of ``outputs``. The product
+    is ``value`` of ``dtype`` at that point. The core's emitter writes the maps."""
     block.memo[product] = Val(value, dtype, atom=True)
     for name in outputs:
         block.store(places[name], product.indices, block.unrounded(Load(name, product.indices)), ())
@@ -53,9 +53,10 @@ def write_epilogue(
 
 @dataclass
 class Epilogue:
-    """Writes the epilogue of ``p`` into ``text``: arguments from ``arguments[2]`` on are read or written here. A row of the
-    tile in shared memory, which ``totals`` points to, has ``line`` elements of the C type ``number``; ``split_k`` blocks share
-    its rows; a thread has ``unroll`` rows in flight."""
+    """A writer of the epilogue of ``p`` to ``text``, which reads or writes the arguments from ``arguments[2]`` on.
+
+    ``totals`` points to the tile in shared memory, whose rows have ``line`` elements of the C type ``number``. ``split_k`` blocks
+    share its rows. A thread has ``unroll`` rows in flight."""
 
     p: Product
     s: Tile
@@ -78,7 +79,7 @@ class Epilogue:
         self.rows = self.s.threads // self.across
 
     def write(self) -> str:
-        """The epilogue; returns the tables that the maps need."""
+        """Write the epilogue; return the tables that the maps need."""
         s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
         text.line("// Maps behind the sums, and stores.")
         with text.block(f"for (int g = 0; g < {-(-s.bn // across)}; ++g)"):
@@ -99,7 +100,7 @@ class Epilogue:
         return "".join(self.unit.tables.values())
 
     def coordinates(self, axes: Sequence[int], index: str) -> list[str]:
-        """Define where ``index`` of the tile is along ``axes``; returns the tests that this is inside."""
+        """Define the coordinates of the tile's ``index`` along ``axes``; return the tests that they are inside."""
         p, tests = self.p, list[str]()
         for d, place in zip(axes, split_digits(index, [p.operator.tile[d] for d in axes]), strict=True):
             self.text.line(f"const int x{d} = o{d} + {place};")
@@ -107,13 +108,13 @@ class Epilogue:
         return tests
 
     def _ahead(self) -> list[Load]:
-        """What the maps read that other kernels wrote; one integer is soon there."""
+        """Return the maps' loads of other kernels' results, except lengths, which arrive quickly."""
         loads = (ld for n in self.p.operator.outputs for ld in stored_loads(Load(n, self.point), self.unit.inlined))
         read = [ld for ld in dict.fromkeys(loads) if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]
         return [ld for ld in read if not is_length(ld.tensor, self.binding)]
 
     def _rows_together(self, ahead: Sequence[Load]) -> None:
-        """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""
+        """Write the rows in groups: the loads ``ahead`` of a whole group, then its maps and stores."""
         text, rows = self.text, self.rows
         group, whole = self.in_groups(max(1, min(self.unroll, HELD // len(ahead))))
         each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
@@ -125,7 +126,7 @@ class Epilogue:
             text.all(f"{spell_type(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
             text.line("#pragma unroll")
             with text.block(each):
-                # Of rows that are not there the last one's values are loaded: with so many tests predicates would run out.
+                # Missing rows load the last row's values: with so many tests predicates would run out.
                 text.line(f"const int i = {place if whole else f'min({place}, high - 1)'};")
                 with text.block(f"if ({' && '.join(self.coordinates(self.p.rows, 'i')) or 'true'})"):
                     text.all([*loads.lines, *(f"held{k}[u] = {v.text};" for k, v in enumerate(found))])
@@ -135,7 +136,7 @@ class Epilogue:
                 self._write_row(maps, [] if whole else ["i < high"])
 
     def in_groups(self, most: int) -> tuple[int, bool]:
-        """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
+        """Return the number of rows, at most ``most``, that a thread loads together, and True if they divide its rows."""
         own, rest = divmod(self.p.row_count, self.split_k * self.rows)
         if not rest:
             largest = next(n for n in range(min(own, most), 0, -1) if own % n == 0)
@@ -145,7 +146,7 @@ class Epilogue:
         return -(-own // -(-own // most)), False
 
     def _write_row(self, block: Block, tests: Sequence[str]) -> None:
-        """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
+        """Write the maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
             parts = (f"{self.totals}[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))

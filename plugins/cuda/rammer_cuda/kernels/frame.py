@@ -1,4 +1,4 @@
-"""What the kernels of every thread-per-element family share: parameters, task origins, the finished text."""
+"""The common frame of thread-per-element kernel families: parameters, task origins, the finished text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VECTOR = 4
 
 @dataclass
 class Frame:
-    """One kernel under construction: ``p0, p1, ...`` point at the operator's inputs, then its outputs.
+    """A kernel under construction: ``p0, p1, ...`` point at the operator's inputs, then its outputs.
 
-    ``block`` collects the statements; Computes in ``inlined`` are computed where they are read. The task's origin along
-    the anchor's axis ``k`` is ``o{k}``. ``device``, ``dynamic``, ``resident`` and ``blocks`` are the kernel's (``TaskKernel``);
-    of several blocks a task this one is number ``rank``.
+    ``block`` collects the statements; Computes in ``inlined`` are computed at their reads. The task's origin along the anchor's
+    axis ``k`` is ``o{k}``. ``device``, ``dynamic``, ``resident`` and ``blocks`` are the kernel's (``TaskKernel``). With several
+    blocks per task, ``rank`` is the block's number.
     """
 
     operator: ROperator
@@ -48,7 +48,7 @@ class Frame:
     device: str = ""
     resident: int = 0
     blocks: int = 1
-    stops: bool = field(default=False, init=False)  #: Whether it asks for lengths of the run.
+    stops: bool = field(default=False, init=False)  #: True if the kernel reads lengths of the run.
 
     def __post_init__(self) -> None:
         tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
@@ -74,28 +74,28 @@ class Frame:
             self.unit.ranges[f"o{d}"] = (0, (count - 1) * tile)
 
     def line(self, text: str) -> None:
-        """One statement."""
+        """Write one statement to the kernel."""
         self.block.line(text)
 
     @contextmanager
     def scope(self, head: str, *before: str, end: str = "}") -> Iterator[None]:
-        """What is written inside stands in a scope of its own, behind the lines ``before``."""
+        """Enclose the statements written inside in a scope, after the lines ``before``."""
         self.block.lines += [*before, f"{head} {{"]
         yield
         self.line(end)
 
     def variable(self, name: str, text: str, extent: int) -> Ref:
-        """A new integer in ``[0, extent)``."""
+        """Define an integer variable in ``[0, extent)``."""
         self.line(f"const int {name} = {text};")
         self.unit.ranges[name] = (0, max(extent - 1, 0))
         return Ref(name)
 
     def constants(self, loads: Sequence[Load]) -> list[Load]:
-        """Those of ``loads`` that read values known at compile time."""
+        """Return the ``loads`` that read values known at compile time."""
         return [ld for ld in loads if ld.tensor in self.binding.constants]
 
     def kernel(self, prefix: str) -> TaskKernel:
-        """The finished kernel; its name is ``prefix`` and a hash of the text."""
+        """Return the finished kernel; its name is ``prefix`` and a hash of the text."""
         types = [spell_type(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
         constant = ("" if a.written else "const " for a in self.arguments)
         parameters = tuple(f"{c}{t} *p{k}" for k, (c, t) in enumerate(zip(constant, types, strict=True)))
@@ -107,8 +107,8 @@ class Frame:
         return (with_lengths(self.operator, made) if self.stops else made).named(prefix)
 
     def stop(self, c: Compute, axes: Sequence[Axis]) -> str:
-        """Where a run's products or elements along ``axes`` of ``c``, joined to one, end before the bound: a variable, defined
-        here; "" where they do not."""
+        """Define a variable for the end of a run's products or elements along the joined ``axes`` of ``c``. Returns its name, or
+        "" if they always extend to the bound."""
         live = [a for a in axes if a.extent > 1]
         found = stopped_axes(self.operator, c, live[:1])
         if not found:
@@ -121,7 +121,7 @@ class Frame:
 
 
 def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:
-    """The element address of ``load`` as ``(step by axis, constant)``; None where it is not affine or padded."""
+    """Return the element address of ``load`` as ``(step by axis, constant)``, or None if it is not affine or padded."""
     if load.fill is not None:
         return None
     try:
@@ -131,7 +131,7 @@ def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] |
 
 
 def define_coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> list[Expr]:
-    """Variables ``{stem}{k}``: the digits of the integer ``index`` in the mixed radix ``extents``."""
+    """Define variables ``{stem}{k}``: the digits of the integer ``index`` in the mixed radix ``extents``."""
     result: list[Expr] = []
     below = 1
     for n in extents:
@@ -145,8 +145,8 @@ def define_coordinates(frame: Frame, stem: str, index: str, extents: Sequence[in
 
 
 def is_quad_aligned(load: Load, binding: Binding, along: set[str]) -> bool:
-    """Whether float32 elements of ``load`` lie next to each other along one of the axes ``along``, and each fourth of them
-    at a multiple of 16 bytes."""
+    """Return True if float32 elements of ``load`` are adjacent along one of the axes ``along`` in aligned fours. Every fourth
+    element is at a multiple of 16 bytes."""
     storage = binding.storages[load.tensor]
     found = steps_of(load, storage.strides)
     if found is None or binding.types[load.tensor].dtype != "float32" or storage.offset % VECTOR:
@@ -157,8 +157,8 @@ def is_quad_aligned(load: Load, binding: Binding, along: set[str]) -> bool:
 
 
 def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, number: int = 0) -> None:
-    """Combine each of ``totals`` of ``lanes`` neighbouring threads into every one of them: a butterfly of shuffles inside a
-    warp, whose lanes all get the same bits, then the warps in order through shared memory named by ``number``."""
+    """Combine each of ``totals`` of ``lanes`` neighbouring threads into every one of them. A butterfly of shuffles combines a
+    warp, whose lanes all get the same bits. The warps are combined in order through shared memory named by ``number``."""
     block, kind, narrow = frame.block, spell_type(CUDA, totals[0].cdtype), min(lanes, WARP)
     other = Val("other", totals[0].cdtype, atom=True)
     if narrow > 1:
@@ -182,7 +182,7 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
 
 
 def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
-    """Combine ``total``, which all threads of a block have, over the blocks of its cluster in the order of their ranks."""
+    """Combine ``total``, which all threads of a block have, over the blocks of its cluster in rank order."""
     block, kind, shared = frame.block, spell_type(CUDA, total.cdtype), f"whole{number}"
     frame.shared += 8
     block.line(f"__shared__ {kind} {shared};")
@@ -195,8 +195,8 @@ def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
 
 
 def moved_bytes(operator: ROperator, binding: Binding) -> int:
-    """Bytes that all tasks read and write, each element once; of a tensor read at places that depend on data, as many
-    elements as there are reads."""
+    """Return the bytes that all tasks read and write, each element once. A tensor with data-dependent indices counts as many
+    elements as it has reads, at most all."""
     read: dict[str, int] = {}
     for c in operator.computes:
         for load in c.loads:

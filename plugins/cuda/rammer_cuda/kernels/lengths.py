@@ -1,4 +1,4 @@
-"""Lengths of a run, which are words in device memory: where reductions stop, and early exits of blocks past a length."""
+"""Lengths of a run, stored as words in device memory: bounds of reductions, and early exits of blocks past a length."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rammer_cuda.kernels.task import TaskKernel
 
 
 def length_names(operator: ROperator) -> dict[str, str]:
-    """The pointer parameters of the lengths that an operator's extents are functions of."""
+    """Return the pointer parameters of the lengths that determine an operator's extents."""
     return {n: f"rm_n{k}" for k, n in enumerate(operator.lengths)}
 
 
 def with_lengths(operator: ROperator, kernel: TaskKernel) -> TaskKernel:
-    """``kernel`` with a parameter for each length of ``operator`` behind its own; itself where it has them."""
+    """Return ``kernel`` with a parameter appended for each length of ``operator``, unless it has them."""
     names = length_names(operator)
     made = tuple(f"const {CUDA.types['int64']} *__restrict__ {n}" for n in names.values())
     if not made or kernel.parameters[-len(made) :] == made:
@@ -33,7 +33,7 @@ def with_lengths(operator: ROperator, kernel: TaskKernel) -> TaskKernel:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A reduced axis that ends early: the variable that says where, from 1 to what it is at the bound, and its definition."""
+    """A reduced axis that ends early: the variable of its end, from 1 to the bound, and the definition."""
 
     axis: Axis
     name: str
@@ -41,7 +41,7 @@ class Stopped:
 
 
 def stopped_axes(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, Stopped]:
-    """Those of ``axes`` of the reduction ``c`` that stop at a length, by name."""
+    """Return the ``axes`` of the reduction ``c`` that stop at a length, by name."""
     lengths, found = length_names(operator), dict[str, Stopped]()
     extents = {s.axis: s.extent for s in operator.stops if s.compute == c.name}
     for number, axis in enumerate(axes):
@@ -54,15 +54,15 @@ def stopped_axes(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[
 
 
 def ceiling_quotient(value: str, block: int) -> str:
-    """How many blocks of so many hold ``value``."""
+    """Return C text for the number of blocks of size ``block`` that hold ``value``."""
     return value if block == 1 else f"({value} + {block - 1}) / {block}"
 
 
 def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKernel:
-    """``kernel`` behind a test of where the operator ends; itself where that is nowhere. The lengths are words in device memory.
+    """Return ``kernel`` after a test of the operator's end, or unchanged without one. The lengths are words in device memory.
 
-    Who leaves early has waited for earlier kernels all the same: their memory may be what it writes, and kernels that depend on
-    this one take its end for theirs."""
+    Blocks that exit early still wait for earlier kernels first. The kernel may write to memory that those use, and dependent
+    kernels assume that those have finished."""
     if not operator.endings or not kernel.body:
         return kernel
     lengths = length_names(operator)

@@ -1,4 +1,4 @@
-"""A kernel as a device function: one part of a launch of several, or what a block of the persistent kernel calls for a task."""
+"""A kernel as a device function: one part of a fused launch, or a task's function in the persistent kernel."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 
 from rammer_cuda.kernels.task import TaskKernel
 
-#: A declaration of static shared memory in a kernel's statements: its type, its name, its extents.
+#: A declaration of static shared memory in a kernel's statements: its type, name and extents.
 _STATIC = re.compile(r"__shared__ ((?:__align__\(\d+\) )?)([\w ]+?) (\w+)((?:\[\d+\])*);")
 #: The type of a pointer's declaration, which ends in its name.
 _TYPE = re.compile(r"(.*?)\w+")
 
 
 def is_narrower(kernel: TaskKernel, threads: int) -> bool:
-    """Whether a kernel is for fewer threads than these: not one that asks how many there are."""
+    """Return True if a kernel is for fewer threads than ``threads`` and never reads the block size."""
     return kernel.threads < threads and "blockDim" not in kernel.device + kernel.body
 
 
 def has_barrier(kernel: TaskKernel) -> bool:
-    """Whether a kernel's statements have a barrier."""
+    """Return True if a kernel's statements have a barrier."""
     return "__syncthreads" in kernel.body
 
 
 def barrier_line(kernel: TaskKernel, threads: int, meet: str = "rm_part_meet") -> str:
-    """The line by which a kernel's barrier is that of its own threads, the first of ``threads``, by the function ``meet``; "" for
-    all of them."""
+    """Return the line that restricts a kernel's barrier to its threads, the first of ``threads``, by the function ``meet``.
+    Returns "" if the kernel uses all threads or has no barrier."""
     if not is_narrower(kernel, threads) or not has_barrier(kernel):
         return ""
     return f"const auto __syncthreads = [] {{ {meet}<{kernel.threads}>(); }};\n"
 
 
 def declare_pointer(parameter: str, name: str) -> str:
-    """The declaration of a pointer like ``parameter``, called ``name``."""
+    """Return the declaration of a pointer like ``parameter``, with the name ``name``."""
     found = _TYPE.fullmatch(parameter)
     assert found is not None, parameter
     return found[1] + name
@@ -40,8 +40,8 @@ def declare_pointer(parameter: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MovedStatics:
-    """Static shared memory of a kernel as members of a structure: ``members`` declare them, ``body`` are the statements that find
-    them in the structure ``name`` at ``place``, ``most`` bytes suffice for it."""
+    """Static shared memory of a kernel as members of a structure. ``members`` declare the arrays. ``body`` are the statements,
+    which access the structure ``name`` at a pointer. ``most`` is an upper bound of its bytes."""
 
     name: str
     members: tuple[str, ...]
@@ -50,15 +50,15 @@ class MovedStatics:
 
     @property
     def text(self) -> str:
-        """The structure; "" where there is none. The compiler says if it were larger than was thought."""
+        """The structure, or "" if it is empty. A static assertion checks its size bound."""
         if not self.members:
             return ""
         return f'struct {self.name} {{ {" ".join(self.members)} }};\nstatic_assert(sizeof({self.name}) <= {self.most}, "");\n'
 
 
 def with_statics_at(kernel: TaskKernel, name: str, place: str) -> MovedStatics:
-    """A kernel whose static shared memory lies at the pointer ``place``: kernels of one launch that run one after the other then
-    share it, where each declaration would have a place of its own. A structure ``name`` says what is where."""
+    """Return a kernel whose static shared memory starts at the pointer ``place``, as a structure ``name``. Kernels that run one
+    after the other in a launch thus share it. Separate declarations would each have their storage."""
     members: list[str] = []
 
     def moved(found: re.Match[str]) -> str:
@@ -70,5 +70,5 @@ def with_statics_at(kernel: TaskKernel, name: str, place: str) -> MovedStatics:
 
 
 def dynamic_bytes(kernel: TaskKernel) -> int:
-    """Shared memory that a kernel takes of the block's as a part (``with_statics_at``)."""
+    """Return the bytes of the block's shared memory that a kernel needs as a part (``with_statics_at``)."""
     return max(kernel.dynamic, with_statics_at(kernel, "", "").most)

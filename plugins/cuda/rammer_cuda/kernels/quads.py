@@ -1,8 +1,8 @@
-"""The epilogue of products of bytes, four neighbouring columns a thread: codes are stored by words.
+"""The epilogue of products of bytes, four neighbouring columns per thread: quantised values are stored by words.
 
-One byte a thread, a warp's stores would be 32 bytes, and every code would cost an instruction of its own for its place, its test
-and its store. So it is where four columns lie together in the results and in what other kernels wrote, at whole words; elsewhere
-``Epilogue`` writes column by column.
+With one byte per thread, a warp's stores would be 32 bytes. Every byte would need separate instructions for address, test and
+store. It applies if four columns form aligned words in the results and in other kernels' outputs. Otherwise ``Epilogue`` writes
+column by column.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rammer.ir.expr import Load, Ref, integer
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import HELD, Epilogue
 
-#: Columns of a thread.
+#: Columns per thread.
 WIDE: Final = 4
-#: How four elements are read and written at once: type of the word, the elements of one, and a word of four.
+#: Reads and writes of four elements at once: the word's type, its elements, and a word from four elements.
 _BYTES: Final = "{0} & 255u | ({1} & 255u) << 8 | ({2} & 255u) << 16 | (unsigned){3} << 24"
 _WORDS: Final = {
     "uint8": ("unsigned", [f"(unsigned char)({{0}} >> {8 * e})" for e in range(WIDE)], _BYTES),
@@ -37,7 +37,7 @@ _WORDS: Final = {
 
 @dataclass
 class Quads(Epilogue):
-    """An epilogue of four columns a thread."""
+    """An epilogue of four columns per thread."""
 
     def __post_init__(self) -> None:
         Epilogue.__post_init__(self)
@@ -46,7 +46,7 @@ class Quads(Epilogue):
 
     @cached_property
     def column(self) -> int:
-        """The axis of the columns that is innermost."""
+        """The innermost axis of the columns."""
         return self.p.columns[-1]
 
     @cached_property
@@ -57,7 +57,7 @@ class Quads(Epilogue):
 
     @cached_property
     def loads(self) -> list[list[Load]]:
-        """What the maps read, distinct, of each element: in one order."""
+        """The distinct loads of the maps for each element, in equal order."""
         return [
             list(dict.fromkeys(ld for n in self.p.operator.outputs for ld in self._placed_loads(n, point)))
             for point in self.points
@@ -68,8 +68,8 @@ class Quads(Epilogue):
 
     @property
     def possible(self) -> bool:
-        """Whether four columns are whole words wherever they are stored, and what other kernels wrote is read by words or is one
-        number for all four."""
+        """True if four columns form whole words in all stores and in the reads of other kernels' results. A read of one element
+        for all four columns is supported, too."""
         p, tile = self.p, self.p.operator.tile
         whole = bool(p.columns) and tile[self.column] % WIDE == 0 and p.axis(self.column).extent % WIDE == 0
         if not whole or len({len(found) for found in self.loads}) != 1 or not all(map(self._is_word_column, p.operator.outputs)):
@@ -80,7 +80,7 @@ class Quads(Epilogue):
         return load.fill is None and load.indices == self.points[0] and self._is_word_column(load.tensor)
 
     def _is_word_column(self, tensor: str) -> bool:
-        """Whether four neighbouring columns of ``tensor`` are a word, at a place of its own."""
+        """Return True if four neighbouring columns of ``tensor`` are one aligned word."""
         storage = self.binding.storages[tensor]
         others = (s for d, s in enumerate(storage.strides) if d != self.column)
         known = self.binding.types[tensor].dtype in _WORDS and len(storage.strides) == len(self.p.main.axes)
@@ -88,15 +88,14 @@ class Quads(Epilogue):
 
     @cached_property
     def late(self) -> list[int]:
-        """Of ``loads``, what other kernels wrote."""
+        """Indices in ``loads`` of other kernels' results."""
         return [k for k, ld in enumerate(self.loads[0]) if ld.tensor not in self.binding.constants]
 
     def _is_same_element(self, k: int) -> bool:
-        """Whether all four read one element."""
+        """Return True if all four columns read one element."""
         return len({found[k] for found in self.loads}) == 1
 
     def write(self) -> str:
-        """The epilogue; returns the tables that the maps need."""
         s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
         text.line("// Maps behind the sums, and stores, four columns at a time.")
         with text.block(f"for (int g = 0; g < {-(-s.bn // (WIDE * across))}; ++g)"):
@@ -117,7 +116,7 @@ class Quads(Epilogue):
         return "".join(self.unit.tables.values())
 
     def _load_column_constants(self) -> Block:
-        """Constants that are those of a column: loaded once for all rows."""
+        """Load the constants that depend only on the column, once for all rows."""
         moving = {f"x{d}" for d in self.p.rows}
         block = Block(self.unit)
         found = [
@@ -128,7 +127,7 @@ class Quads(Epilogue):
         return Block(self.unit, block)
 
     def _write_row_groups(self, fixed: Block) -> None:
-        """The rows in groups: what other kernels wrote for all of a group, then the maps and stores."""
+        """Write the rows in groups: the loads of other kernels' results for a whole group, then its maps and stores."""
         text, rows = self.text, self.rows
         group, whole = self.in_groups(max(1, min(self.unroll, HELD // (2 * len(self.late)))))
         each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
@@ -148,7 +147,7 @@ class Quads(Epilogue):
                 self._write_quad(maps, [] if whole else ["i < high"])
 
     def _read_load(self, read: Block, maps: Block, k: int) -> tuple[str, str]:
-        """C type and text of load number ``k``, of all four or of one for all; the maps find its elements."""
+        """Return C type and text of load number ``k``, of all four columns or one for all; the maps get its elements."""
         ld = self.loads[0][k]
         dtype = self.binding.types[ld.tensor].dtype
         if self._is_same_element(k):
@@ -162,7 +161,7 @@ class Quads(Epilogue):
         return kind, f"*(const {kind} *)({place.pointer} + {read.address(place, ld.indices)})"
 
     def _write_quad(self, block: Block, tests: Sequence[str]) -> None:
-        """The maps and stores of row ``i`` at the four points."""
+        """Write the maps and stores of row ``i`` at the four points."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
             slices = s.slice_k if self.split_k == 1 else 1
@@ -177,7 +176,7 @@ class Quads(Epilogue):
             text.all(own.lines)
 
     def _store_word(self, block: Block, name: str) -> None:
-        """The four elements of a result, as one word."""
+        """Store the four elements of a result as one word."""
         place = self.unit.places[name]
         values = [
             block.let(ops.convert_value(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points

@@ -1,4 +1,4 @@
-"""Dividing a task's tile among its threads: equal strips of neighbouring elements along every axis."""
+"""The division of a task's tile among its threads: equal strips of neighbouring elements along every axis."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rammer_cuda.kernels.frame import Frame
 
 @dataclass(frozen=True)
 class Strips:
-    """Strips of ``sizes`` elements (one number an axis of the anchor) over the tile of ``operator``."""
+    """Strips of ``sizes`` elements (one number per axis of the anchor) over the tile of ``operator``."""
 
     operator: ROperator
     sizes: tuple[int, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether a strip is no longer than the tile along any axis."""
+        """True if a strip is at most as long as the tile along every axis."""
         return all(s <= t for s, t in zip(self.sizes, self.operator.tile, strict=True))
 
     @property
@@ -37,11 +37,12 @@ class Strips:
 
     @property
     def count(self) -> int:
-        """Strips of a task."""
+        """The number of strips of a task."""
         return math.prod(self.along)
 
     def base(self, frame: Frame, number: str) -> list[Expr]:
-        """Variables ``x0, x1, ...``: the first element of strip ``number``. Strips at the end move back to end on it."""
+        """Define variables ``x0, x1, ...``: the first element of strip ``number``. Strips past the tensor's end are moved back to
+        end on it."""
         result: list[Expr] = []
         below, first = self.count, True
         for d, (axis, count) in enumerate(zip(self.operator.anchor.axes, self.along, strict=True)):
@@ -64,17 +65,18 @@ class Strips:
         return result
 
     def points(self, base: list[Expr]) -> list[tuple[Expr, ...]]:
-        """The elements of the strip that starts at ``base``, row by row."""
+        """Return the elements of the strip that starts at ``base``, row by row."""
         shifts = itertools.product(*(range(s) for s in self.sizes))
         return [tuple(canonicalise_sum(make_add(b, i)) for b, i in zip(base, shift, strict=True)) for shift in shifts]
 
     def moved(self, d: int) -> bool:
-        """Whether a strip along axis ``d`` may reach over the tensor's end."""
+        """Return True if a strip along axis ``d`` may extend past the tensor's end."""
         tile, extent = self.operator.tile[d], self.operator.anchor.axes[d].extent
         return extent > self.sizes[d] and bool(tile % self.sizes[d] or extent % tile)
 
     def own(self, frame: Frame, point: tuple[Expr, ...]) -> list[str]:
-        """Tests that ``point`` is the task's own: strips that were moved back, or reach over the tile, hold others'."""
+        """Return the tests that ``point`` belongs to the task. Strips that were moved back or extend past the tile hold elements
+        of other tasks."""
         tests = []
         for d, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
             if count > 1 and self.moved(d):

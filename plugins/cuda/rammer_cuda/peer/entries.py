@@ -1,4 +1,4 @@
-"""What one launch of ``rm_exchange`` carries out, as numbers that the device reads (``device/peer.cuh``)."""
+"""Entries of one ``rm_exchange`` launch, as numbers that the device reads (``device/peer.cuh``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rammer.device.manifest import Array
 
 from rammer_cuda.device import device_source, fill_template
 
-#: Threads of a block, bytes that one of them moves at a time, and polls of a word between two looks at the clock.
+#: Threads of a block, bytes that a thread moves at a time, and polls of a word between two checks of the clock.
 THREADS: Final = 512
 VECTOR: Final = 16
 PATIENCE: Final = 64
-#: Entries of a launch, which are its parameters: 4 KiB at most.
+#: Maximum entries of a launch, which are its parameters: 4 KiB at most.
 ENTRIES: Final = 32
-#: 64-bit and 32-bit fields of an entry, in the order of the device, and of what a wait in vain leaves.
+#: 64-bit and 32-bit fields of an entry, in the order of the device, and fields of the record of a wait that timed out.
 LONG: Final = ("to", "from", "bytes", "flag", "credit", "count")
 SHORT: Final = ("kind", "first", "blocks", "depth", "name", "unused")
 FAILURE: Final = ("failed", "kind", "name", "wanted", "seen")
@@ -28,8 +28,8 @@ ENTRY: Final = 8 * len(LONG) + 4 * len(SHORT)
 
 
 class PeerKind(IntEnum):
-    """What an entry does: writes a payload and its flag (or the flag alone); says that a slot may be written again; waits for a
-    flag; or waits until a slot is free, for a copy that follows."""
+    """The action of an entry. PUT writes a payload and its flag (or the flag alone). CREDIT marks a slot as writable again. WAIT
+    waits for a flag. ROOM waits until a slot is free, for a subsequent copy."""
 
     PUT = 0
     CREDIT = 1
@@ -39,9 +39,10 @@ class PeerKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
-    """One entry. Addresses are the device's; ``flag`` is the word that is written, or waited for; ``credit`` the word that a
-    put waits for first (0: none); ``count`` words of this end alone: its runs, the blocks that have arrived, and 64 bits of
-    nanoseconds that it has waited."""
+    """An entry of a launch. Addresses are the device's; ``flag`` is the word that is written or awaited.
+
+    ``credit`` is the word that a put first waits for (0: none). ``count`` are private words of this end: its runs, the blocks
+    that have arrived, and its waiting time (64 bits, ns)."""
 
     kind: PeerKind
     name: int
@@ -56,7 +57,7 @@ class PeerEntry:
 
 
 def encode_entries(entries: Sequence[PeerEntry]) -> Array:
-    """The entries as the device reads them, and nothing behind them."""
+    """Encode the entries for the device, padded with zeros."""
     form = np.dtype([(n, np.uint64) for n in LONG] + [(n, np.uint32) for n in SHORT])
     if len(entries) > ENTRIES:
         raise ValueError(f"{len(entries)} entries in one launch of {ENTRIES}")
@@ -73,22 +74,22 @@ def encode_entries(entries: Sequence[PeerEntry]) -> Array:
 
 
 def blocks_of(entries: Sequence[PeerEntry]) -> int:
-    """Blocks of a launch."""
+    """Return the number of blocks of a launch."""
     return sum(e.blocks for e in entries)
 
 
 def spread_over(entry: PeerEntry, most: int, each: int) -> PeerEntry:
-    """A put by as many blocks as it has shares of ``each`` bytes, at most ``most``."""
+    """Split a put over blocks of ``each`` bytes, at most ``most`` blocks."""
     return replace(entry, blocks=max(1, min(most, -(-entry.nbytes // each))))
 
 
 def exchange_text() -> str:
-    """The translation unit of ``rm_exchange``."""
+    """Return the translation unit of ``rm_exchange``."""
     return device_source("order") + device_text()
 
 
 def device_text() -> str:
-    """What of it is its own."""
+    """Return the device text of ``rm_exchange`` only."""
     kinds = {k.name.lower(): int(k) for k in PeerKind}
     fields = {"long": ", ".join(LONG), "short": ", ".join(SHORT), "failure": ", ".join(FAILURE)}
     return fill_template("peer", patience=PATIENCE, threads=THREADS, most=ENTRIES, **kinds, **fields)

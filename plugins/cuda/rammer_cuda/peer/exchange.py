@@ -1,4 +1,4 @@
-"""Launches of entries, on a stream or as nodes of a CUDA graph, on the GPU whose ends of transfers they are."""
+"""Launches of entries, on a stream or as nodes of a CUDA graph, on the GPU that owns the transfers' ends."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ from rammer_cuda.peer.entries import (
 )
 from rammer_cuda.peer.layout import PeerLayout, Route
 
-#: Bytes that a block writes, where there are enough; most blocks of one payload. The copy engine is no faster below 64 MiB
-#: (measured between two H200s: 58 us, and 51 by blocks, at 16 MiB; 184 and 188 at 64), and copies behind a wait in vain, too.
+#: Minimum bytes that a block writes, and the maximum blocks of one payload. Below 64 MiB the copy engine is not faster (measured
+#: between two H200s: 58 us, and 51 by blocks, at 16 MiB; 184 and 188 at 64). It also copies after a wait that timed out.
 EACH: Final = 16 << 10
 MOST: Final = 132
-#: cudaMemcpyDeviceToHost, the other way, and cudaMemcpyDefault: the driver knows where addresses are.
+#: cudaMemcpyDeviceToHost, cudaMemcpyHostToDevice, and cudaMemcpyDefault: the driver derives the kind from the addresses.
 TO_HOST: Final = 2
 TO_DEVICE: Final = 1
 ANYWHERE: Final = 4
 
 
 class End:
-    """The ends of all transfers that GPU ``index`` has, ``number`` among those of ``layout``, whose memory is at ``addresses``.
+    """The ends of all transfers of GPU ``index``, device ``number`` of ``layout``, whose memories start at ``addresses``.
+    ``limit`` is the timeout of a wait, in seconds."""
 
-    ``limit`` is how long something waits before it gives up, in seconds.
-    """
-
-    #: How tensors cross, for people; and copies of a tensor on the way.
+    #: A description of the transfers for users, and the intermediate copies of a tensor.
     how, copies = "transfers by NVLink or PCIe into the other GPU's memory", 0
-    #: Whether a launch may wait for another GPU beside its own writes: what it has written is there before it ends.
+    #: True if one launch may write and wait for another GPU: its writes arrive before it ends.
     meets = True
 
     def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
@@ -60,28 +58,29 @@ class End:
             import_cupy().cuda.get_current_stream().synchronize()
 
     def word(self, device: int, name: str, kind: str) -> int:
-        """The address of a route's word in a GPU's memory."""
+        """Return the address of a route's word in a GPU's memory."""
         return self.addresses[device] + self.layout.words[device][name, kind]
 
     def slot(self, name: str, slot: int) -> int:
-        """The address where a route's tensor arrives, as this GPU reaches it."""
+        """Return the address at which a route's tensor arrives, as this GPU reaches it."""
         route = self.routes[name]
         return self.addresses[route.target] + self.layout.slots[name] + slot % self.layout.depth * self.layout.stride(route)
 
     def landing(self, name: str, slot: int) -> int:
-        """Where this GPU writes a route's tensor."""
+        """Return the address to which this GPU writes a route's tensor."""
         return self.slot(name, slot)
 
     def flagged(self, name: str) -> int:
-        """Where it writes the route's flag."""
+        """Return the address to which this GPU writes the route's flag."""
         return self.word(self.routes[name].target, name, "flag")
 
     def credited(self, name: str) -> int:
-        """Where it writes the credit of a route that ends here."""
+        """Return the address to which this GPU writes the credit of a route that ends here."""
         return self.word(self.routes[name].source, name, "credit")
 
     def put(self, name: str, slot: int, source: int, nbytes: int | None = None) -> PeerEntry:
-        """Writes the tensor at address ``source`` into a slot, once it is free, and its flag. With 0 bytes the flag alone."""
+        """Return an entry that writes the tensor at address ``source`` into a free slot, then its flag. With 0 bytes it writes
+        the flag alone."""
         route = self.routes[name]
         size = route.nbytes if nbytes is None else nbytes
         flag, count = self.flagged(name), self.word(self.number, name, "sent")
@@ -100,26 +99,26 @@ class End:
         return spread_over(entry, MOST, EACH)
 
     def room(self, name: str) -> PeerEntry:
-        """Waits until the slot of the next put is free."""
+        """Return an entry that waits until the slot of the next put is free."""
         credit, count = self.word(self.number, name, "credit"), self.word(self.number, name, "sent")
         return PeerEntry(PeerKind.ROOM, self.names[name], 0, count, credit, self.layout.depth)
 
     def wait(self, name: str) -> PeerEntry:
-        """Waits for the tensor of the next run."""
+        """Return an entry that waits for the tensor of the next run."""
         return PeerEntry(
             PeerKind.WAIT, self.names[name], self.word(self.number, name, "flag"), self.word(self.number, name, "got")
         )
 
     def credit(self, name: str) -> PeerEntry:
-        """Says that the tensor of the next run that was not given back has been read."""
+        """Return an entry that releases the oldest unreleased tensor."""
         return PeerEntry(PeerKind.CREDIT, self.names[name], self.credited(name), self.word(self.number, name, "given"))
 
     def exchange(self, entries: Sequence[PeerEntry]) -> Any:
-        """A launch of these entries, in no order."""
+        """Return a launch of these entries, in any order."""
         return Exchange(self, entries)
 
     def waited(self) -> float:
-        """Seconds that all waits of this GPU have waited, for flags and for slots; launches are over."""
+        """Return the seconds that all waits of this GPU took, for flags and slots, after all launches have finished."""
         ends = [(r.name, "sent" if r.source == self.number else "got") for r in self.layout.routes]
         with self.unit:
             words = np.zeros(2, np.uint64)
@@ -133,8 +132,8 @@ class End:
         return total * 1e-9
 
     def check(self, words: Sequence[int] | None = None) -> None:
-        """DeviceFailure that names the transfer, where something that ran before waited in vain; ``words`` are those of
-        ``failure``, where they have been read."""
+        """Raise DeviceFailure with the transfer's name if an earlier wait timed out. ``words`` are those of ``failure``, if
+        already read."""
         if words is None:
             with self.unit:
                 words = import_cupy().asnumpy(self.failure).tolist()
@@ -143,7 +142,7 @@ class End:
             raise self.reported(PeerKind(kind), self.layout.routes[name], wanted, seen)
 
     def reported(self, kind: PeerKind, route: Route, wanted: int, seen: int) -> DeviceFailure:
-        """What a wait in vain is told as."""
+        """Return the error that reports a wait that timed out."""
         if kind == PeerKind.WAIT:
             what = f"device {route.target} waited {self.limit:.3g} s for device {route.source} to send {route.name}"
             have = f"run {wanted} of it; {seen} arrived"
@@ -153,7 +152,7 @@ class End:
         return DeviceFailure(what, have, "a device of this run has ended, hangs, or is slower than the limit")
 
     def close(self) -> None:
-        """Unload the module."""
+        """Unload the module; closing again does nothing."""
         with self.unit:
             if self.module is not None:
                 check_result(import_driver().cuModuleUnload(self.module), "unloading a module")
@@ -161,7 +160,7 @@ class End:
 
 
 class Exchange:
-    """One launch of ``rm_exchange``."""
+    """A launch of ``rm_exchange``."""
 
     def __init__(self, end: End, entries: Sequence[PeerEntry]) -> None:
         self.end, self.blocks = end, blocks_of(entries)
@@ -173,7 +172,7 @@ class Exchange:
         self.parameters = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle, of its GPU."""
+        """Queue the launch on the stream with this handle, of its GPU."""
         pointer = ctypes.addressof(self.parameters)
         check_result(
             import_driver().cuLaunchKernel(self.end.function, self.blocks, 1, 1, THREADS, 1, 1, 0, stream, pointer, 0),
@@ -181,7 +180,7 @@ class Exchange:
         )
 
     def node(self, graph: Any, after: Sequence[Any]) -> Any:
-        """A node of ``graph`` behind others."""
+        """Return a node of ``graph`` after the nodes ``after``."""
         node = import_driver().CUDA_KERNEL_NODE_PARAMS()
         node.func = self.end.function
         node.gridDimX, node.gridDimY, node.gridDimZ = self.blocks, 1, 1
@@ -198,11 +197,10 @@ class Copy:
         self.unit, self.to, self.source, self.nbytes = unit, to, source, nbytes
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
         import_cupy().cuda.runtime.memcpyAsync(self.to, self.source, self.nbytes, ANYWHERE, stream)
 
     def node(self, graph: Any, after: Sequence[Any]) -> Any:
-        """A node of ``graph`` behind others."""
+        """Return a node of ``graph`` after the nodes ``after``."""
         api = import_driver()
         what = api.CUDA_MEMCPY3D()
         what.srcMemoryType = what.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE

@@ -1,5 +1,5 @@
-"""The transport ``cuda-peer``: GPUs of one host, of one process or of several, whose words go by another transport before the
-first run: that of this process, or MPI's."""
+"""The transport ``cuda-peer``: GPUs of one host, in one process or several. Control messages use another transport before the
+first run: the in-process one, or MPI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from rammer_cuda.peer.part import CudaPart, chain_launches
 
 
 class PeerFabric:
-    """GPUs that reach each other's memory; processes tell each other of it by ``words``, which is MPI's where none is given."""
+    """A fabric of GPUs that reach each other's memory. Processes exchange control messages by ``words`` (default for several:
+    MPI)."""
 
     def __init__(self, party: Party, words: Fabric | None = None) -> None:
         self.party = party
@@ -39,11 +40,11 @@ class PeerFabric:
         self.opened: list[Any] = []
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """By the other transport."""
+        """Exchange messages by the other transport."""
         return self.words.meet(words, seconds)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """Each GPU allocates, all map; zeros are there before anybody writes."""
+        """Allocate memory on each GPU and map it on all. The memory is zero before the first write."""
         routes = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in exposed.transfers)
         layout = PeerLayout(routes, len(exposed.devices), exposed.depth)
         abroad = len(self.mine) < len(exposed.devices)
@@ -56,14 +57,14 @@ class PeerFabric:
         for d in self.mine:
             reached = ReachedMemory(index_of(exposed.devices[d]), offers)
             end = End(index_of(exposed.devices[d]), d, layout, reached.addresses, self.party.timeout)
-            self.opened = [end, reached, *self.opened]  # mapped memory is let go before anybody frees it
+            self.opened = [end, reached, *self.opened]  # unmap memory before its owner frees it
             ends[d] = PeerEndpoint(end, beside[d], self.party.timeout)
         self.meet(dict.fromkeys(self.mine, "mapped"), self.party.timeout)
         return ends
 
     def close(self, failed: bool = False) -> None:
-        """Let go of others' memory, and, when all have, free this process's own. Where one has ``failed``, what its GPU refuses
-        is not told of any more."""
+        """Unmap the memory of other processes, then free this process's memory once all have unmapped. If a device has
+        ``failed``, errors of its GPU are suppressed."""
         mapped = [x for x in self.opened if not isinstance(x, PeerMemory)]
         with suppress(*[DeviceFailure] * failed):
             for thing in mapped:
@@ -78,8 +79,8 @@ class PeerFabric:
 
 
 class PeerEndpoint:
-    """A GPU's side (``rammer.distributed.transport.protocol.Endpoint``), which runs its part by itself; what else is asked of it,
-    the host waits for."""
+    """The endpoint of a GPU (``rammer.distributed.transport.protocol.Endpoint``), which runs its part without the host. The host
+    waits for all other operations."""
 
     def __init__(self, end: End, words: Endpoint, timeout: float) -> None:
         self.end, self.words, self.timeout, self.counters = end, words, timeout, Counters()
@@ -87,35 +88,35 @@ class PeerEndpoint:
             self.stream = import_cupy().cuda.Stream(non_blocking=True)
 
     def part(self, spread: DistributedProgram, device: int, backend: Backend) -> CudaPart:
-        """The device's part: waits, steps and writes are queued on the GPU with no host between."""
+        """Return the device's part: waits, steps and writes are queued on the GPU, without the host."""
         return CudaPart(spread, device, backend, self.end, self.counters)
 
     def slot(self, name: str, run: int) -> Any:
-        """The memory that a transfer arrives in, on the GPU: bytes."""
+        """Return the GPU memory in which a transfer arrives, as bytes."""
         nbytes, cp = self.end.routes[name].nbytes, import_cupy()
         memory = cp.cuda.UnownedMemory(self.end.slot(name, run), max(nbytes, 1), self.end)
         return cp.ndarray((nbytes,), np.uint8, cp.cuda.MemoryPointer(memory, 0))
 
     def arrived(self, name: str, run: int) -> bool:
-        """Whether it is all there."""
+        """Return True if the transfer has arrived completely."""
         return self._read_word(name, "flag") > run
 
     def free(self, name: str, run: int) -> bool:
-        """Whether the slot that ``put`` would write is free."""
+        """Return True if the slot that ``put`` would write is free."""
         return self._read_word(name, "credit") > run - self.end.layout.depth
 
     def wait(self, name: str, run: int) -> None:
-        """The host waits for a launch that waits."""
+        """Wait on the host for a launch that waits."""
         self._all([self.end.exchange([self.end.wait(name)])])
 
     def put(self, name: str, run: int, values: Array) -> None:
-        """From the GPU's memory; from the host's by a copy, which is counted. Nothing is allocated on a GPU: another one may
-        be waiting."""
+        """Write values from the GPU's memory, or from the host's by a copy, which is counted. A GPU allocation is avoided, since
+        another GPU may be waiting."""
         end, route = self.end, self.end.routes[name]
         if isinstance(values, np.ndarray):
             given = np.ascontiguousarray(values)
             copy = HostCopy(end.landing(name, run), given)
-            self._all([end.exchange([end.room(name)])])  # nothing is copied behind a wait in vain
+            self._all([end.exchange([end.room(name)])])  # a timed-out wait must prevent the copy
             self._all([copy, end.exchange([end.put(name, run, 0, 0)])])
             self.counters.host_copies += 1
         else:
@@ -125,14 +126,15 @@ class PeerEndpoint:
         self.counters.flag_writes += 1
 
     def release(self, name: str, run: int) -> None:
-        """The slot is the sender's again."""
+        """Release the slot to the sender."""
         self._all([self.end.exchange([self.end.credit(name)])])
         self.counters.flag_writes += 1
 
     def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
-        """A graph on either GPU, as a run's waits and writes are, timed by the GPU's clock. Behind the first round, which is not
-        counted where there are more, both are queued: what the other one's host needs is in no time. What is sent is what lies in
-        the slot of ``into``."""
+        """Return the seconds of a round of writes and waits, by the GPU's clock.
+
+        Each GPU runs a graph, as in a model's run. The first of several rounds is uncounted. Both graphs are queued at once, so
+        the other host's delays are not measured. The payload is the content of slot 0 of ``into``."""
         end, source, rounds = self.end, self.end.slot(into, 0), list[list[Any]]()
         for run in runs:
             sent, got = end.exchange([end.put(out, run, source)]), end.exchange([end.wait(into)])
@@ -153,7 +155,7 @@ class PeerEndpoint:
         return seconds / (len(rounds) - len(met))
 
     def fail(self, why: str) -> None:
-        """By the other transport; the GPU's own waits end by themselves."""
+        """Report a failure by the other transport; the GPU's waits end by timeout."""
         self.words.fail(why)
 
     def _read_word(self, name: str, kind: str) -> int:
@@ -179,18 +181,18 @@ class HostCopy:
         self.to, self.values = to, values
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
+        """Queue the copy on the stream with this handle."""
         if self.values.nbytes:
             import_cupy().cuda.runtime.memcpyAsync(self.to, self.values.ctypes.data, self.values.nbytes, ANYWHERE, stream)
 
 
 def index_of(device: str) -> int:
-    """The GPU's number: 1 of ``cuda:1``."""
+    """Return the GPU's number, such as 1 for ``cuda:1``."""
     return int(device.partition(":")[2] or 0)
 
 
 def check_apart(devices: Sequence[str], offers: Sequence[Offer]) -> None:
-    """DeviceUnavailable where two devices are one GPU, as processes may have it that see all of them."""
+    """Raise DeviceUnavailable if two devices are one GPU, which happens if several processes see all GPUs."""
     seen: dict[str, int] = {}
     for number, offer in enumerate(offers):
         other = seen.setdefault(offer.bus, number)
@@ -202,12 +204,12 @@ def check_apart(devices: Sequence[str], offers: Sequence[Offer]) -> None:
 
 
 def encode_offer(offer: Offer) -> str:
-    """As text."""
+    """Encode an offer as text."""
     return json.dumps(asdict(offer) | {"handle": offer.handle.hex()})
 
 
 def decode_offer(text: str) -> Offer:
-    """The inverse; DeviceFailure where another process says something else."""
+    """Decode an offer. Raises DeviceFailure if another process sent an invalid text."""
     try:
         found = json.loads(text)
         return Offer(**{**found, "handle": bytes.fromhex(found["handle"])})
@@ -216,7 +218,8 @@ def decode_offer(text: str) -> Offer:
 
 
 def connects(a: Site, b: Site) -> str | None:
-    """Why two sites are not joined by GPUs' own memory; whether the driver lets them is asked when they are joined."""
+    """Return the reason why two sites cannot join by peer access, or None. Between processes, the driver's permission is checked
+    on joining."""
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
             return f"{site.device} is no GPU of cuda"

@@ -1,4 +1,4 @@
-"""Where the words and slots of transfers lie in the memory that each GPU exposes: every process works it out alike."""
+"""The layout of transfer words and slots in each GPU's exposed memory: every process computes the same layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from rammer.errors import BadInput
 
-#: Bytes between words that different GPUs write, and what slots are aligned to.
+#: Bytes between words that different GPUs write, and the alignment of slots.
 LINE: Final = 128
 SLOT: Final = 256
 
@@ -26,11 +26,10 @@ class Route:
 
 @dataclass(frozen=True)
 class PeerLayout:
-    """The memory of all GPUs, for ``depth`` runs in flight. Offsets are bytes from the begin of a GPU's memory.
+    """The memory of all GPUs, for ``depth`` runs in flight. Offsets are bytes from the start of a GPU's memory.
 
-    Of every route the receiver has a flag and ``depth`` slots, the sender a credit, and both a counter of their own runs, which
-    nobody else touches. Words come first: they start as zeros.
-    """
+    For every route the receiver has a flag and ``depth`` slots, and the sender a credit. Both also have private run counters.
+    Words come first, since they start as zeros."""
 
     routes: tuple[Route, ...]
     devices: int
@@ -42,7 +41,7 @@ class PeerLayout:
 
     @cached_property
     def words(self) -> Sequence[Mapping[tuple[str, str], int]]:
-        """Of each GPU: (route, ``flag``, ``credit``, ``sent`` or ``got``) -> offset."""
+        """Offsets of each GPU's words by route and kind, such as ``flag``, ``credit``, ``sent`` or ``got``."""
         result: list[dict[tuple[str, str], int]] = [{} for _ in range(self.devices)]
         for route in self.routes:
             for device, kinds in ((route.source, ("credit", "sent", "paid")), (route.target, ("flag", "got", "given"))):
@@ -52,7 +51,7 @@ class PeerLayout:
 
     @cached_property
     def slots(self) -> Mapping[str, int]:
-        """Route -> offset of its first slot in the receiver's memory; the others follow, ``stride`` apart."""
+        """The offset of each route's first slot in the receiver's memory; the others follow at ``stride``."""
         end = [_round_up(len(words) * LINE) for words in self.words]
         result = {}
         for route in self.routes:
@@ -62,15 +61,15 @@ class PeerLayout:
 
     @staticmethod
     def stride(route: Route) -> int:
-        """Bytes from one slot of a route to the next; kernels may load whole vectors from behind one."""
+        """Return the bytes from one slot of a route to the next; kernels may load whole vectors past a slot's end."""
         return _round_up(route.nbytes) + SLOT
 
     def word_bytes(self, device: int) -> int:
-        """Bytes of words at the begin of a GPU's memory."""
+        """Return the bytes of words at the start of a GPU's memory."""
         return _round_up(len(self.words[device]) * LINE)
 
     def nbytes(self, device: int) -> int:
-        """Bytes of a GPU's memory; at least one slot, since nobody can give away nothing."""
+        """Return the bytes of a GPU's memory, at least one slot, since empty memory cannot be shared."""
         own = [r for r in self.routes if r.target == device]
         return max(SLOT, self.word_bytes(device), *(self.slots[r.name] + self.depth * self.stride(r) for r in own))
 

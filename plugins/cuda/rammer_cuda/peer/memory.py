@@ -1,5 +1,4 @@
-"""Memory of a GPU that others write into, mapped where they are: peers of one process directly, those of other processes by
-handles of CUDA's inter-process memory."""
+"""GPU memory that others write to in place: direct access between peers of one process, CUDA IPC handles between processes."""
 
 from __future__ import annotations
 
@@ -14,15 +13,13 @@ from rammer.errors import DeviceUnavailable
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.hardware import Unit, import_cupy
 
-#: Bytes of which memory that other processes map is a multiple: what CUDA puts into one block goes to them as a whole (CUDA
-#: Programming Guide, Interprocess Communication).
+#: Granularity of memory that other processes map: CUDA shares whole blocks (CUDA Programming Guide, Interprocess Communication).
 BLOCK: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the others need to reach a GPU's memory: the process that has it, its address there, its handle for other
-    processes, and the GPU by its place on the bus."""
+    """The data needed to reach a GPU's memory: its process, its address there, its handle for other processes, and its bus ID."""
 
     process: int
     address: int
@@ -31,7 +28,7 @@ class Offer:
 
 
 class PeerMemory:
-    """At least ``nbytes`` of GPU ``index``, zeros at first. An allocation of its own: a handle gives away all of one."""
+    """At least ``nbytes`` of GPU ``index``, initially zero. A separate allocation, since a handle shares an entire allocation."""
 
     def __init__(self, index: int, nbytes: int) -> None:
         self.unit = Unit(index)
@@ -42,7 +39,8 @@ class PeerMemory:
             runtime.deviceSynchronize()
 
     def offer(self, abroad: bool) -> Offer:
-        """For the others; with a handle where some of them are processes ``abroad``. DeviceUnavailable where there is none."""
+        """Return the offer to others, with a handle if some are processes ``abroad``. Raises DeviceUnavailable if CUDA refuses a
+        handle."""
         handle = b""
         if abroad:
             with self.unit, between_processes("asking for a handle of a GPU's memory"):
@@ -50,15 +48,15 @@ class PeerMemory:
         return Offer(os.getpid(), self.address, handle, bus_of(self.unit.id))
 
     def close(self) -> None:
-        """Free it; closing again does nothing."""
+        """Free the memory; closing again does nothing."""
         if self.address:
-            with self.unit, suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # a GPU that failed frees all by itself
+            with self.unit, suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # a failed GPU has already freed everything
                 import_cupy().cuda.runtime.free(self.address)
             self.address = 0
 
 
 class ReachedMemory:
-    """The memory of all GPUs of a run, as GPU ``index`` of this process reaches it. DeviceUnavailable where it cannot."""
+    """The memory of all GPUs of a run, as GPU ``index`` of this process reaches it. Raises DeviceUnavailable if it cannot."""
 
     def __init__(self, index: int, offers: Sequence[Offer]) -> None:
         self.unit, self.opened = Unit(index), list[int]()
@@ -69,12 +67,12 @@ class ReachedMemory:
         if offer.process == os.getpid():
             return offer.address
         with self.unit, between_processes(f"mapping memory of process {offer.process}"):
-            found = int(import_cupy().cuda.runtime.ipcOpenMemHandle(offer.handle))  # and peer access, by its default flags
+            found = int(import_cupy().cuda.runtime.ipcOpenMemHandle(offer.handle))  # also enables peer access, by default flags
         self.opened.append(found)
         return found
 
     def close(self) -> None:
-        """Let go of other processes' memory."""
+        """Unmap the memory of other processes."""
         with self.unit:
             while self.opened:
                 with suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # its process may be gone
@@ -83,7 +81,7 @@ class ReachedMemory:
 
 @contextmanager
 def between_processes(doing: str) -> Iterator[None]:
-    """What CUDA refuses, DeviceUnavailable tells."""
+    """Convert CUDA's errors to DeviceUnavailable."""
     try:
         yield
     except import_cupy().cuda.runtime.CUDARuntimeError as problem:
@@ -94,7 +92,7 @@ def between_processes(doing: str) -> Iterator[None]:
 
 
 def bus_of(index: int) -> str:
-    """The place of a GPU on the bus, ``0000:3b:00.0``: its name in every process."""
+    """Return the bus ID of a GPU, ``0000:3b:00.0``: its name in every process."""
     api = import_driver()
     found = check_result(
         api.cuDeviceGetPCIBusId(32, check_result(api.cuDeviceGet(index), "finding a GPU")), "asking for a GPU's place"
@@ -103,7 +101,7 @@ def bus_of(index: int) -> str:
 
 
 def allow_access(index: int, bus: str) -> None:
-    """GPU ``index`` may read and write the memory of the one at ``bus``."""
+    """Let GPU ``index`` read and write the memory of the GPU at ``bus``."""
     api, runtime = import_driver(), import_cupy().cuda.runtime
     status, peer = api.cuDeviceGetByPCIBusId(bus.encode())
     if int(status) != 0:
@@ -127,14 +125,14 @@ ALREADY = 704
 
 
 def can_reach(index: int, peer: int) -> bool:
-    """Whether the driver lets GPU ``index`` into the memory of another one of this process."""
+    """Return True if the driver lets GPU ``index`` access the memory of another GPU of this process."""
     api = import_driver()
     pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
     return bool(check_result(api.cuDeviceCanAccessPeer(*pair), "asking for peer access"))
 
 
 def link_attributes(index: int, peer: int) -> Mapping[str, int]:
-    """What the driver says of the way between two GPUs: ``rank`` (lower is faster), ``atomics``."""
+    """Return the driver's attributes of the link between two GPUs: ``rank`` (lower is faster), ``atomics``."""
     api = import_driver()
     pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
     names = {"rank": "PERFORMANCE_RANK", "atomics": "NATIVE_ATOMIC_SUPPORTED"}

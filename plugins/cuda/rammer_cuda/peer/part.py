@@ -1,4 +1,5 @@
-"""A GPU's part of a model over several: its steps with the waits before and the writes behind them, as one CUDA graph a slot."""
+"""The part of a distributed model on one GPU: its steps, waits and writes as one CUDA graph per slot. Waits come before a step,
+writes after it."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ from rammer_cuda.resident import Resident
 
 
 class OnStream(Protocol):
-    """Something that can be queued on a stream: a launch, a copy, a program."""
+    """An object that can be queued on a stream: a launch, a copy, a program."""
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
+        """Queue the work on the stream with this handle."""
         ...
 
 
 @dataclass
 class PartSlot:
-    """What one run in flight has: arrays by tensor, pinned copies of what the host writes and reads, what is queued for its
-    steps, and for the results that others bring; events say when either is over."""
+    """The state of one run in flight: arrays by tensor, and pinned copies of the host's inputs and outputs. ``steps`` and
+    ``results`` are queued for the steps and for results from other devices. The events signal their ends."""
 
     arrays: dict[str, Any]
     pinned: dict[str, Array]
@@ -48,8 +49,8 @@ class PartSlot:
 
 
 class CudaPart:
-    """Runs the steps of device ``device`` of ``spread``, up to ``depth`` runs in flight, one behind the other on one stream. What
-    others bring as results of the model comes by another stream, so that no step waits for it."""
+    """A runner of the steps of device ``device`` of ``spread``, up to ``depth`` runs in flight, in order on one stream. Model
+    results from other devices arrive on another stream, so that steps do not wait for them."""
 
     def __init__(self, spread: DistributedProgram, device: int, backend: Backend, end: End, counters: Counters) -> None:
         self.spread, self.device, self.end, self.counters = spread, device, end, counters
@@ -77,7 +78,7 @@ class CudaPart:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the part runs."""
+        """Notes on the execution of the part."""
         graphs = all(isinstance(piece, CapturedGraph) for slot in self.slots for piece in slot.steps)
         how = "one CUDA graph a run" if graphs else "steps, waits and writes queued one by one"
         copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
@@ -103,13 +104,13 @@ class CudaPart:
         return slot
 
     def arriving(self, name: str, number: int) -> Any:
-        """A slot's memory as an array."""
+        """Return a slot's memory as an array."""
         kind, cp = self.spread.transfer[name].type, import_cupy()
         memory = cp.cuda.UnownedMemory(self.end.slot(name, number), max(kind.nbytes, 1), self.end)
         return cp.ndarray(kind.shape, kind.dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def _steps(self, slot: PartSlot, number: int) -> list[OnStream]:
-        """Everything of a run, in order: one graph, or where a program is no graph all pieces."""
+        """Return the work of a run, in order: one graph, or all pieces if a program is not a graph."""
         pieces = [*self._pieces(slot, number)]
         if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
             return [p.alone() if isinstance(p, GraphPiece) else p for p in pieces]
@@ -123,8 +124,8 @@ class CudaPart:
         return [CapturedGraph(instantiate_graph(graph), self.loaded[0].resident)]
 
     def _pieces(self, slot: PartSlot, number: int) -> Iterator[Any]:
-        """Every step: its waits, its program on the slot's arrays, its writes and what it gives back, with the waits of the next
-        one where a launch may have both."""
+        """Yield every step: its waits, its program on the slot's arrays, its writes and credits. The next step's waits join a
+        step's writes if a launch may have both."""
         sent = list[PeerEntry]()
         for step, program in zip(self.steps, self.loaded, strict=True):
             yield from self._exchange_launches(sent, [self.end.wait(n) for n in step.arrivals])
@@ -136,12 +137,12 @@ class CudaPart:
         yield from self._copy_states(slot, self.slots[(number + 1) % self.depth])
 
     def _exchange_launches(self, sent: Sequence[PeerEntry], awaited: Sequence[PeerEntry]) -> Iterator[Any]:
-        """Launches that write, and then wait: as few as may be. Blocks start in order, so no wait keeps a write out."""
+        """Return the fewest launches that write and then wait. Blocks start in order, so waits never block a write."""
         together = [[*sent, *awaited]] if self.end.meets else [sent, awaited]
         return (self.end.exchange(part) for entries in together for part in _split_entries(entries))
 
     def _place_program(self, slot: PartSlot, step: DeviceStep, program: Any) -> Any:
-        """A step's program on the slot's arrays."""
+        """Return a step's program on the slot's arrays."""
         given = {n: slot.arrays[n] for n in step.inputs}
         places = place_arrays(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
         if places.before or places.after:
@@ -150,7 +151,7 @@ class CudaPart:
         return GraphPiece(program, there) if _is_plain_graph(program) else program.turning(program.launchable_on(there), there)
 
     def _copy_states(self, slot: PartSlot, after: PartSlot) -> Iterator[Any]:
-        """What a run leaves for the next one is copied there, which begins behind it on the stream."""
+        """Yield copies of a run's states into the next run's slot, which starts later on the stream."""
         for state in self.states:
             made, into = slot.arrays[state.tensor], after.arrays[state.into]
             if made.nbytes:
@@ -161,7 +162,7 @@ class CudaPart:
     # --- running ------------------------------------------------------------------------------
 
     def go(self, runs: Runs) -> None:
-        """All ``runs``; DeviceFailure where a transfer waits in vain."""
+        """Execute all ``runs``. Raises DeviceFailure if a transfer times out."""
         with self.end.unit:
             for run in range(runs.first, runs.first + runs.count):
                 if run - runs.first >= self.depth:
@@ -171,7 +172,6 @@ class CudaPart:
                 self._finish_run(run, runs)
 
     def _queue_run(self, run: int, inputs: Mapping[str, Array]) -> None:
-        """Queue a run: its inputs, its steps, its results."""
         slot, memcpy = self.slots[run % self.depth], import_cupy().cuda.runtime.memcpyAsync
         for port in self.spread.inputs:
             given = port.name in inputs or port.tensor not in self.kept
@@ -182,7 +182,7 @@ class CudaPart:
         self.queue(run)
 
     def queue(self, run: int) -> None:
-        """Queue the steps of a run on the inputs that its slot has, and what brings its outputs to the host."""
+        """Queue a run's steps on its slot's current inputs, then the copies of its outputs to the host."""
         slot = self.slots[run % self.depth]
         for piece in slot.steps:
             piece.launch(self.stream.ptr)
@@ -198,7 +198,7 @@ class CudaPart:
         self._count_transfers()
 
     def _count_transfers(self) -> None:
-        """What a run writes: its entries say how often."""
+        """Count the writes of a run, from its transfers."""
         for transfer in self.spread.transfers:
             if transfer.source == self.device:
                 self.counters.payload_writes += 1 if transfer.nbytes else 0
@@ -208,14 +208,14 @@ class CudaPart:
         self.counters.copies += len(self.states)
 
     def _finish_run(self, run: int, runs: Runs) -> None:
-        """Wait for a run, and deliver what it made."""
+        """Wait for a run, and deliver its outputs."""
         self.wait(run)
         if self.device == 0:
             pinned = self.slots[run % self.depth].pinned
             runs.deliver(run, {o.name: pinned[o.tensor].copy() for o in self.outputs})
 
     def wait(self, run: int) -> None:
-        """Until a run is over; DeviceFailure where it failed."""
+        """Wait until a run is over. Raises DeviceFailure if it failed."""
         slot = self.slots[run % self.depth]
         try:
             slot.done.synchronize()
@@ -226,7 +226,7 @@ class CudaPart:
             program.check_finished()
 
     def close(self) -> None:
-        """Wait, and free the programs; what others write to is the fabric's. A GPU that has failed is not waited for."""
+        """Wait and free the programs; the fabric owns the shared memory. A failed GPU is not waited for."""
         with self.end.unit:
             if self.slots:
                 with suppress(import_cupy().cuda.runtime.CUDARuntimeError):
@@ -249,19 +249,19 @@ class GraphPiece:
     resident: Resident
 
     def alone(self) -> OnStream:
-        """To be queued by itself."""
+        """Return a graph to be queued separately."""
         launchable: OnStream = self.program.launchable_on(self.resident)
         return launchable
 
 
 @dataclass(frozen=True)
 class Together:
-    """Launches one behind the other."""
+    """A sequence of launches in order."""
 
     parts: Sequence[OnStream]
 
     def launch(self, stream: int) -> None:
-        """Queue all."""
+        """Queue all launches on the stream."""
         for part in self.parts:
             part.launch(stream)
 
@@ -273,14 +273,13 @@ class InGraph:
     executable: Any
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
         check_result(import_driver().cuGraphLaunch(self.executable, stream), "launching a graph")
 
 
 @contextmanager
 def chain_launches(launches: Sequence[OnStream]) -> Iterator[OnStream]:
-    """Launches one behind the other, to be queued as one: a CUDA graph where all of them can be nodes, so that no host is between
-    them. On return it has run."""
+    """Yield consecutive launches as one: a CUDA graph, without the host between them, if all can be nodes. The caller must wait
+    for it before leaving the context."""
     if not all(isinstance(launch, Exchange) for launch in launches):
         yield Together(launches)
         return
@@ -302,7 +301,6 @@ class Fetched:
     names: Sequence[str]
 
     def launch(self, stream: int) -> None:
-        """Queue them on the stream with this handle."""
         for name in self.names:
             pinned, array = self.slot.pinned[name], self.slot.arrays[name]
             if array.nbytes:
@@ -310,12 +308,12 @@ class Fetched:
 
 
 def _is_plain_graph(program: GpuProgram) -> bool:
-    """Whether a program is launches of a CUDA graph, once a run."""
+    """Return True if a program is launches of a CUDA graph, once per run."""
     return isinstance(program, CudaProgram) and program.program.repeat is None
 
 
 def _split_entries(entries: Sequence[PeerEntry]) -> list[list[PeerEntry]]:
-    """As many as a launch has, each."""
+    """Split entries into launches of at most ``ENTRIES``."""
     return [list(entries[i : i + ENTRIES]) for i in range(0, len(entries), ENTRIES)]
 
 
@@ -324,6 +322,6 @@ def _zero_array(kind: TensorType) -> Any:
 
 
 def _pin_array(array: Any) -> Array:
-    """Memory of the host for one array, which the GPU reads and writes by itself."""
+    """Return pinned host memory for one array, which the GPU accesses directly."""
     memory = import_cupy().cuda.alloc_pinned_memory(max(array.nbytes, 1))
     return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)

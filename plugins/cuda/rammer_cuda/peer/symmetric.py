@@ -1,10 +1,9 @@
-"""The transport ``import_nvshmem``: GPUs of several hosts, or of one, a process each, which write into each other's symmetric
-memory.
+"""The transport ``nvshmem``: GPUs of one host or several, one process each, which write to each other's symmetric memory.
 
-NVSHMEM's puts are queued on a stream with values that the host gives. They would go out behind a wait that has failed, too, so
-what goes out is a copy: ``rm_exchange`` writes tensors, flags and credits into memory of this GPU's own, as it would into
-another's, and waits, with a limit, as ever; NVSHMEM then *mirrors* that memory to the other side, tensors first and words when
-all tensors are there (``quiet``). Behind a wait that failed the copy is what it was, and mirroring it again changes nothing.
+NVSHMEM's puts are queued on a stream with values that the host passes. They would also be sent after a wait that has failed, so
+copies are sent. ``rm_exchange`` writes tensors, flags and credits to this GPU's memory as if to another's, and waits with a
+limit. NVSHMEM then *mirrors* that memory to the other side, words after all tensors have arrived (``quiet``). After a failed wait
+the copy is unchanged, and mirroring it again has no effect.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from rammer_cuda.peer.layout import LINE, SLOT, PeerLayout, Route
 
 #: Bytes of a flag or a credit.
 WORD: Final = 4
-#: Bytes of the identity by which processes find each other (``nvshmemx_uniqueid_v1``: a version, and 124).
+#: Bytes of the identity by which processes connect (``nvshmemx_uniqueid_v1``: a version, and 124).
 IDENTITY: Final = 128
 HINT: Final = "pip install -e 'plugins/cuda[nvshmem]' (nvshmem4py for CUDA 13; for CUDA 12 nvshmem4py-cu12)"
 
 
 def import_nvshmem() -> Any:
-    """The module ``nvshmem.core``; MissingDependency without it or NVSHMEM's library."""
+    """Import the module ``nvshmem.core``. Raises MissingDependency without it or NVSHMEM's library."""
     try:
         import nvshmem.core as module
     except ImportError as problem:
@@ -44,7 +43,7 @@ def import_nvshmem() -> Any:
 
 
 def probe() -> None:
-    """Look for what is needed, without beginning NVSHMEM."""
+    """Check the requirements, without initialising NVSHMEM."""
     if find_spec("nvshmem") is None:
         raise MissingDependency("nvshmem4py, which was not found", HINT)
     import_cupy()
@@ -52,7 +51,7 @@ def probe() -> None:
 
 
 def connects(a: Site, b: Site) -> str | None:
-    """Why two sites are not joined by NVSHMEM, or None."""
+    """Return the reason why two sites cannot join by NVSHMEM, or None."""
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
             return f"{site.device} is no GPU of cuda"
@@ -61,21 +60,21 @@ def connects(a: Site, b: Site) -> str | None:
 
 @dataclass(frozen=True)
 class StagedLayout:
-    """Where GPU ``number`` has copies of what it sends: ``depth`` slots and a word of each route that begins there, a word of
-    each that ends there. Offsets are bytes."""
+    """The layout of copies that GPU ``number`` sends. Offsets are bytes. It has ``depth`` slots and a word of each route that
+    starts there, and a word of each route that ends there."""
 
     layout: PeerLayout
     number: int
 
     @property
     def words(self) -> Mapping[str, int]:
-        """By route: of its flag where it begins here, of its credit where it ends here."""
+        """Offset of each route's word: the flag if it starts here, the credit if it ends here."""
         own = [r for r in self.layout.routes if self.number in (r.source, r.target)]
         return {r.name: k * LINE for k, r in enumerate(own)}
 
     @property
     def slots(self) -> Mapping[str, int]:
-        """By route, of the first."""
+        """Offset of each route's first slot."""
         found, top = dict[str, int](), -(-len(self.words) * LINE // SLOT) * SLOT
         for route in self.layout.routes:
             if route.source == self.number:
@@ -85,7 +84,7 @@ class StagedLayout:
 
     @property
     def nbytes(self) -> int:
-        """Of all; at least one slot."""
+        """Total bytes, at least one slot."""
         ends = (
             self.slots[r.name] + self.layout.depth * self.layout.stride(r) for r in self.layout.routes if r.name in self.slots
         )
@@ -93,8 +92,8 @@ class StagedLayout:
 
 
 class Heap:
-    """``nbytes`` of symmetric memory of this process's GPU, zeros at first: as much, and at the same place of the heap, in all
-    processes, which call this together. ``unit`` is the GPU."""
+    """``nbytes`` of symmetric memory of this process's GPU ``unit``, initially zero. All processes create it together, with the
+    same size and offset in the heap."""
 
     def __init__(self, unit: Any, nbytes: int) -> None:
         self.unit, self.nbytes = unit, nbytes
@@ -105,11 +104,11 @@ class Heap:
             import_cupy().cuda.runtime.deviceSynchronize()
 
     def part(self, address: int, nbytes: int) -> Any:
-        """Bytes of it as NVSHMEM takes them."""
+        """Return bytes of the heap as an NVSHMEM buffer."""
         return type(self.buffer).from_handle(address, nbytes)
 
     def close(self) -> None:
-        """All free it together; closing again does nothing."""
+        """Free the memory, together in all processes; closing again does nothing."""
         if self.buffer is not None:
             with self.unit:
                 import_nvshmem().free(self.buffer)
@@ -118,18 +117,18 @@ class Heap:
 
 @dataclass(frozen=True)
 class StreamHandle:
-    """A stream as NVSHMEM takes it (the protocol of cuda.core)."""
+    """A stream as NVSHMEM accepts it (the protocol of cuda.core)."""
 
     handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, and the stream."""
+        """Return the protocol's version and the stream."""
         return 0, self.handle
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Bytes of this GPU's that go to the same place, or another one, of GPU ``target``."""
+    """A range of this GPU's bytes that is copied to an address of GPU ``target``."""
 
     source: Any
     to: Any
@@ -137,32 +136,32 @@ class Mirror:
 
 
 class SymmetricEnd(End):
-    """The ends of all transfers of a GPU whose peers are reached by NVSHMEM. ``heap`` has what arrives, ``staged`` copies of what
-    departs, at the places of ``StagedLayout``."""
+    """The ends of all transfers of a GPU whose peers are reached by NVSHMEM. Tensors arrive in ``heap``. ``staged`` has copies of
+    those sent, in the layout ``StagedLayout``."""
 
     how, copies = "transfers by NVSHMEM (puts on a stream)", 1
-    #: What a launch has written goes out behind it.
+    #: A launch's writes are sent after it ends.
     meets = False
 
     def __init__(self, index: int, number: int, layout: PeerLayout, heaps: tuple[Heap, Heap], limit: float) -> None:
         self.heap, self.staged = heaps
         self.places = StagedLayout(layout, number)
-        # A symmetric address means, in a put, that place of the other's memory.
+        # In a put, a symmetric address means that offset in the other GPU's memory.
         super().__init__(index, number, layout, [self.heap.address] * layout.devices, limit)
 
     def landing(self, name: str, slot: int) -> int:
-        """The copy."""
+        """Return the address of the staged slot."""
         route, layout = self.routes[name], self.layout
         return self.staged.address + self.places.slots[name] + slot % layout.depth * layout.stride(route)
 
     def flagged(self, name: str) -> int:
-        """The copy."""
+        """Return the address of the staged word."""
         return self.staged.address + self.places.words[name]
 
     credited = flagged
 
     def exchange(self, entries: Sequence[PeerEntry]) -> MirroredExchange:
-        """A launch of these entries, in no order, and then puts."""
+        """Return a launch of these entries, in any order, followed by puts."""
         first, last = list[Mirror](), list[Mirror]()
         for e in entries:
             route = self.layout.routes[e.name]
@@ -174,7 +173,7 @@ class SymmetricEnd(End):
         return MirroredExchange(super().exchange(entries), first, last)
 
     def _payload_mirrors(self, route: Route, e: PeerEntry) -> list[Mirror]:
-        """A slot's tensor."""
+        """Return the mirrors of a slot's tensor."""
         slot = (e.to - self.staged.address - self.places.slots[route.name]) // self.layout.stride(route)
         return [self._make_mirror(e.to, self.slot(route.name, slot), route.nbytes, route.target)]
 
@@ -183,25 +182,25 @@ class SymmetricEnd(End):
 
 
 class MirroredExchange:
-    """A launch, and what it wrote goes to the others: what is ``first``, and when that is there, what is ``last``."""
+    """A launch whose writes are mirrored to other GPUs: ``first``, and after their arrival ``last``."""
 
     def __init__(self, launch: Any, first: Sequence[Mirror], last: Sequence[Mirror]) -> None:
         self.kernel, self.first, self.last = launch, first, last
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
+        """Queue the launch and the puts on the stream with this handle."""
         self.kernel.launch(stream)
         handle = StreamHandle(stream)
         for m in self.first:
             import_nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
         if self.last:
-            import_nvshmem().quiet(stream=handle)  # also the words before these have got there: puts keep no order
+            import_nvshmem().quiet(stream=handle)  # puts are unordered: earlier words must have arrived, too
         for m in self.last:
             import_nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
 
 
 class SymmetricFabric:
-    """This process's GPU and the others', joined by NVSHMEM; ``words`` say what processes tell each other: MPI."""
+    """A fabric of this process's GPU and those of other processes, joined by NVSHMEM. Control messages use ``words``: MPI."""
 
     def __init__(self, party: Party, words: Fabric | None = None) -> None:
         self.party, self.words = party, words or MPI.open(party)
@@ -211,7 +210,7 @@ class SymmetricFabric:
         self._join_processes()
 
     def _join_processes(self) -> None:
-        """Begin NVSHMEM in all processes, by an identity that the first one makes."""
+        """Initialise NVSHMEM in all processes, with an identity from the first one."""
         api, rank = import_nvshmem(), self.number
         with Unit(self.index):
             made = api.get_unique_id(empty=rank != 0)
@@ -225,11 +224,11 @@ class SymmetricFabric:
         self.begun = True
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """By the other transport."""
+        """Exchange messages by the other transport."""
         return self.words.meet(words, seconds)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
-        """All allocate as much; zeros are there before anybody writes."""
+        """Allocate equal memory in all processes. It is zero before the first write."""
         routes, timeout = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in exposed.transfers), self.party.timeout
         layout, devices = PeerLayout(routes, len(exposed.devices), exposed.depth), range(len(exposed.devices))
         sizes = max(map(layout.nbytes, devices)), max(StagedLayout(layout, d).nbytes for d in devices)
@@ -244,7 +243,7 @@ class SymmetricFabric:
         return {self.number: PeerEndpoint(end, beside, timeout)}
 
     def close(self, failed: bool = False) -> None:
-        """All free what is symmetric together; who has failed leaves that to the end of the process."""
+        """Free symmetric memory together in all processes; after a failure it is freed at the process's end."""
         if not failed and self.begun:
             self.meet({self.number: "over"}, self.party.timeout)
             with watch_collective("leaving NVSHMEM", self.party.timeout):
@@ -256,7 +255,8 @@ class SymmetricFabric:
 
 
 def nvshmem_device(index: int) -> Any:
-    """GPU ``index`` as NVSHMEM takes it. MissingDependency without cuda.core; DeviceFailure for one that is not there."""
+    """Return GPU ``index`` as an NVSHMEM device. Raises MissingDependency without cuda.core, and DeviceFailure if the GPU does
+    not exist."""
     try:
         from cuda.core import Device
     except ImportError as problem:

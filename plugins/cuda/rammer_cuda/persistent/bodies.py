@@ -20,7 +20,7 @@ from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.kernel_text import Body
 from rammer_cuda.source import task_kernel
 
-#: Threads of the largest block whose kernels are called as they are: as many as cells have.
+#: Threads of the largest block whose kernels are called unchanged: as many as cells have.
 MOST_THREADS = 512
 
 
@@ -30,8 +30,10 @@ def callable_part(
     most: int = MOST_THREADS,
     written: Callable[[ROperator, Binding], TaskKernel] = task_kernel,
 ) -> TaskKernel | None:
-    """The operator's kernel as ``written``, where a block of ``most`` threads can call it for a task: none of several blocks,
-    none that leaves early, and none that has shared memory of both kinds. Generic ones are functions already."""
+    """Return the operator's kernel as ``written`` if a block of ``most`` threads can call it for a task, else None.
+
+    Kernels of several blocks, with early exits, or with shared memory of both kinds are unsupported. Generic kernels are already
+    functions."""
     if not family_of(operator).name:
         return None
     try:
@@ -45,15 +47,13 @@ def callable_part(
 
 
 def pointee_types(kernel: TaskKernel) -> tuple[str, ...]:
-    """The C types of what a kernel's pointers point to."""
+    """Return the C types that a kernel's pointers point to."""
     return tuple(p.rpartition("*")[0].strip() for p in kernel.parameters)
 
 
 class KernelBodies:
-    """Functions, and by operator the number of its function, its arguments and the tensors it sends or gets as words.
-
-    ``threads`` of a block and ``shared`` bytes suffice for all of them.
-    """
+    """The device functions, and each operator's function number, arguments and word tensors (sent or received). ``threads`` of a
+    block and ``shared`` bytes suffice for all functions."""
 
     def __init__(self, flow: Dataflow, binding: Binding, most: int = MOST_THREADS) -> None:
         self.flow, self.binding = flow, binding
@@ -76,7 +76,7 @@ class KernelBodies:
         self.arguments[operator.name] = rename_arguments(self.arguments[first.name], names)
 
     def held(self) -> dict[str, tuple[object, ...]]:
-        """By operator what identifies the constants that its function holds on chip."""
+        """Return the identity of the constants that each operator's function holds on chip."""
         return {n: tuple((a.tensor, a.packing.key) for a in args if a.packing is not None) for n, args in self.arguments.items()}
 
     def _body_key(self, operator: ROperator) -> tuple[int, str, str]:
@@ -86,7 +86,7 @@ class KernelBodies:
         return self.flow.kinds[operator.name], sent, kept
 
     def _emit_body(self, operator: ROperator) -> int:
-        """Note the operator's function and arguments; returns the function's number."""
+        """Record the operator's function and arguments; return the function's number."""
         if held := family_of(operator).own:
             kernel = held.kernel(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
@@ -104,7 +104,7 @@ class KernelBodies:
         return self._number_body(Body(function.name, function.text, tuple(types)))
 
     def _number_body(self, body: Body) -> int:
-        """The number of ``body``, whose name is a hash of its text."""
+        """Return the number of ``body``, whose name is a hash of its text."""
         names = [b.name for b in self.bodies]
         if body.name in names:
             return names.index(body.name)
@@ -113,7 +113,8 @@ class KernelBodies:
 
 
 def operator_bodies(flow: Dataflow, binding: Binding, most: int = MOST_THREADS) -> KernelBodies:
-    """The device functions of a program for blocks of at most so many threads; generic ones where these cannot call a kernel."""
+    """Return the device functions of a program for blocks of at most ``most`` threads. Operators with uncallable kernels get
+    generic functions."""
     result = KernelBodies(flow, binding, most)
     for operator in flow.program.operators:
         result.add(operator)

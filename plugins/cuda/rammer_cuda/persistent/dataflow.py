@@ -1,10 +1,9 @@
-"""Values that are their own flags: which tensors of a program travel as words, and the waits that are left.
+"""Values that are their own flags: the tensors that travel as words, and the remaining waits.
 
-A cell that needs the vector of the step before must wait for all of it: producers signal a counter, the reader sees the
-counter, then it reads the values, three trips to the second-level cache. As words that are empty until they have their
-value, the values themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
-word is written once a run (so no memory is shared between buffers), whoever reads it reads nothing else on
-the strength of it, and every other read has a wait of its own, or comes after its writer on the same row.
+A cell that needs the previous step's vector must wait for all of it. Producers signal a counter, the reader polls the counter and
+then reads the values: three trips to the second-level cache. Words that are empty until written signal their own arrival, in one
+trip. That is sound under three conditions, which hold here. A word is written once per run (so buffers never share memory). A
+word orders no other read. Every other read has a separate wait, or comes after its writer on the same row.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from rammer.verify.in_place_state import state_pairs
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held
 
-#: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
+#: Maximum bytes of buffers that share no memory; a larger program keeps its arena and its counters.
 MOST_PRIVATE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """``program`` with the waits that are left; ``words`` are tensors that travel as words, by operator that sends or
-    receives them; ``stored`` are outputs of those operators that others read plainly; ``kinds`` are equal for operators
-    whose kernels have equal texts."""
+    """A ``program`` with the remaining waits, and its tensors that travel as words.
+
+    ``words`` lists these tensors by operator that sends or receives them. ``stored`` are outputs of those operators that others
+    read normally. ``kinds`` are equal for operators whose kernels have equal texts."""
 
     program: RProgram
     words: Mapping[str, frozenset[str]]
@@ -39,8 +39,8 @@ class Dataflow:
 
 
 def plan_words(program: RProgram, binding: Binding) -> Dataflow:
-    """Words for whatever a family that holds constants reads only as a vector, from an operator of one; ``program`` itself where
-    there is none."""
+    """Plan words for tensors that a constant-holding family reads only as vectors, from an operator of one. Returns ``program``
+    itself without any."""
     private = with_private_buffers(program)
     reads = _Writers(private, binding)
     kinds = reads.kinds
@@ -67,7 +67,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
 
 
 def as_planned(program: RProgram, binding: Binding) -> Dataflow:
-    """``program`` with its own waits and no words."""
+    """Return ``program`` with unchanged waits and without words."""
     return Dataflow(program, {}, _all_outputs(program), kinds_of(program.operators, binding))
 
 
@@ -76,7 +76,7 @@ def _all_outputs(program: RProgram) -> frozenset[str]:
 
 
 def with_private_buffers(program: RProgram) -> RProgram:
-    """``program`` with every arena buffer at an offset of its own."""
+    """Return ``program`` with every arena buffer at a separate offset."""
     buffers, offset = list[Buffer](), 0
     for b in program.buffers:
         buffers.append(replace(b, offset=offset) if b.kind == "arena" else b)
@@ -85,8 +85,8 @@ def with_private_buffers(program: RProgram) -> RProgram:
 
 
 class _Writers:
-    """Who writes what an operator reads: ``writers[operator, tensor]`` lists (operator, its output tensor);
-    ``vectors`` are the tensors that a family which holds constants reads as vectors and in no other way."""
+    """The writers of each operator's inputs: ``writers[operator, tensor]`` lists (operator, its output tensor). ``vectors`` are
+    the tensors that a constant-holding family reads only as vectors."""
 
     def __init__(self, program: RProgram, binding: Binding) -> None:
         self.program = program
@@ -95,8 +95,8 @@ class _Writers:
             for t in o.outputs:
                 by_buffer.setdefault(program.storage[t].buffer, []).append((o.name, program.storage[t]))
         self.writers: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        self.inputs = {o.name: o.inputs for o in program.operators}  # every look at ``inputs`` walks the expressions
-        past = {*state_pairs(program).values()}  # read as the input, such an element may be the old one or the new one
+        self.inputs = {o.name: o.inputs for o in program.operators}  # ``inputs`` walks the expressions on every access
+        past = {*state_pairs(program).values()}  # elements read as the input may be old or new
         for o in program.operators:
             for t in self.inputs[o.name]:
                 if t in past:
@@ -111,12 +111,12 @@ class _Writers:
         self.vectors = self._vector_inputs(holding, binding)
 
     def sender(self, reader: str, tensor: str) -> str:
-        """The operator of such a family that alone writes ``tensor`` as its output; "" where there is none."""
+        """Return the constant-holding operator that is the only writer of ``tensor``, as its output, or ""."""
         found = self.writers[reader, tensor]
         return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.holding else ""
 
     def _vector_inputs(self, holding: Sequence[tuple[ROperator, Held]], binding: Binding) -> dict[str, frozenset[str]]:
-        """By operator the tensors that it reads as vectors only; equal ones are looked at once."""
+        """Return the tensors that each operator reads only as vectors; equal operators are analysed once."""
         known: dict[int, tuple[ROperator, frozenset[str]]] = {}
         result: dict[str, frozenset[str]] = {}
         for o, held in holding:
@@ -132,7 +132,7 @@ class _Writers:
 def _plan_remaining_waits(
     program: RProgram, reads: _Writers, received: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:
-    """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""
+    """Return the rows and counters. Tasks wait for all writers of their normal reads, except earlier work of their row."""
     tasks, own, used = {o.name: o.task_count for o in program.operators}, _Own(program, reads), dict[str, None]()
     plain = {
         n: [(t, w, x) for t in tensors if t not in received[n] for w, x in reads.writers[n, t]]
@@ -153,7 +153,7 @@ def _plan_remaining_waits(
 
 
 class _Own:
-    """Whether a task reads only what the task of the same index of another operator wrote, earlier on its own row."""
+    """A predicate: a task reads only the output of another operator's task of equal index, earlier on its row."""
 
     def __init__(self, program: RProgram, reads: _Writers) -> None:
         self.program, self.inputs, self.before = program, reads.inputs, set[tuple[int, str, int]]()
@@ -161,11 +161,11 @@ class _Own:
         self.kind = {o.name: (reads.kinds[o.name], o.grid) for o in program.operators}
 
     def done(self, row: int, task: Task) -> None:
-        """Note that ``row`` has come past ``task``."""
+        """Record that ``row`` has passed ``task``."""
         self.before.add((row, task.operator, task.index))
 
     def __call__(self, row: int, task: Task, tensor: str, writer: str, written: str) -> bool:
-        """For ``tensor``, read by ``task`` and written by operator ``writer`` as its output ``written``."""
+        """Return True if it holds for ``tensor``, read by ``task`` and written by ``writer`` as its output ``written``."""
         if tensor != written or (row, writer, task.index) not in self.before:
             return False
         own = self.program.operator[writer].shared[written]

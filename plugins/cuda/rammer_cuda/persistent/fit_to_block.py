@@ -1,8 +1,8 @@
-"""The block of a persistent kernel, and a program whose every task such a block can call.
+"""The block of a persistent kernel, and a program whose every task that block can call.
 
-One launch has one block shape. Kernels of more threads than it has, or of several blocks a task, cannot be called from it; for
-their operators kernels that can be are offered to the program's own policy, which places all tasks anew. Of a few shapes that one
-is taken whose program is predicted to be the fastest.
+One launch has one block shape. Kernels of more threads, or of several blocks per task, cannot be called from it. Their operators
+get callable kernels, and the program's policy places all tasks again. Of a few shapes, the one whose program has the best
+prediction is chosen.
 """
 
 from __future__ import annotations
@@ -39,36 +39,37 @@ from rammer_cuda.persistent.partition import MixedParts, ProgramStorages, cut_ar
 from rammer_cuda.persistent.split_reductions import SplitSum, split_sums
 from rammer_cuda.source import Writer
 
-#: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
-#: works, as blocks of several launches do; but they share its registers (of 65,536) and its shared memory.
+#: Blocks that are tried: threads, and blocks per SM, each with a separate row. While one of an SM's rows waits, another works, as
+#: blocks of several launches do. But they share its registers (of 65,536) and its shared memory.
 SHAPES = ((256, 1), (384, 1), (512, 1), (128, 2))
-#: The first is taken whose prediction is near the best one: small blocks have more registers a thread, rows that share an SM gain
-#: less than is predicted. On an H200 this takes the fastest of six shapes for NASNet-A, SqueezeNet and ResNeXt-29 (16 branches).
+#: The first shape whose prediction is near the best is chosen: small blocks have more registers per thread, and rows that share
+#: an SM gain less than predicted. On an H200 this is the fastest of six shapes for NASNet-A, SqueezeNet and ResNeXt-29 (16
+#: branches).
 NEAR = 1.1
-#: Choices of an operator: so many of the fastest, and the fastest of at most so many tasks a row. Beside a long operator a short
-#: one had best be few tasks, on rows that would else be idle.
+#: Choices of an operator: the number of fastest ones, and the limits of tasks per row for each of which the fastest is added.
+#: During a long operator, a short one should have few tasks, on rows that would be idle.
 FAST, FEWER = 3, (1.0, 0.5, 0.25, 0.125, 0.0625)
-#: The same of what stands for a sum in parts, which is tried for several numbers of parts.
+#: The same numbers for the halves of a split sum, which is tried for several numbers of parts.
 HALVES = (2, FEWER[:1])
-#: Seconds from one task's end to where the next one on its row is as far as a launch's block that begins: measured on an H200
-#: where nothing is awaited (SqueezeNet's expanding convolutions, 0.77 us).
+#: Seconds from one task's end until the next one on its row is as advanced as a starting block of a launch. Measured on an H200
+#: without waits (SqueezeNet's expanding convolutions, 0.77 us).
 BETWEEN = 0.75e-6
-#: What the time of all tasks of a wave counts beside its end: of many alike a single change moves that end rarely.
+#: Weight of the total time of a wave's tasks, relative to its end. With many equal tasks a single change rarely moves the end.
 CROWD = 0.1
-#: Choices of an operator at most whose text is written to see whether a block can call them.
+#: Maximum choices of an operator whose text is written to check that a block can call them.
 WRITTEN = 24
-#: Seconds of processor time in which IOS finds stages of a program whose tasks are placed anew, for all shapes: of ResNeXt-29 (16
-#: branches) one second finds what sixty do.
+#: Processor seconds, for all shapes, in which IOS searches stages of a program whose tasks are placed again: for ResNeXt-29 (16
+#: branches) one second finds the same as sixty.
 SEARCH = 5
-#: Seconds of a product from which on its sum is offered in parts too: one more wave costs more than half of a shorter one.
+#: Minimum seconds of a product whose sum is also offered in parts: one more wave costs more than half of a shorter one.
 WORTH = 3.5e-6
-#: Bytes of shared memory that the block's own entries of the table may take.
+#: Bytes of shared memory for the block's table entries.
 ENTRIES = 4 << 10
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A ``program`` for ``blocks`` an SM of at most so many ``threads``; what it was ``cut`` from, if it is a part."""
+    """A ``program`` for ``blocks`` per SM of at most ``threads``; if it is a part, ``cut`` is the whole."""
 
     program: RProgram
     threads: int
@@ -77,7 +78,7 @@ class Fitted:
 
 
 def fit_program(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
-    """``program`` for the block with the best prediction; itself where every kernel can be called, or none else could be."""
+    """Return ``program`` for the block with the best prediction; unchanged if all kernels are callable or have no alternative."""
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
         return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held), kept=True).placed()
@@ -88,15 +89,16 @@ def fit_program(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
 
 
 def partition_program(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | None:
-    """What of ``program`` one kernel is to run that holds constants, between launches; None where that is all or nothing."""
+    """Return the part of ``program`` for one kernel that holds constants, or None if that is all or nothing. The rest is launched
+    before and after it."""
     cut = cut_around(program)
     return None if cut is None else replace(fit_program(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What all shapes of a program's blocks have in common, by the keys of operators: other kernels, the best predicted first,
-    what all tasks of a tiled one take, and the threads of its block."""
+    """Data shared by all block shapes of a program, by operator key. It has alternative kernels, best prediction first, the
+    predicted time of all tasks of a tiled operator, and its block's threads."""
 
     ranked: dict[str, list[Choice]] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class _Known:
 
 @dataclass
 class _Shape:
-    """What each operator of a program is in blocks of so many threads; ``kept``: what a block can call stays as it is."""
+    """The kernels of a program's operators in blocks of ``threads``; with ``kept``, callable kernels stay unchanged."""
 
     program: RProgram
     binding: Binding
@@ -128,11 +130,11 @@ class _Shape:
 
     @property
     def veus(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return self.gpu.sms * self.blocks
 
     def _in_parts(self, operator: ROperator, known: dict[str, list[PartedSum]]) -> list[PartedSum]:
-        """Its sum in parts, as what a block can call; ``known`` are those of equal operators."""
+        """Return the operator's sum in parts with callable kernels; ``known`` are the sums of equal operators."""
         if self.kept or self.chosen[operator.name][0].seconds < WORTH:
             return []
         key, splits = self.binding.key(operator), split_sums(operator, self.binding)
@@ -150,9 +152,9 @@ class _Shape:
         return PartedSum(split, first, rest)
 
     def _operator_choices(self, operator: ROperator) -> tuple[Choice, ...]:
-        """The operator as it is, or as what a block can call, the best predicted first."""
+        """Return the operator unchanged or with callable kernels, the best predicted first."""
         family = family_of(operator)
-        if operator.endings and family.name and not family.own:  # no block calls it: the core's emitter writes it
+        if operator.endings and family.name and not family.own:  # a block cannot call it: the core's emitter writes it
             return (Choice(self._price_operator(replace(operator, family="", config=())), operator),)
         if not operator.task_count or family.own or not family.name:
             return (Choice(self._price_operator(operator), operator),)
@@ -166,7 +168,7 @@ class _Shape:
     def _alternative_choices(
         self, operator: ROperator, kinds: tuple[int, tuple[float, ...]] = (FAST, FEWER)
     ) -> dict[Choice, None]:
-        """Other kernels that a block can call, so many of the fastest and some of few tasks."""
+        """Return other callable kernels: the fastest ones and some of few tasks."""
         ranked, (fast, fewer) = self._rank_alternatives(operator), kinds
         found = dict.fromkeys(islice(self._callable_choices(operator, ranked), fast))
         for share in fewer:
@@ -175,21 +177,21 @@ class _Shape:
         return found
 
     def _rank_alternatives(self, operator: ROperator) -> list[Choice]:
-        """Other kernels of one block a task, best predicted first."""
+        """Return other kernels of one block per task, best predicted first."""
         key = self.binding.key(operator)
         if key not in self.known.ranked:
             self.known.ranked[key] = self._rank_families(operator)
         return self.known.ranked[key]
 
     def _rank_families(self, operator: ROperator) -> list[Choice]:
-        # Results must not depend on which executor wins a measurement: kernels that round operands differently are no choice.
+        # Results must not depend on which executor wins a measurement: kernels that round operands differently are excluded.
         bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
         usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None and f.operand_rounding == rounding]
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
         return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 
     def _callable_choices(self, operator: ROperator, choices: Iterable[Choice]) -> Iterator[Choice]:
-        """Those that a block can call, with what they take there; they may be of an equal operator."""
+        """Yield the callable choices with their serial times; choices may be of an equal operator."""
         for c in choices:
             mine = _tiled_as(operator, c.operator)
             if kernel := self._callable_kernel(mine):
@@ -202,7 +204,8 @@ class _Shape:
         return kernel if kernel and dynamic_bytes(kernel) <= self._shared_capacity else None
 
     def _block_threads(self, operator: ROperator) -> float:
-        """Those of its block, as far as is known before its kernel is written: most kernels that are looked at have too many."""
+        """Return the threads of the operator's block, as far as known before its kernel is written. Most kernels considered have
+        too many threads."""
         family, key = family_of(operator), self.binding.key(operator)
         if family.threads is not None and key not in self.known.threads:
             try:
@@ -213,7 +216,7 @@ class _Shape:
 
     @property
     def _shared_capacity(self) -> int:
-        """Shared memory for a task: of each block the system takes 1 KiB (CUDA C++ programming guide, "Shared Memory 9.x")."""
+        """Shared memory for a task: the system uses 1 KiB of each block (CUDA C++ programming guide, "Shared Memory 9.x")."""
         return (self.gpu.shared + 1024) // self.blocks - 1024 - ENTRIES
 
     def _price_operator(self, operator: ROperator) -> float:
@@ -224,12 +227,12 @@ class _Shape:
         return self.known.prices[key]
 
     def _serial_seconds(self, operator: ROperator, kernel: TaskKernel) -> float:
-        """Seconds where a vEU runs one task after another that a launch would have side by side on its SM."""
+        """Return the seconds if a vEU runs in sequence the tasks that a launch would run concurrently on its SM."""
         rounds = -(-operator.task_count // self.veus)
         return self._price_operator(operator) * max(1, min(rounds, self.gpu.threads // kernel.threads // self.blocks))
 
     def placed(self) -> Fitted:
-        """The program with these operators, placed by its policy; itself where they are its own."""
+        """Return the program with these operators, placed by its policy, or unchanged if they are unchanged."""
         p, own = (
             self.program,
             all(len(c) == 1 and c[0].operator is o for o, c in zip(self.program.operators, self.chosen.values(), strict=True)),
@@ -250,12 +253,12 @@ class _Shape:
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
         try:
             made = build_program(interface, schedule, held, policy=p.policy, vdevice=device, precision=p.precision)
-        except VerifyError:  # made by hand, such as one that leaves parts of an output as they are: its table stays
+        except VerifyError:  # built by hand, for example with parts of an output unwritten: its table stays
             return Fitted(p, self.threads, self.blocks)
         return Fitted(made, self.threads, self.blocks)
 
     def _price_choice(self, choice: Choice) -> RKernel:
-        """Priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
+        """Return the kernel priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
         o = choice.operator
         alone = choice.seconds / max(1, -(-o.task_count // self.veus)) + BETWEEN
         share = self.blocks * o.flops / max(o.task_count, 1) / self.gpu.flops
@@ -264,14 +267,14 @@ class _Shape:
 
 @dataclass(frozen=True)
 class PartedSum:
-    """A ``split`` sum with the kernels that there are for its parts and for the rest."""
+    """A ``split`` sum with the available kernels for its parts and for the rest."""
 
     split: SplitSum
     first: tuple[RKernel, ...]
     rest: tuple[RKernel, ...]
 
     def made_for(self, split: SplitSum) -> PartedSum:
-        """The same kernels for an equal operator's sum."""
+        """Return the same kernels for an equal operator's sum."""
         halves = ((self.first, split.partial), (self.rest, split.rest))
         first, rest = (tuple([replace(k, operator=_tiled_as(o, k.operator)) for k in kernels]) for kernels, o in halves)
         return PartedSum(split, first, rest)
@@ -280,9 +283,10 @@ class PartedSum:
 def choose_together(
     graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
 ) -> tuple[OperatorGraph, list[PartedSum]]:
-    """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one
-    change after the other. Wavefront itself takes the fastest of all or the leanest of all. Of an operator's ``sums`` in parts
-    one stands in its place where two waves then end before the one did; those are returned too."""
+    """Return ``graph`` with one choice per operator, which ends each wave earliest, and the sums used in parts.
+
+    The search changes one choice at a time, starting from the fastest ones. Wavefront itself selects only the fastest or the
+    leanest of all. An operator is replaced by one of its ``sums`` in parts if the two waves then end before the one did."""
     chosen: dict[str, tuple[RKernel, ...]] = {}
     after, all_taken, waves = dict(graph.after), list[PartedSum](), _Waves(device)
     for level in graph.levels():
@@ -307,7 +311,7 @@ def choose_together(
 def _sum_changes(
     graph: OperatorGraph, level: Sequence[str], sums: Mapping[str, Sequence[PartedSum]]
 ) -> Iterator[dict[str, PartedSum]]:
-    """Sums of a wave in parts: of equal operators, as many branches have, all of them at once."""
+    """Yield changes that compute sums of a wave in parts, together for all equal operators, which branches often have."""
     alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for name in level:
         alike.setdefault(_known_as(graph.kernels[name]), []).append(name)
@@ -317,19 +321,19 @@ def _sum_changes(
 
 
 def _known_as(kernels: Sequence[RKernel]) -> tuple[tuple[int, float], ...]:
-    """Equal for choices that cost the same."""
+    """Return a key that is equal for choices of equal cost."""
     return tuple([(k.operator.task_count, k.alone) for k in kernels])
 
 
 @dataclass
 class _Waves:
-    """The choices of waves, found once for equal ones."""
+    """The choices of waves, computed once for equal ones."""
 
     device: VDevice
     known: dict[tuple[tuple[tuple[int, float], ...], ...], tuple[float, list[int]]] = field(default_factory=dict)
 
     def of(self, graph: OperatorGraph, level: Sequence[str], taken: Mapping[str, PartedSum]) -> tuple[float, list[RKernel]]:
-        """What a wave costs where these operators are ``taken`` in parts, and the kernels of it and of the one that adds up."""
+        """Return the cost of a wave with the operators in ``taken`` in parts, and its kernels with those of the adding wave."""
         cost, first = self._choose_wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
         more, rest = self._choose_wave([s.rest for s in taken.values()]) if taken else (0.0, [])
         return cost + more, [*first, *rest]
@@ -343,7 +347,7 @@ class _Waves:
 
 
 def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tuple[float, list[int]]:
-    """What a wave costs, and of each operator the choice."""
+    """Return the cost of a wave and each operator's choice."""
 
     def cost(places: Sequence[int]) -> float:
         chosen = [some[i] for some, i in zip(choices, places, strict=True)]
@@ -363,7 +367,7 @@ def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tup
 
 
 def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:
-    """``operator`` with the kernel of an equal one; itself where that is its own."""
+    """Return ``operator`` with the kernel of an equal one, or unchanged if the kernel is the same."""
     same = (operator.tile, operator.family, operator.config) == (other.tile, other.family, other.config)
     return operator if same else replace(operator, tile=other.tile, family=other.family, config=other.config)
 
@@ -373,8 +377,7 @@ def _reject_writing() -> Written:
 
 
 def _program_policy(program: RProgram) -> Policy:
-    """The policy that made the program, which may search for ``SEARCH`` seconds again; wavefront where it is none of the
-    core's."""
+    """Return the program's policy, limited to ``SEARCH`` seconds, or wavefront if the core does not know it."""
     try:
         found = parse_policy(program.policy)
     except BadInput:

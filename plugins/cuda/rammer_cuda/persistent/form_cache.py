@@ -1,4 +1,4 @@
-"""What the persistent executor works out of a program, cached for the next process: its form for rows, and the plan of words."""
+"""A cache of the persistent executor's results for a program, for the next process: its form for rows, and the plan of words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
 
 
 def cached_fit(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
-    """``fit_program`` of the program, cached for the next process where kernels are compared for it. Best effort."""
+    """Return ``fit_program`` of the program, cached for the next process if kernels are compared for it. Best effort."""
     if program.repeat is not None or any(family_of(o).own for o in program.operators):
         return fit_program(program, binding, gpu)
     place = Cached(program, "fitted", *of_generators("rammer_cuda", binding), repr(gpu))
@@ -36,7 +36,7 @@ def _fit_record(program: RProgram, found: Fitted) -> dict[str, Any]:
 
 
 def _load_fitted(record: Any, program: RProgram) -> Fitted:
-    """The form in ``record``, which is proved as any program that was kept; without a text the program is as it was."""
+    """Load the form in ``record``, verified like any cached program; without a text the program is unchanged."""
     made = program
     if text := record["program"]:
         try:
@@ -50,7 +50,7 @@ def _load_fitted(record: Any, program: RProgram) -> Fitted:
 
 
 def cached_words(program: RProgram, binding: Binding) -> Dataflow:
-    """``plan_words`` of the program, cached for the next process. Best effort."""
+    """Return ``plan_words`` of the program, cached for the next process. Best effort."""
     return make_cache_entry(program, binding, "words").get(
         lambda record: _load_dataflow(record, program), lambda: plan_words(program, binding), _dataflow_record
     )
@@ -70,7 +70,7 @@ def _dataflow_record(flow: Dataflow) -> dict[str, Any]:
 
 
 def _load_dataflow(record: Any, program: RProgram) -> Dataflow:
-    """The plan in ``record``; without words the program is as it was."""
+    """Load the plan in ``record``; without words the program is unchanged."""
     words = {str(n): frozenset(w) for n, w in record["words"].items()}
     stored, kinds = frozenset(record["stored"]), {o.name: int(record["kinds"][o.name]) for o in program.operators}
     if not words:

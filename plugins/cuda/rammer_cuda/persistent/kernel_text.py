@@ -1,10 +1,10 @@
-"""The text of the persistent kernel: a block a vEU, its row's runs one after another.
+"""The text of the persistent kernel: one block per vEU, its row's runs one after another.
 
-Before a task a block waits for the task's counters, afterwards it adds one to those that the task feeds. Counters only
-grow: in run number ``epoch`` (from 0) a counter must reach ``epoch * total + threshold``. Each is on a cache line of its
-own. A wait that lasts longer than the limit reports itself, once, and makes every block give up. Values may also be
-their own flags (``dataflow``): a word is a float, or ``EMPTY`` until its value is there. Of a tensor's two sets of words odd
-and even runs use one each, and whoever sends a word empties that of the other set, which nobody reads in this run.
+Before a task a block waits for the task's counters; afterwards it adds one to those that the task signals. Counters only grow: in
+run number ``epoch`` (from 0) a counter must reach ``epoch * total + threshold``. Each counter has a separate cache line. A wait
+past the limit reports itself, once, and makes every block give up. Values may also be their own flags (``dataflow``): a word is a
+float, or ``EMPTY`` until its value is there. A tensor has two sets of words, for odd and even runs. The sender of a word empties
+it in the other set, which is unread in this run.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from rammer_cuda.kernels.part import barrier_line, is_narrower, with_statics_at
 from rammer_cuda.kernels.task import HeldKernel, TaskKernel
 from rammer_cuda.persistent.task_table import COPY, HEAD, KERNEL_BITS, EntryForm
 
-#: The declaration of a pointer to what no kernel writes (``rammer_cuda.kernels.task.parameter``).
+#: The declaration of a pointer to read-only data (``rammer_cuda.kernels.task.declare_parameter``).
 _READ_ONLY = re.compile(r"const (.+) \*__restrict__ (\w+)")
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
-#: Polls between two looks at the clock and at whether another block gave up.
+#: Polls between two checks of the clock and of other blocks giving up.
 PATIENCE = 512
-#: The word that says "not there yet": a NaN that no arithmetic gives (CUDA's canonical NaN is 0x7fffffff).
+#: The word that marks a missing value: a NaN that no arithmetic gives (CUDA's canonical NaN is 0x7fffffff).
 EMPTY = 0xFFFFDEAD
-#: Entries of the table that a block has at hand: the one it works on, the next, and one that slow warps may still read.
+#: Table entries that a block holds: the current one, the next, and one that slow warps may still read.
 SLOTS = 3
-#: The control block by name; behind it is, for each row, one more than the entry that it gave up at.
+#: The control block by name. After it comes, for each row, one more than the entry at which it gave up.
 CONTROL = ("epoch", "finished", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What one kernel number runs: a kernel that holds constants, one that a launch of its own could run (``part``), or a generic
-    function of so many pointers of the C types."""
+    """The function of one kernel number: a kernel that holds constants, a launchable kernel (``part``), or a generic function.
+    ``types`` are the C types of its pointers."""
 
     name: str
     text: str
@@ -47,8 +47,8 @@ class Body:
 
 
 def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: bool = False, blocks: int = 1) -> str:
-    """The translation unit of the persistent kernel ``rm_persistent``, of ``blocks`` an SM of ``threads``; ``traced``, every task
-    leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
+    """Return the translation unit of the persistent kernel ``rm_persistent``, of ``blocks`` per SM of ``threads``. With
+    ``traced``, every task leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {
         "words": form.words,
         "copy": COPY,
@@ -103,7 +103,7 @@ def _hold_call(body: Body) -> str:
     return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[slot][0]);"
 
 
-#: How a task of a held kernel, or a generic function, begins: with its waits.
+#: The start of a task of a held kernel or a generic function: its waits.
 WAIT = "if (entry[1] && rm_wait(walk, entry, first + i - row.begin)) return false;\n    RM_BEGIN(first + i - row.begin)\n    "
 
 
@@ -120,24 +120,24 @@ def _step_text(body: Body, threads: int) -> str:
         return f"{WAIT}{call};\n    {end}\n    rm_done(walk, entry);"
     walk = ", walk, first + i - row.begin" if body.held.words else ""
     call = f"{body.held.name}_step({_pointer_arguments(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
-    # A step with words fetches the next entry before its own last barrier.
+    # A step with words fetches the next entry before its last barrier.
     done = "if (entry[2]) rm_done(walk, entry);" if body.held.words else "rm_done(walk, entry);"
     return f"{WAIT}if (!{call}) return false;\n    {end}\n    {done}"
 
 
 def _run_epilogue(body: Body) -> str:
-    """What ends a run: slow warps may still read what the last step of a held kernel left on chip."""
+    """Return the end of a run: slow warps may still read on-chip values of a held kernel's last step."""
     return "__syncthreads();" if body.held is not None else ""
 
 
 def _inline_qualifier(body: Body) -> str:
-    """Each function is a call of its own, so that its registers are its own; but products of warpgroups would wait for each other
-    there (ptxas C7510)."""
+    """Return the inline qualifier of a body's function. Calls keep registers separate. But products of warpgroups would wait for
+    each other there (ptxas C7510)."""
     return "__forceinline__" if body.part is not None and _has_divergent_waits(body.part) else "__noinline__"
 
 
 def _has_divergent_waits(kernel: TaskKernel) -> bool:
-    """Whether not all threads of a kernel come to the same wait."""
+    """Return True if threads of a kernel wait at different places."""
     return kernel.body.count("rm_after();") > 1
 
 
@@ -146,14 +146,14 @@ def _part_name(kernel: TaskKernel) -> str:
 
 
 def _declare_constant(parameter: str) -> str:
-    """The declaration of a kernel's pointer as that of an ``rm_constant``, if it says that nobody writes there."""
+    """Return a pointer's declaration, as an ``rm_constant`` if it is read-only."""
     found = _READ_ONLY.fullmatch(parameter)
     return f"const rm_constant<{found[1]}> {found[2]}" if found else parameter
 
 
 def part_function(kernel: TaskKernel, threads: int) -> str:
-    """A kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of so many threads. It waits for the task's
-    counters where a launch would wait for others, and is false if that was in vain."""
+    """Return a kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of ``threads``. It waits for the
+    task's counters where a launch would wait for others, and returns false if the wait fails."""
     name = _part_name(kernel)
     shared = with_statics_at(kernel, f"{name}_shared", "rm_scratch")
     method = 2 if _has_divergent_waits(kernel) else 1 if is_narrower(kernel, threads) else 0

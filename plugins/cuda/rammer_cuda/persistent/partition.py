@@ -1,9 +1,9 @@
-"""A program in three: launches, the rows of one persistent kernel, launches.
+"""A program in three parts: launches, the rows of one persistent kernel, launches.
 
-What holds constants on chip from step to step is worth one kernel for all steps. What runs once is worth a launch with a block of
-its own, clusters and early starts, which a persistent kernel's one block shape does not give it: DeepSpeech2's two
-convolutions, say, before seven recurrent layers. So the kernel gets the operators that hold constants and whatever lies between
-them; all others are launched before it or behind it, in the same CUDA graph.
+Operators that hold constants on chip from step to step benefit from one kernel for all steps. Other operators benefit from
+launches with a suitable block, clusters and early starts. A persistent kernel's one block shape excludes these, as for
+DeepSpeech2's two convolutions before seven recurrent layers. The kernel gets the operators that hold constants and all between
+them. All others are launched before or after it, in the same CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from rammer_cuda.persistent.dataflow import MOST_PRIVATE, with_private_buffers
 
 @dataclass(frozen=True)
 class ProgramStorages:
-    """Where a program's tensors live, for building another one of its operators."""
+    """The storages of a program's tensors, for building another program of its operators."""
 
     storages: Mapping[str, Storage]
     buffers: Mapping[str, tuple[str, int]]
 
     @staticmethod
     def of(program: RProgram) -> ProgramStorages:
-        """Those of ``program``."""
+        """Return the storages of ``program``."""
         return ProgramStorages(program.storage, {b.name: (b.dtype, b.size) for b in program.buffers})
 
     def with_others(self, dtypes: Mapping[Storage, str]) -> ProgramStorages:
-        """With storages, here by their element types, that fill buffers of their own."""
+        """Return the storages with additional ones, here by their element types, that fill separate buffers."""
         buffers = {s.buffer: (dtype, math.prod(s.shape)) for s, dtype in dtypes.items()}
         return ProgramStorages({**self.storages, **{s.tensor: s for s in dtypes}}, {**self.buffers, **buffers})
 
 
 @dataclass(frozen=True)
 class MixedParts:
-    """``whole`` is the program with buffers that share no memory; ``rows`` has what one kernel runs, between the launches of
-    ``before`` and ``after``, which may be None. They are programs of their own, whose tensors lie where those of ``whole`` do."""
+    """A program with buffers that share no memory (``whole``), and its three parts.
+
+    ``rows`` is the part for one kernel, between the launches of ``before`` and ``after``, which may be None. The parts are
+    separate programs, whose tensors have the storages of ``whole``."""
 
     whole: RProgram
     before: RProgram | None
@@ -54,13 +56,15 @@ class MixedParts:
 
     @property
     def launched(self) -> tuple[RProgram, ...]:
-        """What is launched."""
+        """The parts that are launched."""
         return tuple(p for p in (self.before, self.after) if p is not None)
 
 
 def cut_around(program: RProgram) -> MixedParts | None:
-    """The program cut around what holds constants. None where that is all of it or nothing; where the parts cannot be told apart
-    (a buffer that two of them write, turns, states, lengths); and where buffers of their own would take too much memory."""
+    """Return the program cut around its constant-holding operators, or None.
+
+    Returns None if these are all or nothing, or if separate buffers would need too much memory. Also returns None for inseparable
+    parts (a buffer that two of them write, iterations, states, lengths)."""
     held = {o.name for o in program.operators if family_of(o).own}
     apart = (
         program.repeat is None
@@ -84,21 +88,21 @@ def cut_around(program: RProgram) -> MixedParts | None:
         return None
     try:
         parts = [_extract_part(program, after, {n for n, p in place.items() if p == which}) for which in range(3)]
-    except VerifyError:  # made by hand, such as one that leaves parts of an output as they are
+    except VerifyError:  # built by hand, for example with parts of an output unwritten
         return None
     assert parts[1] is not None
     return MixedParts(whole, parts[0], parts[1], parts[2])
 
 
 def _written_apart(program: RProgram, place: Mapping[str, int]) -> bool:
-    """Whether every buffer is written in one part alone."""
+    """Return True if every buffer is written in one part alone."""
     writer = dict[str, int]()
     written = ((program.storage[t].buffer, place[o.name]) for o in program.operators for t in o.outputs)
     return all(writer.setdefault(buffer, part) == part for buffer, part in written)
 
 
 def _extract_part(program: RProgram, after: Mapping[str, Collection[str]], names: Set[str]) -> RProgram | None:
-    """The program of these operators: what others give it or read of it are its ports. None where there are none."""
+    """Return the program of these operators, or None without operators. Tensors exchanged with other operators are its ports."""
     if not names:
         return None
     operators, storage = [o for o in program.operators if o.name in names], program.storage

@@ -1,9 +1,7 @@
-"""A program, or the part of it that holds constants, as one cooperative launch: blocks walk their rows, counters and words in
-memory order them.
+"""A program, or its constant-holding part, as one cooperative launch: blocks walk their rows, ordered by counters and words.
 
-When a run gives up, one wait is at fault. A wait that never ends soon stops every row, and which block notices first is chance.
-The one at fault waits for tasks that no stopped row still has before it: all of them ran, or none ever will.
-"""
+When a run gives up, one wait is at fault. An endless wait soon stops every row, and the block that notices first is random. The
+wait at fault waits for tasks that no stopped row still has before it: either all of them ran, or none ever will."""
 
 from __future__ import annotations
 
@@ -40,18 +38,18 @@ LIMIT = 2_000_000_000
 
 @dataclass(frozen=True)
 class Around:
-    """What is launched before a persistent kernel, and behind it."""
+    """The launches before and after a persistent kernel."""
 
     before: Recipe | None = None
     after: Recipe | None = None
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Those that there are."""
+        """The recipes that are not None."""
         return tuple(r for r in (self.before, self.after) if r is not None)
 
     def made_anew(self, build: Callable[[Recipe], Recipe]) -> Around:
-        """The same with other recipes, made one after the other."""
+        """Return the same with recipes from ``build``, called in order."""
         before = build(self.before) if self.before is not None else None
         return Around(before, build(self.after) if self.after is not None else None)
 
@@ -62,12 +60,12 @@ class Around:
 
 
 class PersistentProgram(GpuProgram):
-    """A program resident on a GPU, run by one cooperative launch of a block a vEU; or by one of a part that was ``cut`` from it,
-    between launches of the others.
+    """A program resident on a GPU, run by one cooperative launch with a block per vEU.
 
-    Operators whose kernels its blocks cannot call get others, and all tasks are placed anew (``shape``, which may be known).
-    DeviceFailure where the blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in
-    ns; without ``words`` all waits are those of the program.
+    If a part was ``cut`` from it, the launch runs that part, between launches of the others. Operators whose kernels the blocks
+    cannot call get others, and all tasks are placed again (``shape``, if already computed). Raises DeviceFailure if the blocks
+    cannot all run at once. ``limit`` is a block's timeout before it reports a hang, in ns. Without ``words``, all waits are those
+    of the program.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class PersistentProgram(GpuProgram):
         shape = shape or cached_fit(program, Binding.of(program, constants), gpu)
         binding = Binding.of(shape.program, constants)
         flow = cached_words(shape.program, binding) if words else as_planned(shape.program, binding)
-        self.walked = flow.program  #: What its blocks walk.
+        self.walked = flow.program  #: The program that the blocks walk.
         super().__init__(Resident(shape.cut.whole if shape.cut else flow.program, constants, gpu, index))
         self.limit = limit
         with self.resident.device:
@@ -105,14 +103,13 @@ class PersistentProgram(GpuProgram):
             self._choose_pdl(Cached(program, "pdl_around", gpu.architecture))
 
     def _choose_pdl(self, cached: Cached) -> None:
-        """Choose which kernels around the persistent one let their dependents start early, as before or by measurement."""
+        """Choose the kernels around the persistent one that let their dependents start early, as before or by measurement."""
         switches = self.resident.switches({e: f for r in self.around.recipes for e, f in r.functions.items()})
         if not switches.recall(cached.read()):
             switches.choose(self.around.kernels, self.replay)
             cached.write(sorted(switches.on))
 
     def _make_recipe(self, part: RProgram | None, constants: Mapping[str, Array]) -> Recipe | None:
-        """The launches of a part."""
         if part is None:
             return None
         gpu = self.resident.gpu
@@ -122,16 +119,16 @@ class PersistentProgram(GpuProgram):
 
     @property
     def kernels(self) -> int:
-        """Kernel launches of one run."""
+        """The number of kernel launches per run."""
         return 1 + len(self.around.kernels) if self.program.repeat is None else 2 * self.program.turns + 1
 
     def _words(self, tensors: Collection[str]) -> dict[str, Any]:
-        """Device memory for both sets of words of each tensor, empty."""
+        """Return device memory for both sets of words of each tensor, empty."""
         spans = {t: word_span(self.walked.storage[t]) for t in sorted(tensors)}
         return {t: self.resident.cp.asarray(np.full(2 * span, EMPTY, np.uint32)) for t, span in spans.items()}
 
     def _check_resident(self) -> None:
-        """Blocks that wait for each other must all have an SM, or the waiting ones never end."""
+        """Raise DeviceFailure if the blocks, which wait for each other, cannot all be resident."""
         api = import_driver()
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
         room = int(check_result(query, "asking for occupancy")) * self.resident.device.multiprocessors()
@@ -143,7 +140,7 @@ class PersistentProgram(GpuProgram):
             )
 
     def table(self, resident: Resident) -> RowTable:
-        """The program's table on the addresses of ``resident``."""
+        """Return the program's table on the addresses of ``resident``."""
         pointers = {
             name: [*map(resident.address, arguments), *(int(self.words[t].data.ptr) for t in self.parts.words[name])]
             for name, arguments in self.parts.arguments.items()
@@ -151,11 +148,11 @@ class PersistentProgram(GpuProgram):
         return make_table(self.walked, self.parts.number, pointers, self.parts.held())
 
     def launchable_on(self, resident: Resident) -> Walk:
-        """A table of its own on the addresses of ``resident``."""
+        """Return a launch with a separate table on the addresses of ``resident``."""
         return Walk(self, resident, self.function, self.around)
 
     def check_finished(self) -> None:
-        """DeviceFailure that names the vEU and the wait, if the last run gave up; the next one starts afresh."""
+        """Raise DeviceFailure with the vEU and the wait if the last run gave up, and reset the counters."""
         words = self.resident.cp.asnumpy(self.control, stream=self.resident.stream).tolist()
         epoch, _, aborted, *stopped = words
         if not aborted:
@@ -177,11 +174,11 @@ class PersistentProgram(GpuProgram):
 
 
 class Walk:
-    """One launch of a program's persistent kernel (``function``: this or another build of it) on the addresses of ``resident``,
-    with those ``around`` it.
+    """A launch of a program's persistent kernel on the addresses of ``resident``, with the launches ``around`` it.
 
-    A graph, also of that one launch alone: queueing it takes the host less than a cooperative launch of its own does. Nothing
-    starts early beside the persistent kernel, whose blocks need all SMs and let nobody begin before they end.
+    ``function`` is this build of the kernel or another. The launch is always a graph, which the host queues faster than a single
+    cooperative launch. Early starts are disabled around the persistent kernel: its blocks need all SMs and occupy them until they
+    end.
     """
 
     def __init__(self, owner: PersistentProgram, resident: Resident, function: Any, around: Around) -> None:
@@ -195,7 +192,7 @@ class Walk:
         self.graph = CapturedGraph(instantiate_graph(graph), owner.resident)
 
     def _add_kernel_node(self, graph: Any, owner: PersistentProgram, function: Any, before: list[Any]) -> Any:
-        """The persistent kernel as a node of ``graph`` behind others."""
+        """Add the persistent kernel as a node of ``graph`` after the nodes ``before``."""
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
         values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
         parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
@@ -214,18 +211,17 @@ class Walk:
         return made
 
     def launch(self, stream: int) -> None:
-        """Queue it on the stream with this handle."""
         self.graph.launch(stream)
 
     def close(self) -> None:
-        """Free the table."""
+        """Free the graph and the table."""
         self.graph.close()
         self.arrays.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """``veu`` stopped before entry ``order`` of its row, ``task``, waiting for ``awaited``."""
+    """A hang: ``veu`` stopped before entry ``order`` of its row, ``task``, waiting for ``awaited``."""
 
     veu: int
     order: int
@@ -236,8 +232,8 @@ class Hang:
 def find_hang(
     program: RProgram, stopped: Sequence[int], seen: Mapping[str, int], epoch: int, words: Mapping[str, Sequence[str]]
 ) -> Hang:
-    """The wait at fault. ``stopped`` is, for each row, one more than the entry that it stopped before (0: it finished);
-    ``seen`` are the counters' values in run ``epoch``; ``words`` the tensors that an operator may get as words."""
+    """Return the wait at fault. ``stopped`` is, for each row, one more than the entry that it stopped before (0: it finished).
+    ``seen`` are the counters' values in run ``epoch``. ``words`` are the tensors that an operator may receive as words."""
     place = {(t.operator, t.index): (v, i) for v, row in enumerate(program.rows) for i, t in enumerate(row)}
     writer = {t: o for o in program.operators for t in o.outputs}
     hangs = list[Hang]()
@@ -249,13 +245,13 @@ def find_hang(
             hangs.append(Hang(veu, order, task, awaited))
         for tensor in words.get(task.operator, ()):
             hangs += [Hang(veu, order, task, f"words of {tensor}")] if writer[tensor].name != task.operator else []
-    return hangs[0]  # rows that wait for each other in a circle, or for words that were lost
+    return hangs[0]  # rows that wait in a cycle, or for lost words
 
 
 def _unfinished_waits(
     program: RProgram, task: Task, seen: Mapping[str, int], epoch: int
 ) -> list[tuple[str, list[tuple[str, int]]]]:
-    """The waits of ``task`` that are not over, as (text, contributing tasks)."""
+    """Return the unfinished waits of ``task``, as (text, contributing tasks)."""
     result = list[tuple[str, list[tuple[str, int]]]]()
     for wait in task.waits:
         counter = program.counter[wait.counter]

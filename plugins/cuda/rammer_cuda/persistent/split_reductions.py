@@ -1,8 +1,8 @@
-"""Sums in parts: a deep product as partial sums, of more tasks, and their sum.
+"""Split reductions: a deep product as partial sums, of more tasks, and their sum.
 
-A launch may split a sum over a cluster of blocks. A row's block has no cluster, so an operator of few tasks and many terms would
-leave rows idle. Here its sum becomes an operator of its own over parts of the terms, which are tasks like all others, and what is
-left of it adds up the parts in order: both are ordinary operators, placed by the policy and ordered by counters.
+A launch may split a sum over a cluster of blocks. A row's block has only itself, so an operator of few tasks and many terms would
+leave rows idle. Here its sum becomes an operator over parts of the terms, with ordinary tasks. The rest of the operator adds up
+the parts in order. The policy places both operators, and counters order them.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.passes.compute.rfactor import rfactor
 
-#: Into how many parts a sum is cut, and the least places along the cut axis that a part is to have.
+#: Numbers of parts that are tried, and the minimum extent of a part along the cut axis.
 PARTS, LEAST = (2, 4, 8), 8
 
 
 @dataclass(frozen=True)
 class SplitSum:
-    """``partial`` computes the parts of a sum, a tensor in ``storage``; ``rest``, which has the operator's name, adds them up and
-    goes on as that did. Neither has a kernel yet; ``partial`` has the operator's family, whose operand rounding it keeps."""
+    """A sum in parts: ``partial`` computes the parts, a tensor in ``storage``; ``rest`` adds them and continues the operator.
+
+    ``rest`` has the operator's name. Neither has a kernel yet; ``partial`` has the operator's family, whose operand rounding it
+    keeps."""
 
     partial: ROperator
     rest: ROperator
     storage: Storage
 
     def binding(self, known: Binding) -> Binding:
-        """What kernels of the two may know of the tensors, where ``known`` is that of the operator."""
+        """Return the binding for kernels of both operators, from that of the original operator."""
         name = self.partial.name
         types, storages = {**known.types, name: self.partial.anchor.type}, {**known.storages, name: self.storage}
         return replace(known, types=types, storages=storages)
 
 
 def split_sums(operator: ROperator, binding: Binding) -> Iterator[SplitSum]:
-    """The operator's product in parts along its longest reduction; nothing where something comes before that product, where a
-    length of the run ends it, where parts would be rounded more than the sum is, or where no number of parts divides it."""
+    """Yield the operator's product in parts along its longest reduction. Yields nothing if the product is not first, ends at a
+    length of the run, or would be rounded more in parts. Also yields nothing if no number of parts divides the reduction."""
     product = operator.computes[0]
     apart = product.kind == "contraction" and product.dtype == "float32" and len(product.axes) > 1
     if not apart or operator.endings or operator.stops:

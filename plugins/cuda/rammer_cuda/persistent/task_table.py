@@ -1,13 +1,13 @@
-"""The program's table as the persistent kernel reads it: ``prog[vEU][order]``, one fixed-size entry a task.
+"""The program's table as the persistent kernel reads it: ``prog[vEU][order]``, one fixed-size entry per task.
 
 An entry is 32-bit words, so that a block can copy the next one while it computes::
 
     task | waits | signals | run | (counter, threshold, total) a wait | (counter, tasks) a signal | pointers (two words each)
 
-Where whoever waits for a counter waits for all of its tasks, only the last of those on a row signals, for all of them: a signal
-waits until what was written can be seen everywhere, which takes as long as a small task.
+If all waits for a counter need all of its tasks, only the last task on each row signals, for all of them. A signal waits until
+the writes are visible everywhere, which lasts as long as a small task.
 
-The word of the run counts in the first entry of a run: its kernel, and above that how many entries it has.
+The run word is used in the first entry of a run: its kernel, and in the higher bits its number of entries.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rammer.ir.program import Counter, RProgram
 
 #: Words before the waits of an entry.
 HEAD = 4
-#: Bits of a kernel's number in the word of a run.
+#: Bits of a kernel's number in the run word.
 KERNEL_BITS = 12
-#: Signals of a task at most: those of a warp.
+#: Maximum signals of a task: those of a warp.
 MOST_SIGNALS = 32
 #: Words that a thread copies at once; entries are multiples of it.
 COPY = 4
@@ -34,7 +34,7 @@ COPY = 4
 
 @dataclass(frozen=True, slots=True)
 class EntryForm:
-    """Sizes common to all entries: waits, signals and pointers that there is room for."""
+    """Sizes common to all entries: the maximum waits, signals and pointers."""
 
     waits: int
     signals: int
@@ -42,27 +42,27 @@ class EntryForm:
 
     @property
     def signal_at(self) -> int:
-        """First word of the signals."""
+        """The first word of the signals."""
         return HEAD + 3 * self.waits
 
     @property
     def pointer_at(self) -> int:
-        """First word of the pointers, even since they are two words each."""
+        """The first word of the pointers, even since they are two words each."""
         return -(-(self.signal_at + 2 * self.signals) // 2) * 2
 
     @property
     def words(self) -> int:
-        """Words of an entry."""
+        """The number of words of an entry."""
         return -(-(self.pointer_at + 2 * self.pointers) // COPY) * COPY
 
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """``entries[order]`` of all rows one after another, and for each row its runs.
+    """The entries of all rows in order (``entries[order]``), and the runs of each row.
 
-    A run is ``(kernel, first entry, entries)``: consecutive tasks of one kernel that read the same static operands at
-    the same task index, so that what the kernel holds on chip stays valid. ``runs[first[v] : first[v + 1]]`` are row v's, and its
-    entries begin at ``rows[v]``.
+    A run is ``(kernel, first entry, entries)``: consecutive tasks of one kernel that read the same static operands at the same
+    task index. The constants that the kernel holds on chip thus stay valid. ``runs[first[v] : first[v + 1]]`` are row v's, and
+    its entries begin at ``rows[v]``.
     """
 
     form: EntryForm
@@ -76,8 +76,8 @@ class RowTable:
 def make_table(
     program: RProgram, kernel_of: Mapping[str, int], pointers: Mapping[str, Sequence[int]], held: Mapping[str, tuple[object, ...]]
 ) -> RowTable:
-    """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
-    constants that the kernel holds on chip (() where it holds none)."""
+    """Return the table of ``program``. The arguments are by operator: its kernel's number, its pointers, and the identity of the
+    constants that the kernel holds on chip (() without any)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
     tasks = [t for row in program.rows for t in row]
     waits = [(entry, i, number[w.counter], w.threshold) for entry, t in enumerate(tasks) for i, w in enumerate(t.waits)]
@@ -114,7 +114,7 @@ def make_table(
 
 
 def _collect_signals(program: RProgram) -> list[tuple[int, int, int, int]]:
-    """(entry, which of its signals, counter, tasks that it says are done) of all rows one after another."""
+    """Return (entry, index of its signal, counter, number of finished tasks) of all rows in order."""
     feeds: dict[str, list[tuple[int, Counter]]] = {}
     for i, counter in enumerate(program.counters):
         feeds.setdefault(counter.operator, []).append((i, counter))
@@ -139,7 +139,7 @@ def _group_runs(
     kernel_of: Mapping[str, int],
     held: Mapping[str, tuple[object, ...]],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The runs of tasks whose operators' places in the program are ``operator``, row after row, and each row's first."""
+    """Return the runs of tasks and each row's first run; ``operator`` has each task's operator index, row after row."""
     kernels = np.array([kernel_of[o.name] for o in program.operators], np.int64)
     alike: dict[object, int] = {}
     kind = np.array([alike.setdefault((kernel_of[o.name], held[o.name]), len(alike)) for o in program.operators], np.int64)

@@ -1,9 +1,9 @@
-"""The ``codes`` family: a matrix of codes times one or a few vectors of floats, bound by the bytes of the codes.
+"""The ``codes`` family: a matrix of quantised values times one or a few float vectors, bound by the matrix's bytes.
 
-As ``gemv``, with a warp for each strip of results, whose lanes load words of codes, 16 bytes at once where the sum is long. They
-are packed so that four neighbours of a sum belong to one lane and the next four to the next: a warp reads vectors by whole lines.
-A code is the mantissa of a float beside a power of two, from which that and the zero point are taken, an exact number; four
-products are summed before their block's scale. More than a few vectors are tasks side by side.
+Like ``gemv``, but a warp computes each strip of results. Its lanes load words of quantised values, 16 bytes at once for long
+sums. Packed words alternate between lanes after four neighbours of a sum, so a warp reads vectors by whole lines. A quantised
+value becomes the mantissa of a float with a power of two. Subtracting that power and the zero point is exact. Four products are
+summed before their block's scale is applied. More than a few vectors become parallel tasks.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, GemvKernel, MatVec
 
 #: Vectors of a task, and neighbours of a sum that belong to one lane.
 VECTORS, RUN = (1, 2, 4, 8), 4
-#: Most sums of a thread.
+#: Maximum sums of a thread.
 MOST_SUMS = 16
 #: Bits of a float's mantissa.
 MANTISSA = 23
 #: Element types of vectors and scales.
 FLOATS: Final = ("float32", "float16")
-#: What a kernel costs besides its bytes: cycles before the first product, and operations for each code and each product.
+#: Costs of a kernel besides its bytes: cycles before the first product, operations per quantised value and per product.
 START, DECODING, PRODUCT = 1500, 3.0, 1.5
 
 
 def codes_of(operator: ROperator, binding: Binding) -> MatVec:
-    """The form of a product with codes; Unsuited says why an operator is none."""
+    """Return the form of a product with quantised values. Raises Unsuited with the reason if it does not apply."""
     main = operator.main
     d = main.decoded
     if d is None or operator.computes[0] is not main or 0 in main.shape:
@@ -65,24 +65,25 @@ def codes_of(operator: ROperator, binding: Binding) -> MatVec:
 
 
 def decoded_product(m: MatVec) -> Decoded:
-    """What the product reads."""
+    """Return the decoded product of the main Compute."""
     assert m.main.decoded is not None
     return m.main.decoded
 
 
 def words_per_load(m: MatVec) -> int:
-    """Words of codes that a lane loads at once."""
+    """Return the words of quantised values that a lane loads at once."""
     each = WARP * 32 // decoded_product(m).bits
     return next((n for n in (4, 2) if m.depth % (n * each) == 0), 1)
 
 
 def steps_along(m: MatVec) -> int:
-    """Loads of a lane for one result."""
+    """Return the number of loads of a lane for one result."""
     return -(-m.depth // (words_per_load(m) * WARP * 32 // decoded_product(m).bits))
 
 
 def packing_of(m: MatVec, kind: str) -> Packing:
-    """Bytes of codes ``[columns, loads, lanes, words]``: codes without sign, fours of a sum dealt to the lanes in turns."""
+    """Return the packing of quantised values as unsigned bytes ``[columns, loads, lanes, words]``. Groups of four along a sum are
+    dealt to the lanes in rotation."""
     d, depth, wide, loads = decoded_product(m), m.depth, words_per_load(m), steps_along(m)
     bias = _code_bias(d, kind)
     columns = m.main.axes[m.many[0]].extent
@@ -103,7 +104,7 @@ def _code_bias(d: Decoded, kind: str) -> int:
 
 
 class CodesKernel(GemvKernel):
-    """A kernel over words of codes; what surrounds the sums is that of ``gemv``."""
+    """A kernel over words of quantised values; the code around the sums is that of ``gemv``."""
 
     def __init__(self, m: MatVec, binding: Binding) -> None:
         config = dict(m.operator.config)
@@ -126,7 +127,6 @@ class CodesKernel(GemvKernel):
         self.block = self.frame.block
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
         f, s, m, d = self.frame, self.strips, self.m, decoded_product(self.m)
         self.deep = f.stop(m.main, m.main.reduce)
         f.line(f"const int lane = tid % {WARP}, group = tid / {WARP};")
@@ -152,7 +152,7 @@ class CodesKernel(GemvKernel):
         return f.kernel("c_")
 
     def _grain_loads(self) -> list[Load]:
-        """Scales, and zero points."""
+        """Return the loads of scales and zero points."""
         d = decoded_product(self.m)
         found = [d.scale] + ([d.zero] if d.zero is not None else [])
         if any(self.binding.storages[ld.tensor].strides[1] != 1 for ld in found):
@@ -162,7 +162,7 @@ class CodesKernel(GemvKernel):
     # --- sums -----------------------------------------------------------------------------------
 
     def _words(self, turn: str, name: str, declare: bool = True) -> None:
-        """The words of load number ``turn`` into ``{name}{column}``."""
+        """Load the words of load number ``turn`` into ``{name}{column}``."""
         wide = words_per_load(self.m)
         kind = f"uint{wide}" if wide > 1 else "unsigned"
         pointer = self.frame.places[self.m.matrix.tensor].pointer
@@ -171,7 +171,7 @@ class CodesKernel(GemvKernel):
             self.block.line(f"{f'{kind} ' if declare else ''}{name}{c} = *({place});")
 
     def sum(self) -> None:
-        """Load after load: the next one's words, then this one's products."""
+        """Write the loads in order: the next one's words, then this one's products."""
         f, loads, wide = self.frame, steps_along(self.m), words_per_load(self.m)
         f.line("// Products and their sums.")
         self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
@@ -189,7 +189,7 @@ class CodesKernel(GemvKernel):
                     self._multiply_four(g)
 
     def _multiply_four(self, g: int) -> None:
-        """The four codes of group ``g`` of every column, times those of every vector."""
+        """Write the products of group ``g``'s four values of every column with every vector."""
         f, d = self.frame, decoded_product(self.m)
         for r, address in enumerate(self.rows):
             self._load_vector(f"v{r}", f"{address} + k{g}")
@@ -215,7 +215,7 @@ class CodesKernel(GemvKernel):
                     f.line(f"sum{k} = fmaf({total}, {names['scale'][ks[0]]}, sum{k});")
 
     def _load_vector(self, name: str, place: str) -> None:
-        """Four neighbours of a vector."""
+        """Load four neighbouring elements of a vector."""
         f, load = self.frame, self.m.vectors
         pointer, half = f.places[load.tensor].pointer, self.binding.types[load.tensor].dtype == "float16"
         assert self.vectors is not None
@@ -232,7 +232,7 @@ class CodesKernel(GemvKernel):
         f.line(f"const float4 {name} = make_float4({', '.join(each)});")
 
     def _decode_value(self, c: int, j: int) -> str:
-        """Code number ``j`` of a lane's load for column ``c``, without its zero point."""
+        """Return quantised value ``j`` of a lane's load for column ``c``, without its zero point."""
         bits = decoded_product(self.m).bits
         word, place = divmod(j * bits, 32)
         text = f"w{c}.{'xyzw'[word]}" if words_per_load(self.m) > 1 else f"w{c}"
@@ -244,7 +244,7 @@ class CodesKernel(GemvKernel):
 
 
 def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
-    """Columns and vectors of a warp, and warps of a block."""
+    """Yield columns and vectors of a warp, and warps of a block."""
     live = [d for d in m.few if m.main.axes[d].extent > 1][-1:]
     count = m.main.axes[live[0]].extent if live else 1
     for columns in COLUMNS:
@@ -261,7 +261,6 @@ def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
 
 
 def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
     d, tile = decoded_product(m), m.operator.tile
     vectors = math.prod(tile[r] for r in m.few)
     weights = m.depth * m.main.axes[m.many[0]].extent * math.prod(m.operator.grid[r] for r in m.few)

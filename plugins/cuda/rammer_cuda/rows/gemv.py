@@ -1,10 +1,10 @@
 """The ``gemv`` family: a matrix times one or a few vectors, bound by the bytes of the matrix.
 
-``lanes`` neighbouring threads share ``columns`` neighbouring results for every vector: each walks every ``lanes``-th group of
-four products, 16 bytes a load, and a butterfly of warp shuffles adds their sums up, in an order that never changes. A
-constant matrix is packed with its products contiguous; its first loads are issued before the kernel waits for those it
-depends on, and later ones while the previous are multiplied. Of a matrix that is computed a load may have four results' weights
-instead (``lies_across``). The following maps are the core's emitter's, one lane a result.
+``lanes`` neighbouring threads share ``columns`` neighbouring results for every vector. Each thread walks every ``lanes``-th group
+of four products, 16 bytes a load. A butterfly of warp shuffles adds their sums up, in a fixed order. A constant matrix is packed
+with its products contiguous. Its first loads are issued before the kernel waits for its predecessors, and later ones while the
+previous are multiplied. A load of a computed matrix may have four results' weights instead (``lies_across``). The core's emitter
+writes the following maps, one lane per result.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from rammer_cuda.kernels.lengths import ceiling_quotient
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
 
-#: Most vectors, least products of a sum, and most sums a thread keeps.
+#: Maximum vectors, minimum products of a sum, and maximum sums of a thread.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
-#: Threads that share results, results they share along the matrix' rows, and threads of a block.
+#: Threads that share results, results that they share along the matrix's rows, and threads of a block.
 LANES = (8, 16, 32, 64, 128, 256)
 COLUMNS = (1, 2, 4)
 BLOCKS = (64, 128, 256)
-#: Registers that a thread's part of the matrix in flight may take.
+#: Registers for a thread's part of the matrix in flight.
 AHEAD = 64
 
 
 @dataclass(frozen=True)
 class MatVec:
-    """A contraction as ``y[.., i, j] = sum over k of matrix[.., i, k] * vectors[.., j, k]``: ``many`` are the axes i,
-    ``few`` the axes j, as positions of the main Compute's axes; the others are in both operands."""
+    """A contraction as ``y[.., i, j] = sum over k of matrix[.., i, k] * vectors[.., j, k]``. ``many`` are the axes i, ``few`` the
+    axes j, as positions of the main Compute's axes; the others are in both operands."""
 
     operator: ROperator
     main: Compute
@@ -57,7 +57,7 @@ class MatVec:
     vectors: Load
     many: tuple[int, ...]
     few: tuple[int, ...]
-    across: bool = False  #: A load of the matrix has four results' weights (``lies_across``).
+    across: bool = False  #: True if a load of the matrix has four results' weights (``lies_across``).
 
     @property
     def depth(self) -> int:
@@ -66,7 +66,7 @@ class MatVec:
 
 
 def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
-    """The matrix-vector form of an operator; Unsuited says why it has none."""
+    """Return the matrix-vector form of an operator. Raises Unsuited with the reason if it does not apply."""
     roles = roles_of(operator, binding)
     if any(binding.types[n].dtype != "float32" for n in (roles.a.tensor, roles.b.tensor, roles.main.name)):
         raise Unsuited("not float32")
@@ -92,7 +92,7 @@ def _has_sliding_index(roles: Roles) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SumWalk:
-    """How a thread walks the sum: ``vector`` products a load, ``chunks`` loads a turn, ``turns``."""
+    """A thread's walk of the sum: ``vector`` products per load, ``chunks`` loads per iteration, ``turns`` iterations."""
 
     lanes: int
     vector: int
@@ -101,7 +101,7 @@ class SumWalk:
 
 
 def walk_of(m: MatVec, lanes: int, columns: int) -> SumWalk:
-    """All loads in one turn where the registers allow it."""
+    """Return the walk with the fewest iterations that registers allow."""
     vector = VECTOR if m.depth % VECTOR == 0 and not m.across else 1
     groups = -(-m.depth // (lanes * vector))
     turns = -(-groups * vector * columns // AHEAD)
@@ -110,14 +110,14 @@ def walk_of(m: MatVec, lanes: int, columns: int) -> SumWalk:
 
 
 def strips_of(m: MatVec) -> Strips:
-    """The results that ``lanes`` threads share: every vector, ``columns`` along the innermost axis of the matrix."""
+    """Return the results that ``lanes`` threads share: every vector, ``columns`` along the innermost axis of the matrix."""
     sizes = [m.main.axes[d].extent if d in m.few else 1 for d in range(len(m.main.axes))]
     sizes[m.many[-1]] = dict(m.operator.config).get("columns", 1)
     return Strips(m.operator, tuple(sizes))
 
 
 class GemvKernel:
-    """One kernel, as it is written."""
+    """A writer of one gemv kernel."""
 
     def __init__(self, m: MatVec, binding: Binding) -> None:
         self.m, self.binding, self.strips = m, binding, strips_of(m)
@@ -138,7 +138,8 @@ class GemvKernel:
     # --- operands -------------------------------------------------------------------------------
 
     def joined(self, load: Load) -> tuple[dict[str, int], int, int] | None:
-        """``(step by output axis, constant, step from one product to the next)``; None where the products are no one run."""
+        """Return ``(step by output axis, constant, step from one product to the next)``. Returns None if the products do not form
+        one run."""
         found = steps_of(load, self.binding.storages[load.tensor].strides)
         if found is None:
             return None
@@ -149,7 +150,7 @@ class GemvKernel:
         return (steps, constant, over[-1]) if run else None
 
     def _matrix_operand(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
-        """The matrix where it lies, or a packed copy."""
+        """Return the matrix as stored, or a packed copy."""
         load, joined = self.m.matrix, self.joined(self.m.matrix)
         if self.m.across:
             if joined is None or self.strips.sizes[self.m.many[-1]] != VECTOR:
@@ -168,14 +169,14 @@ class GemvKernel:
         return _matrix_packing(load, axes, self.m.main.reduce), (steps, 0, 1)
 
     def wide(self, load: Load, joined: tuple[dict[str, int], int, int]) -> bool:
-        """Whether four products are always 16 aligned bytes."""
+        """Return True if four products are always 16 aligned bytes."""
         offset = self.binding.storages[load.tensor].offset
         return all(n % VECTOR == 0 for n in (offset, joined[1], *joined[0].values()))
 
     # --- text -----------------------------------------------------------------------------------
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel text."""
         f, s, m = self.frame, self.strips, self.m
         self.deep = f.stop(m.main, m.main.reduce)
         number = f"tid / {self.lanes}"
@@ -204,7 +205,7 @@ class GemvKernel:
         return f.kernel("v_")
 
     def distinct(self, points: Sequence[tuple[Expr, ...]], where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:
-        """Address of the first product -> the results that read from there."""
+        """Return address of the first product -> results that read from there."""
         assert where is not None
         result: dict[str, list[int]] = {}
         for k, point in enumerate(points):
@@ -215,7 +216,7 @@ class GemvKernel:
         return result
 
     def picked(self, base: list[Expr]) -> tuple[Expr, ...]:
-        """The result that this lane finishes: lane p takes number p."""
+        """Define the result that this lane finishes: lane p handles number p."""
         f, s = self.frame, self.strips
         f.line(f"const int pick = min(lane, {s.each - 1});")
         digits = define_coordinates(f, "k", "pick", s.sizes)
@@ -225,11 +226,11 @@ class GemvKernel:
         )
 
     def _chunk_place(self, chunk: int, turn: str) -> tuple[str, str]:
-        """(first product of this thread's chunk, test that it is there) in turn ``turn`` ("" for the first)."""
+        """Return (first product of this thread's chunk, test that it exists) in iteration ``turn`` ("" for the first)."""
         w = self.walk
         index = f"lane + {chunk * w.lanes}" + (f" + {turn} * {w.chunks * w.lanes}" if turn else "")
         place = f"({index}) * {w.vector}" if w.vector > 1 else index
-        if self.deep:  # beyond, all threads load what lies last
+        if self.deep:  # past the end, all threads load the last products
             last = f"({self.deep} - 1) / {w.vector} * {w.vector}" if w.vector > 1 else f"{self.deep} - 1"
             return f"min({place}, {last})", f"{place} < {self.deep}"
         whole = w.turns * w.chunks * w.lanes * w.vector == self.m.depth
@@ -239,7 +240,7 @@ class GemvKernel:
         return "float4" if self.walk.vector > 1 else "float"
 
     def _load_matrix(self, turn: str) -> None:
-        """This thread's part of the matrix into ``w{column}_{chunk}``, declared in the first turn (``turn`` = "")."""
+        """Load this thread's part of the matrix into ``w{column}_{chunk}``, declared in the first iteration (``turn`` = "")."""
         if self.m.across:
             return self._fetch_across(turn)
         pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._load_type()} "
@@ -250,7 +251,7 @@ class GemvKernel:
                 self.block.line(f"{declare}w{column}_{chunk} = {text};")
 
     def _fetch_across(self, turn: str) -> None:
-        """The same, of a product's weights for all columns at once."""
+        """Load the matrix part with a product's weights for all columns at once."""
         pointer, first = self.frame.places[self.m.matrix.tensor].pointer, next(iter(self.columns))
         for chunk in range(self.walk.chunks):
             place, _ = self._chunk_place(chunk, turn)
@@ -261,7 +262,7 @@ class GemvKernel:
                 scope.lines += [f"w{c}_{chunk} = all.{p};" for c, p in enumerate("xyzw")]
 
     def sum(self) -> None:
-        """The turns: load the vectors' part and the matrix' next one, multiply."""
+        """Write the iterations: load the vectors' part and the matrix's next part, multiply."""
         w = self.walk
         self.block.line("// Products and their sums.")
         self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
@@ -309,7 +310,6 @@ class GemvKernel:
                 self.block.lines += products
 
     def _load_vectors(self, chunk: int, turn: str) -> None:
-        """This thread's part of every vector."""
         assert self.vectors is not None
         load, step = self.m.vectors, self.vectors[2]
         pointer, (place, _) = self.frame.places[load.tensor].pointer, self._chunk_place(chunk, turn)
@@ -324,7 +324,7 @@ class GemvKernel:
                 self.block.line(f"const float4 {name} = make_float4({each});")
 
     def finish(self, point: tuple[Expr, ...], tests: list[str]) -> None:
-        """The following maps and the stores, one lane a result."""
+        """Write the following maps and the stores, one lane per result."""
         self.block.line("// Maps and stores.")
         text = self.totals[-1].text
         for k in reversed(range(len(self.totals) - 1)):
@@ -335,22 +335,21 @@ class GemvKernel:
 
 
 def _matrix_packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:
-    """The matrix as ``[axes..., products]``."""
+    """Return the packing of the matrix as ``[axes..., products]``."""
     size = math.prod(a.extent for a in (*axes, *reduce))
     return make_packing(load, (*axes, *reduce), size, lambda values: values, "rows")
 
 
 # --- choice -------------------------------------------------------------------------------------
 
-#: Cycles from a launch to the last store of a block with nothing to do, of launching one more block, of a load of a thread, of
-#: adding up and finishing one result, of a byte of the matrix that an SM takes in, and of a product of a warp on its
-#: scheduler. Fitted to 88 kernels of the zoo's models on an H200: the measured time over the predicted has a standard
-#: deviation of 0.06.
+#: Cycles from a launch to the last store of an empty block, of launching one more block, of a load of a thread, of adding up and
+#: finishing one result, of a byte of the matrix that an SM reads, and of a product of a warp on its scheduler. Fitted to 88
+#: kernels of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.06.
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 
 def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
-    """All lanes and columns in blocks of about so many threads."""
+    """Yield all lanes and columns in blocks of about ``BLOCKS`` threads."""
     for lanes, columns in product(LANES, (VECTOR,) if m.across else COLUMNS):
         config = (("lanes", lanes), ("columns", columns))
         for tile in dict.fromkeys(_tile_shape(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
@@ -360,7 +359,7 @@ def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
 
 
 def _tile_shape(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
-    """Every vector, and ``groups`` strips of ``columns`` along the matrix' innermost axes."""
+    """Return the tile of every vector and ``groups`` strips of ``columns`` along the matrix's innermost axes."""
     tile = [a.extent if d in m.few else 1 for d, a in enumerate(m.main.axes)]
     wanted = groups * columns
     for d in reversed(m.many):
@@ -372,7 +371,6 @@ def _tile_shape(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
 
 
 def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
     operator, s, clock = m.operator, strips_of(m), gpu.model_clock
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
@@ -381,7 +379,7 @@ def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     busy = threads / WARP * -(-operator.task_count // gpu.sms) / 4
     loads = w.chunks * w.turns
     size = 4 * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
-    size *= 2 if m.across and lanes > WARP // 2 else 1  # 16 bytes of each of a warp's sectors, which have 32
+    size *= 2 if m.across and lanes > WARP // 2 else 1  # 16 bytes of each 32-byte sector of a warp
     cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
     cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
     return max(cycles / clock, size / gpu.bandwidth)
@@ -393,8 +391,8 @@ GEMV: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, b
 
 
 def lies_across(load: Load, main: Compute, innermost: int, binding: Binding) -> bool:
-    """Whether the matrix ``load`` of ``main``, which is no constant (those are packed), has four neighbours along axis
-    ``innermost`` of the results in every 16 aligned bytes, and products apart from each other."""
+    """Return True if the non-constant matrix ``load`` has four results' weights in every 16 aligned bytes. The four are
+    neighbours along axis ``innermost`` of the results, and products are not adjacent. Constants are packed instead."""
     storage, axis = binding.storages[load.tensor], main.axes[innermost]
     found = None if load.tensor in binding.constants else steps_of(load, storage.strides)
     if found is None or axis.extent % VECTOR or found[0].get(axis.name) != 1:

@@ -1,4 +1,4 @@
-"""What the ``rowwise`` family sees in an operator: its rows, where they lie, and how many threads share one."""
+"""The row form of an operator for the ``rowwise`` family: its rows, their layout, and the threads that share one."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from rammer.ir.types import itemsize
 
 from rammer_cuda.kernels.frame import WARP
 
-#: Threads that share a row, most elements a thread keeps, and threads of a block.
+#: Threads that share a row, maximum elements of a thread, and maximum threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MOST_ELEMENTS, MOST_THREADS = 32, 1024
-#: Rows whose threads are neighbours, where that is so: whole sectors of 4-byte elements.
+#: Numbers of rows whose threads are interleaved, if any: whole sectors of 4-byte elements.
 SIDES = (8, 16, 32, 64)
-#: Most elements of a row of an operator without reductions, whose rows are as long as one likes.
+#: Maximum elements of a row of an operator without reductions, whose row length is free.
 MAP_ELEMENTS = 2048
-#: Bytes of a sector: what memory and its cache move at once.
+#: Bytes of a sector: the transfer unit of memory and its cache.
 SECTOR = 32
-#: Types that a reduction may have here: those that warp shuffles move.
+#: Types supported in reductions here: those that warp shuffles move.
 SHUFFLED = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """``lanes`` threads a row and block, ``vector`` neighbouring elements a load, ``chunks`` loads a thread, ``rows`` a block;
-    ``blocks`` share a row. The lanes of a row are neighbours; with ``side`` those of so many rows are, lane by lane."""
+    """The block of a row kernel: ``lanes`` threads per row, ``vector`` adjacent elements per load, ``chunks`` loads per thread.
+
+    A block has ``rows`` rows, and ``blocks`` share a row. The lanes of a row are neighbours; with ``side``, that number of rows
+    is interleaved, lane by lane."""
 
     lanes: int
     vector: int
@@ -49,7 +51,7 @@ class RowShape:
 
     @property
     def sided(self) -> bool:
-        """Whether rows side by side fill warps, and have a thread each."""
+        """True if interleaved rows fill warps, with a thread for each row."""
         return self.lanes > 1 and self.rows <= self.side and self.side * self.lanes >= WARP
 
     @property
@@ -60,8 +62,8 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True)
 class RowAccess:
-    """A ``load`` of a stored tensor, or a store: elements between its addresses at neighbours along each row axis and each
-    element axis (None where that is not fixed), of ``size`` bytes each; the first one is ``start`` bytes behind the buffer's."""
+    """A load or store of a tensor, with its address steps between neighbours along each row axis and element axis. Steps are in
+    elements of ``size`` bytes, None if not fixed. The first element is ``start`` bytes past the buffer's start."""
 
     load: Load
     by_row: tuple[int | None, ...]
@@ -72,51 +74,51 @@ class RowAccess:
 
     @property
     def fixed(self) -> bool:
-        """Whether all steps are."""
+        """True if all steps are fixed."""
         return None not in self.by_row and None not in self.by_element
 
     @property
     def along(self) -> int:
-        """Of neighbouring elements."""
+        """The step between neighbouring elements."""
         return abs(self.by_element[-1] or 0) if self.by_element else 0
 
     @property
     def across(self) -> int:
-        """Of neighbouring rows."""
+        """The step between neighbouring rows."""
         return abs(self.by_row[-1] or 0) if self.by_row else 0
 
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows of an operator, tiled or not, and where its tensors lie."""
+    """The rows of an operator, tiled or not, and the storages of its tensors."""
 
     form: RowForm
     binding: Binding
 
     @property
     def operator(self) -> ROperator:
-        """The operator."""
+        """The operator of the row form."""
         return self.form.operator
 
     def tiled(self, operator: ROperator) -> PlacedRows:
-        """The same with another tile: rows and elements lie where they did."""
+        """Return the same rows with another tile; the layout is unchanged."""
         made = PlacedRows(replace(self.form, operator=operator), self.binding)
         made.__dict__.update({"strides": self.strides, "joined": self.joined, "accesses": self.accesses})
         return made
 
     @cached_property
     def strides(self) -> dict[str, tuple[int, ...]]:
-        """Of every stored tensor."""
+        """Strides of every stored tensor."""
         return strides_of(self.operator, self.binding)
 
     @cached_property
     def joined(self) -> bool:
-        """Whether all accesses walk a row's elements as one axis."""
+        """True if all accesses walk a row's elements as one axis."""
         return can_join_axes(self.form, self.strides)
 
     @cached_property
     def accesses(self) -> tuple[RowAccess, ...]:
-        """What an element of a row reads and writes in memory."""
+        """The memory reads and writes of one element of a row."""
         found = collect_accesses(self.form)
         return tuple(self._row_access(ld, found) for ld in found.loads if ld.tensor in self.strides)
 
@@ -124,23 +126,23 @@ class PlacedRows:
         strides, size = self.strides[load.tensor], itemsize(self.binding.types[load.tensor].dtype)
         by_row, by_element = (tuple(address_step(load, strides, a) for a in axes) for axes in (found.rows, found.elements))
         fixed = [s * f[1] for s, f in zip(strides, map(ex.affine_form, load.indices), strict=True) if f is not None]
-        start = (self.binding.storages[load.tensor].offset % ALIGNED_ELEMENTS + sum(fixed)) * size  # what a kernel's key tells
+        start = (self.binding.storages[load.tensor].offset % ALIGNED_ELEMENTS + sum(fixed)) * size  # part of a kernel's key
         return RowAccess(load, by_row, by_element, size, start, load.tensor in self.operator.outputs)
 
     @property
     def unit(self) -> int:
-        """Neighbouring rows in a sector, where an access has rows next to each other and their elements apart; else 1."""
+        """Neighbouring rows in a sector if an access has adjacent rows with strided elements, else 1."""
         sizes = [a.size for a in self.accesses if a.fixed and a.across == 1 and a.along > 1]
         return SECTOR // min(sizes) if sizes else 1
 
 
 def strides_of(operator: ROperator, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Strides of the stored tensors."""
+    """Return strides of the stored tensors."""
     return {n: binding.storages[n].strides for n in (*operator.inputs, *operator.outputs)}
 
 
 def shape_of(form: RowForm) -> RowShape:
-    """The block of a tiled operator under its config."""
+    """Return the block of a tiled operator under its config."""
     operator, config = form.operator, dict(form.operator.config)
     lanes, vector, blocks = config.get("lanes", WARP), config.get("vector", 1), config.get("blocks", 1)
     rows = math.prod(t for t, r in zip(operator.tile, form.row_of, strict=True) if r is not None)
@@ -148,7 +150,7 @@ def shape_of(form: RowForm) -> RowShape:
 
 
 def rows_of(operator: ROperator, binding: Binding) -> PlacedRows:
-    """The rows of an operator; Unsuited says why it has none."""
+    """Return the rows of an operator. Raises Unsuited with the reason if it does not apply."""
     form = row_form(operator) or map_form(operator, strides_of(operator, binding), MAP_ELEMENTS)
     if form is None:
         raise Unsuited("no operator on rows")

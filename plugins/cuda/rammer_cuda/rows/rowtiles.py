@@ -1,4 +1,4 @@
-"""Tiles for rows: how many threads share one, and how many rows a block has."""
+"""Tiles for rows: the threads that share one, and the rows of a block."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP
 from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows
 
-#: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and from which length on.
+#: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and the minimum length for it.
 CLUSTERS, LONG = (1, 2, 4, 8), 8192
-#: Threads of a block that are aimed at.
+#: Target numbers of threads of a block.
 BLOCKS = (64, 128, 256)
 
 
 def enumerate_tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
-    """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks. Of rows
-    that are neighbours in memory whole sectors where there are as many."""
+    """Yield tilings by lanes and vectors: at most ``MOST_ELEMENTS`` per thread, and idle lanes are excluded. Blocks aim at
+    ``BLOCKS`` threads. Rows that are neighbours in memory fill whole sectors if their number suffices."""
     form, unit = placed.form, placed.unit
     long = gpu.clusters and form.reductions and form.length >= LONG
     for lanes, vector, blocks in product(LANES, (VECTOR, 1), CLUSTERS if long else (1,)):
@@ -45,8 +45,8 @@ def _with_tile(operator: ROperator, tile: tuple[int, ...], config: tuple[tuple[s
 
 
 def tile_of(form: RowForm, rows: int, unit: int = 1) -> tuple[int, ...]:
-    """About ``rows`` neighbouring rows: inner row axes whole, one split evenly, in multiples of ``unit`` where there are as many,
-    the outer ones 1."""
+    """Return a tile of about ``rows`` neighbouring rows: inner row axes whole, one split evenly, the outer ones 1. The split is
+    in multiples of ``unit`` if possible."""
     tile = [a.extent for a in form.operator.anchor.axes]
     for d in range(len(tile) - 1, -1, -1):
         if form.row_of[d] is None:

@@ -1,11 +1,11 @@
 """The ``rowwise`` family: softmax, normalisations, pooling over whole images, reductions along contiguous rows, and maps.
 
-``lanes`` neighbouring threads share one row and keep their elements of it in registers from the first load to the last
-store; a reduction is a sum (or maximum ...) of a thread's own elements in order, then a butterfly of warp shuffles, and
-where a row takes several warps their results meet in shared memory in the order of the warps: results repeat bit for bit.
-Rows that are neighbours in memory, their elements apart, may have their threads side by side as well.
-A row that is too long for a block is a cluster's of up to 8, whose results meet in the order of the blocks.
-Every expression, maps before and after the reductions included, is the core's emitter's."""
+``lanes`` neighbouring threads share one row and keep its elements in registers from the first load to the last store. A reduction
+is a sum (or maximum ...) of a thread's elements in order, then a butterfly of warp shuffles. If a row needs several warps, their
+results are combined in shared memory in warp order: results repeat bit for bit. Rows that are neighbours in memory with strided
+elements may have interleaved threads as well. A row that is too long for a block uses a cluster of up to 8, combined in block
+order. The core's emitter writes every expression, including maps before and after the reductions.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ from rammer_cuda.rows.rowtiles import CLUSTERS, enumerate_tilings
 
 
 def join_sides(frame: Frame, c: Compute, total: Val, shape: RowShape, number: int = 0) -> None:
-    """Combine ``total`` of all lanes of a row into every one of them: those of a warp by shuffles, whose lanes all get the same
-    bits, then the warps, or each lane where a warp has one of every row, in order through shared memory named by ``number``."""
+    """Combine ``total`` of all lanes of a row into every one of them.
+
+    Lanes of a warp use shuffles and all get the same bits. Then the warps are combined in order through shared memory named by
+    ``number``. Single lanes are combined instead if a warp has one of every row."""
     block, kind, side = frame.block, spell_type(CUDA, total.cdtype), shape.side
     other, share = Val("other", total.cdtype, atom=True), f"part{number}"
     if side < WARP:
@@ -57,7 +59,7 @@ def join_sides(frame: Frame, c: Compute, total: Val, shape: RowShape, number: in
         block.line(block.combine(c, total.text, other))
 
 
-#: Registers that constants loaded ahead may take.
+#: Registers for constants loaded before the wait.
 AHEAD = 48
 
 
@@ -78,7 +80,7 @@ class _Rowwise:
         if shape.side and (shape.side not in SIDES or shape.blocks * shape.vector > 1 or not shape.sided):
             raise Unsuited(f"{shape.lanes} lanes for {shape.rows} of {shape.side} rows side by side")
         self.joined = placed.joined
-        # Reductions are not computed in place: where one is not yet known at a point, the emitter finds no such tensor.
+        # Reductions are not inlined: if one is not yet known at a point, the emitter reports a missing tensor.
         maps = {c.name: c for c in operator.computes if not c.reduce}
         device = device_source("cluster_rows") if shape.blocks > 1 else ""
         resident = int(shape.blocks > 1)  # else ptxas leaves some clusters half of the registers
@@ -86,14 +88,14 @@ class _Rowwise:
         self.block = self.frame.block
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel text."""
         try:
             self._places()
             self._load_row()
             for number, c in enumerate(self.form.reductions):
                 self._reduce_row(number, c)
             self._store_outputs()
-            if self.s.blocks > 1:  # no block's shared memory ends while another may read it
+            if self.s.blocks > 1:  # a block's shared memory must outlive its readers
                 self.frame.line("rm_cluster_meet();")
         except KeyError as problem:
             raise Unsuited(f"{problem} is read at another place than its row") from problem
@@ -102,7 +104,7 @@ class _Rowwise:
     # --- places ---------------------------------------------------------------------------------
 
     def _places(self) -> None:
-        """This thread's row and elements; places beyond the end are moved back inside and never stored."""
+        """Define this thread's row and elements; positions past the end are clamped and never stored."""
         f, s, operator = self.frame, self.s, self.form.operator
         f.line("// This thread's row and its elements.")
         rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
@@ -127,8 +129,8 @@ class _Rowwise:
         self.elements = [[self._element_axes(q, v) for v in range(s.vector)] for q in self.starts]
 
     def _reduction_bound(self) -> str:
-        """Where a run's rows end before the bound, of all reductions alike, and of what is stored of whole rows, too: ``fills``
-        lie beyond."""
+        """Define the end of a run's rows before the bound, if equal for all reductions; return its name or "". Stores of whole
+        rows end there, too, with ``fills`` past it."""
         form, operator = self.form, self.form.operator
         ends = {(s.compute, s.axis): s.extent for s in operator.stops}
         firsts = [(c, next((r.name for r in c.reduce if r.extent > 1), "")) for c in form.reductions]
@@ -144,12 +146,12 @@ class _Rowwise:
         return self.frame.stop(firsts[0][0], firsts[0][0].reduce)
 
     def _chunk_place(self, chunk: int) -> str:
-        """First element of this thread's chunk, wherever that is."""
+        """Return the first element of this thread's chunk, not clamped."""
         s = self.s
         return f"(lane + {chunk * s.across}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.across}"
 
     def _chunk_start(self, chunk: int) -> Ref:
-        """First element of this thread's chunk, and whether the chunk is there (``m{chunk}``)."""
+        """Define the first element of this thread's chunk, and a test that the chunk exists (``m{chunk}``)."""
         s, n, place = self.s, self.form.length, self._chunk_place(chunk)
         if self._partial(chunk):
             self.frame.line(f"const bool m{chunk} = {place} < {self.deep or n};")
@@ -163,7 +165,7 @@ class _Rowwise:
         return bool(self.deep) or (chunk + 1) * self.s.across * self.s.vector > self.form.length
 
     def _element_axes(self, start: Ref, v: int) -> tuple[Expr, ...]:
-        """The element axes of element ``v`` of a chunk."""
+        """Return the element axes of element ``v`` of a chunk."""
         extents = [a.extent for a in self.form.elements]
         if self.joined:
             return (*(integer(0) for _ in extents[1:]), make_add(start, v))
@@ -172,13 +174,13 @@ class _Rowwise:
     # --- loads ----------------------------------------------------------------------------------
 
     def _element_bodies(self, elements: tuple[Expr, ...]) -> list[Expr]:
-        """Everything evaluated at one element of this thread's row."""
+        """Return all expressions evaluated at one element of this thread's row."""
         form = self.form
         bodies = [ex.substitute(c.body, form.reduced(c, self.rows, elements)) for c in form.reductions]
         return bodies + [Load(n, form.point(n, self.rows, elements)) for n in form.operator.outputs]
 
     def _load_row(self) -> None:
-        """Every load of the row: constants first, then, once they may be read, the others, all before any arithmetic."""
+        """Write every load of the row: constants first, then, after the wait, the others, all before any arithmetic."""
         inlined = self.frame.inlined
         found = [[stored_loads(b, inlined) for b in self._element_bodies(e)] for chunk in self.elements for e in chunk]
         loads = list(dict.fromkeys(ld for lists in found for each in lists for ld in each))
@@ -191,7 +193,7 @@ class _Rowwise:
         self._write_loads(loads)
 
     def _write_loads(self, loads: Sequence[Load]) -> None:
-        """Load everything, four neighbours at once where they are 16 aligned bytes."""
+        """Write all loads, four neighbours at once if they are 16 aligned bytes."""
         wanted = dict.fromkeys(loads)
         for load in loads:
             group = self._adjacent_loads(load)
@@ -205,7 +207,7 @@ class _Rowwise:
         preload_elements(self.block, loads)
 
     def _adjacent_loads(self, load: Load) -> list[Load] | None:
-        """The loads of a chunk whose first one is ``load``, if they are 16 aligned bytes; None otherwise."""
+        """Return the loads of a chunk that starts with ``load``, if they are 16 aligned bytes, else None."""
         if self.s.vector != VECTOR or not self.joined or not self.aligned(load):
             return None
         start = next((q for q in self.starts if q.axis in ex.axes_of(load)), None)
@@ -215,13 +217,13 @@ class _Rowwise:
         return [Load(load.tensor, tuple(canonicalise_sum(i) for i in g.indices)) for g in shifted if isinstance(g, Load)]
 
     def aligned(self, load: Load) -> bool:
-        """Whether ``load`` runs along the row element by element, from multiples of 16 bytes."""
+        """Return True if ``load`` is contiguous along the row, from multiples of 16 bytes."""
         return is_quad_aligned(load, self.binding, {q.axis for q in self.starts})
 
     # --- reductions -----------------------------------------------------------------------------
 
     def _reduce_row(self, number: int, c: Compute) -> None:
-        """``c`` of this thread's row, known to every thread of it."""
+        """Write reduction ``c`` of this thread's row, whose result every thread of the row gets."""
         self.block.line(f"// Reduction {number} of the row.")
         total = self.block.accumulator(c, {})
         for chunk, elements in enumerate(self.elements):
@@ -258,7 +260,7 @@ class _Rowwise:
                     self._fill_chunk(name, chunk, fill)
 
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
-        """One chunk's results, by one 16-byte store where their places are 16 aligned bytes."""
+        """Store one chunk's results, by one 16-byte store if their addresses are 16 aligned bytes."""
         place = self.frame.places[name]
         values = [ops.convert_value(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
         with self.block.nest(f"if ({tests or 'true'})") as scope:
@@ -270,7 +272,7 @@ class _Rowwise:
                 scope.store(place, point, value, ())
 
     def _fill_chunk(self, name: str, chunk: int, value: float) -> None:
-        """What lies in a chunk beyond the length of a run."""
+        """Store the fill value to a chunk past the length of a run."""
         f, s, n, place = self.frame, self.s, self.form.length, self.frame.places[name]
         tests = [f"!m{chunk}", *filter(None, [self.inside])]
         tests += [f"{self._chunk_place(chunk)} < {n}"] if (chunk + 1) * s.across * s.vector > n else []

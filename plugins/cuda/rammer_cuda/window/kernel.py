@@ -1,8 +1,8 @@
-"""The ``window`` family: pooling and depthwise convolution, a strip of neighbouring outputs a thread.
+"""The ``window`` family: pooling and depthwise convolution, a strip of neighbouring outputs per thread.
 
-A thread keeps every input that its ``high x wide`` outputs share in registers, so a 5 by 5 window loads 40 elements for a
-column of 4 outputs and not 100; its neighbours' threads read neighbouring columns. Weights are loaded before the kernel
-waits for others. All expressions, the maps that follow included, are the core's emitter's.
+A thread keeps in registers every input that its ``high x wide`` outputs share. A 5 by 5 window thus loads 40 elements for a
+column of 4 outputs instead of 100. Neighbouring threads read neighbouring columns. Weights are loaded before the kernel waits for
+others. The core's emitter writes all expressions, including the following maps.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel, contiguous_tile
 
-#: Values of one window that are written out, and of a thread's whole strip.
+#: Maximum values of one window that are unrolled, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640
-#: Strips (outputs along the last two axes) and outputs of a task that are tried, and the most threads of its block.
+#: Strips (outputs along the last two axes) and outputs of a task that are tried, and the maximum threads of its block.
 STRIPS = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (7, 1), (8, 1))
 SIZES = (64, 128, 256, 512, 1024, 2048)
 MOST_THREADS = 256
-#: Registers that weights loaded ahead may take.
+#: Registers for weights loaded before the wait.
 AHEAD = 64
 
 
 @dataclass(frozen=True)
 class Window:
-    """A short reduction with maps over its shape: ``high`` and ``wide`` are the positions of the axes that a strip runs
-    along, ``high`` None where only one slides."""
+    """A short reduction with maps over its shape. ``high`` and ``wide`` are the positions of the axes that a strip runs along;
+    ``high`` is None if only one slides."""
 
     operator: ROperator
     main: Compute
@@ -57,7 +57,7 @@ class Window:
 
 
 def window_of(operator: ROperator, binding: Binding) -> Window:
-    """The window form of an operator; Unsuited says why it has none."""
+    """Return the window form of an operator. Raises Unsuited with the reason if it does not apply."""
     main, after = operator.computes[0], operator.computes[1:]
     taps = math.prod(r.extent for r in main.reduce)
     if not main.reduce or 0 in main.shape or not 1 <= taps <= MOST_TAPS:
@@ -82,13 +82,13 @@ def window_of(operator: ROperator, binding: Binding) -> Window:
 
 
 def _is_sliding_axis(main: Compute, axis: str) -> bool:
-    """Whether some index moves with ``axis`` and with a reduction axis."""
+    """Return True if an index moves with ``axis`` and with a reduction axis."""
     over = {r.name for r in main.reduce}
     return any(axis in ex.axes_of(i) and over & ex.axes_of(i) for ld in main.loads for i in ld.indices)
 
 
 def strips_of(w: Window) -> Strips:
-    """What one thread computes of a tiled operator."""
+    """Return the strips of a tiled operator, one per thread."""
     config, size = dict(w.operator.config), [1] * len(w.main.axes)
     for d, name in ((w.high, "high"), (w.wide, "wide")):
         if d is not None:
@@ -105,7 +105,7 @@ class _Window:
         self.frame.unit.unrolled = frozenset((w.main.name,))
 
     def kernel(self) -> TaskKernel:
-        """The finished kernel."""
+        """Return the finished kernel text."""
         f, count = self.frame, self.strips.count
         if count > f.threads:
             f.line("rm_after();")
@@ -120,7 +120,7 @@ class _Window:
         return f.kernel("w_")
 
     def _write_strip(self, number: str, inside: list[str], early: bool) -> None:
-        """All outputs of strip ``number``; ``early``: constants may be loaded before ``rm_after``."""
+        """Write all outputs of strip ``number``; with ``early``, constants may be loaded before ``rm_after``."""
         f, main = self.frame, self.w.main
         f.line("// This thread's strip of outputs.")
         points = self.strips.points(self.strips.base(f, number))
@@ -142,7 +142,6 @@ class _Window:
                     scope.store(f.places[name], point, value, ())
 
     def _output_loads(self, point: tuple[Expr, ...]) -> Iterator[Load]:
-        """Every load of one output."""
         main, inlined = self.w.main, self.frame.inlined
         axes = dict(zip((a.name for a in main.axes), point, strict=True))
         for taps in itertools.product(*(range(r.extent) for r in main.reduce)):
@@ -158,15 +157,14 @@ def _thread_count(strips: int) -> int:
 
 # --- choice -------------------------------------------------------------------------------------
 
-#: Cycles from a launch to the last store of a strip with nothing to do, of launching one more block, of one more strip of a
-#: thread, of a value that it combines, and, of a warp on its scheduler, of each 128 bytes that it loads and of any other
-#: instruction. Fitted to 616 kernels of the zoo's models on an H200: the measured time over the predicted has a standard
-#: deviation of 0.10.
+#: Cycles from a launch to the last store of an empty strip, of launching one more block, of one more strip of a thread, of a
+#: value that it combines, and, of a warp on its scheduler, of each 128 bytes that it loads and of any other instruction. Fitted
+#: to 616 kernels of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.10.
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
 def _enumerate_tilings(w: Window, gpu: Gpu) -> Iterator[Window]:
-    """Every strip in tiles of every size."""
+    """Yield every strip in tiles of every size."""
     for high, wide in STRIPS:
         config = (("high", high), ("wide", wide))
         for tile in sorted({_tile_shape(w, high, wide, size) for size in SIZES}):
@@ -181,13 +179,12 @@ def _is_supported(w: Window) -> bool:
 
 
 def _tile_shape(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
-    """A contiguous tile of about ``size`` outputs in whole strips."""
+    """Return a contiguous tile of about ``size`` outputs in whole strips."""
     strips = {w.wide: wide, w.high: high}
     return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
 
 
 def _predict_seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
     operator = w.operator
     strips, clock = strips_of(w), gpu.model_clock
     threads = _thread_count(strips.count)
@@ -201,7 +198,7 @@ def _predict_seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
 
 
 def _input_stride(w: Window, strips: Strips) -> int:
-    """Elements from one thread's input to its neighbour's along the innermost sliding axis."""
+    """Return the elements from one thread's input to its neighbour's along the innermost sliding axis."""
     axis = w.main.axes[w.wide].name
     forms = [form for ld in w.main.loads for i in ld.indices if (form := ex.affine_form(i)) is not None]
     return strips.sizes[w.wide] * max((abs(form[0].get(axis, 0)) for form in forms), default=1)
@@ -209,7 +206,7 @@ def _input_stride(w: Window, strips: Strips) -> int:
 
 @lru_cache(4096)
 def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
-    """Different elements that a strip's windows read, weights included."""
+    """Return the number of distinct elements that a strip's windows read, weights included."""
     found: set[tuple[object, ...]] = set()
     names = [a.name for a in main.axes]
     for shift in itertools.product(*(range(s) for s in strip)):

@@ -1,4 +1,4 @@
-"""Kernel families, and what a unit offers of them: ``panel`` for contractions on CPUs, the generic one for everything."""
+"""Kernel families of an OpenCL device: ``panel`` for contractions on CPUs, the generic family for every operator."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rammer_rocm.kernels.winograd.choose import make_winograd_family
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
 
-#: Panel tiles offered to the tuner, before the generic ones.
+#: Number of panel tiles offered to the tuner, before the generic tiles.
 PANEL_TILES = 6
 
 
 def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family, ...]:
-    """The families whose kernels a unit can run, ``without`` some."""
+    """Return the families whose kernels a device can run, except those named in ``without``."""
     made = (
         *make_panel_families(device),
         make_winograd_family(device),
@@ -37,14 +37,14 @@ def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family,
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
-    """The text of one task of a tiled operator; an unknown family is computed by the generic kernel. Unsuited where a known one
-    cannot compute it."""
+    """Return the task function of a tiled operator; the generic kernel computes unlisted families. Raises Unsuited if a listed
+    family cannot compute the operator."""
     families = {f.name: f for f in families_of(device)}
     return (families.get(operator.family) or families[""]).kernel(operator, binding)
 
 
 class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
-    """What a backend says of a unit's kernels: no OpenCL is needed for it. Families that it is ``without`` are not offered."""
+    """Backend functions for a device's kernels, which do not need OpenCL. The families in ``without`` are not offered."""
 
     def __init__(self, vdevice: VDevice, without: Collection[str] = ()) -> None:
         self.vdevice: VDevice = vdevice
@@ -54,18 +54,21 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
 
     def needs(self, function: TaskFunction) -> Resources:
-        """Work-items, and bytes of local memory (on a CPU: of scratch)."""
+        """Return the work-items and the bytes of local memory (on a CPU: of scratch)."""
         return Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the generic kernel reaches of the peak where an operand is held, or sums follow a product: the panel family
-        reads its operands from memory, and has one sum."""
+        """Return the reachable fraction of the peak: GENERIC_RATE if only the generic kernel applies, else 1.
+
+        The panel family reads its operands from memory and supports one sum. Operators that hold an operand, or have sums after a
+        product, need the generic kernel."""
         sums = [c for c in operator.computes if c.kind != "map"]
         several = len(sums) > 1 and any(c.kind == "contraction" for c in sums)
         return GENERIC_RATE if several or operator.holds_operand else 1.0
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """The panel family computes the maps while it gathers the columns: the seconds without them over those with them."""
+        """Return the predicted seconds without the prologue over those with it. The panel family computes prologue maps while it
+        gathers the columns."""
         products = [f for f in self.usable if f.product]
         bare, whole = (self.best(o, binding, products) - self.vdevice.launch for o in prologue_variants(operator))
         return min(1.0, bare / whole) if isfinite(bare) and isfinite(whole) else GENERIC_RATE

@@ -1,8 +1,8 @@
-"""The last columns of a product whose rows are packed, where they are few: sums that run across rows.
+"""The last few columns of a product with packed rows, as sums across rows.
 
-An image of 7 x 7 has 49 columns: three vectors, and one column that would take a vector of its own. Rows of packed constants lie
-side by side, so a vector of them times the column's element sums as many rows at a time. Blocks of rows are summed together, as a
-sum waits for itself.
+An image of 7 x 7 has 49 columns: three vectors, and one column that would occupy a vector alone. Rows of packed constants are
+adjacent. One vector multiply of rows by a column element therefore accumulates one sum per row. Several blocks of rows are summed
+together to hide the latency of each sum.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from rammer.device.manifest import Binding
 from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct
 from rammer_rocm.kernels.vector import read_element, vector_type
 
-#: Blocks of rows that are summed together, and rows of a block.
+#: Blocks of rows that are summed together, and the supported row counts of a block.
 BLOCKS: Final = 4
 HEIGHTS: Final = (4, 8, 16)
-#: At most this part of a vector is summed across rows.
+#: At most 1 / PART of a vector is summed across rows.
 PART: Final = 4
 
 
 def columns_across(p: PanelProduct, binding: Binding, width: int, lanes: int) -> int:
-    """How many of ``width`` columns are summed across rows, beside whole vectors."""
+    """Return the number of the last columns, out of ``width``, that are summed across rows instead of in whole vectors."""
     rest = width % lanes
     return rest if p.a.tensor in binding.constants and width > lanes and rest <= lanes // PART else 0
 
 
 def cycles_across(rest: int, mr: int, lanes: int) -> float:
-    """Of one step along the sums, for a block of rows."""
+    """Return the cycles of one reduction step for a block of rows."""
     return max(1.0, rest * mr / lanes)
 
 
@@ -41,12 +41,12 @@ def sum_across(
     shape: tuple[int, int, int],
     loops: Callable[[tuple[Sequence[str], str], Callable[[], None]], None],
 ) -> None:
-    """Write the sums of (columns, rows of a block, lanes) ``shape`` into ``tile``, a vector a row; ``loops`` writes the loops
-    along the sums, in blocks of these accumulators and their type, around what it is given."""
+    """Write the sums of ``shape`` (columns, rows of a block, lanes) into ``tile``, one vector per row. ``loops`` writes the
+    reduction loops around its callback, in blocks of the accumulators and their type."""
     rest, mr, lanes = shape
     kind = vector_type(mr)
     for n in range(BLOCKS):
-        # Blocks past the end repeat the last one; they are never stored.
+        # Blocks past the end repeat the last block; they are never stored.
         text.line(f"__global const float *a_{n} = a + min({n}, (rows - 1 - r) / {mr}) * {p.depth * mr};")
         text.line(f"{kind} {', '.join(f'x{n}_{j} = 0' for j in range(rest))};")
 

@@ -1,8 +1,7 @@
-"""Asking for memory before it is needed: what the sums of a register tile meet on their way to memory, while they are summed.
+"""Software prefetch: the epilogue's memory operands of a register tile are prefetched while the tile is summed.
 
-A tile's rows lie a whole image apart, and of each it meets a few lines, which no core foresees. Sums along 64 channels take
-0.4 us, about as long as memory takes to answer.
-"""
+The distance between a tile's rows is a whole image. The tile accesses only a few lines of each row, which hardware prefetchers do
+not predict. Sums along 64 channels need 0.4 us, about the latency of memory."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from rammer.ir.expr import Expr, Load, Ref
 
 from rammer_rocm.kernels.contraction import PanelProduct
 
-#: ``rm_ahead_0``: so many bytes from ``p`` on will be read, ``rm_ahead_1``: and written. OpenCL C's own ``prefetch`` does nothing
-#: on Intel's runtime; where a compiler lacks the other one, or addresses of one kind for all memory, nothing is asked for.
+#: ``rm_ahead_0`` prefetches bytes from ``p`` for reading, ``rm_ahead_1`` for writing. OpenCL C's ``prefetch`` does nothing on
+#: Intel's runtime. If the compiler lacks the builtin or generic addresses, both do nothing.
 HELPERS: Final = """
 #ifndef RM_AHEAD
 #define RM_AHEAD(p, write)
@@ -32,7 +31,7 @@ inline static void rm_ahead_1(__global const char *p, int count) { for (int n = 
 
 
 def epilogue_accesses(p: PanelProduct) -> Iterator[tuple[Load, bool]]:
-    """What of the sums is written (True), and what the maps behind read beside them, in the axes of the contraction."""
+    """Yield the stores (True) and the other loads (False) of the epilogue, in the contraction's axes."""
     inside = {c.name for c in (p.main, *p.after)}
     for c in (p.main, *p.after):
         axes: dict[str, Expr] = {a.name: Ref(m.name) for a, m in zip(c.axes, p.main.axes, strict=True)}

@@ -1,8 +1,8 @@
-"""Windows over images with channels last: a vector is as many channels of one output (the family ``channels``).
+"""Windows over images with channels last (the family ``channels``): a vector holds channels of one output.
 
-Neighbouring channels are neighbours in memory, so nothing is copied: every tap is a vector in place, as is its weight, once the
-weights are packed tap after tap. Some columns of outputs are computed at a time, to load each weight once for all of them; those
-that meet padding alone, each with the taps that lie inside.
+Neighbouring channels are adjacent in memory, so data is not copied. Each tap is a vector in place. Each weight is a vector too,
+after the weights are packed tap by tap. Several columns of outputs are computed together, to load each weight once for all of
+them. Columns that overlap padding are computed one at a time, with the taps inside the image.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.kernels.vector import read_vector
 
-#: Vectors of channels and columns of outputs that are computed together; accumulators fit the registers beside a weight.
+#: Vectors of channels and columns of outputs that are computed together; the accumulators and a weight fit the registers.
 VECTORS, COLUMNS, ACCUMULATORS = (1, 2, 4), (1, 2, 4, 6, 8), 16
-#: Tasks of each vEU that are tried.
+#: Numbers of tasks per vEU that are tried.
 ROUNDS = (1, 2, 4, 8, 16)
-#: Cycles of one core (fitted on a Zen 4): to load a weight, to begin an output's sums, to store a vector of outputs one by one.
+#: Cycles of one core (fitted on a Zen 4): to load a weight, to start an output's sums, to store a vector of outputs element by
+#: element.
 WEIGHT, BEGIN, SCATTER = 1.0, 12.0, 24.0
 
 CONFIGS = {"nv": range(1, max(VECTORS) + 1), "columns": range(1, max(COLUMNS) + 1)}
@@ -42,7 +43,7 @@ CONFIGS = {"nv": range(1, max(VECTORS) + 1), "columns": range(1, max(COLUMNS) + 
 
 @dataclass(frozen=True)
 class ChannelsForm(WindowForm):
-    """``high`` and ``wide`` are the image's dimensions that windows slide along, ``lane`` the axis of its channels."""
+    """A window operator whose vectors run along the channel axis ``lane``. Windows slide along ``high`` and ``wide``."""
 
     high: Slide
     wide: Slide
@@ -50,12 +51,12 @@ class ChannelsForm(WindowForm):
 
     @property
     def tile(self) -> dict[str, int]:
-        """Tile size by axis."""
+        """Tile size by axis name."""
         return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
     @property
     def extent(self) -> dict[str, int]:
-        """Extent by axis."""
+        """Axis extent by axis name."""
         return {a.name: a.extent for a in self.main.axes}
 
     @property
@@ -66,18 +67,18 @@ class ChannelsForm(WindowForm):
 
     @property
     def outer(self) -> list[str]:
-        """Axes along which nothing slides."""
+        """Axes along which no window slides."""
         return [a.name for a in self.main.axes if a.name not in (self.high.axis, self.wide.axis, self.lane)]
 
     def tiled(self, tile: Mapping[str, int], nv: int, columns: int) -> ChannelsForm:
-        """The same with this tile and so many vectors and columns at once."""
+        """Return this form with another tile, ``nv`` vectors and ``columns`` columns."""
         sizes = tuple(tile[a.name] for a in self.main.axes)
         config = (("columns", columns), ("nv", nv))
         return replace(self, operator=replace(self.operator, tile=sizes, family="channels", config=config))
 
 
 def channels_form(operator: ROperator, binding: Binding) -> ChannelsForm:
-    """The form of an operator, tiled or not. Raises Unsuited."""
+    """Return the form of a tiled or untiled operator. Raises Unsuited."""
     window = window_form(operator, binding)
     lanes = [s for s in window.slides if s.axis and s.stride == 1 and s.outputs > 1 and not s.tap and s.step == 1]
     sliding = sorted((s for s in window.slides if s.tap), key=lambda s: -s.stride)
@@ -95,7 +96,7 @@ def channels_form(operator: ROperator, binding: Binding) -> ChannelsForm:
 
 
 def _enumerate_tilings(form: ChannelsForm, device: VDevice) -> Iterator[ChannelsForm]:
-    """Rows in parts, then channels: all of a row's channels lie together."""
+    """Yield tilings that split rows first, then channels: a row's channels are adjacent."""
     channels, lanes = form.extent[form.lane], device.vector
     for nv in VECTORS:
         if nv > 1 and nv * lanes >= 2 * channels:
@@ -113,7 +114,7 @@ def _enumerate_tilings(form: ChannelsForm, device: VDevice) -> Iterator[Channels
 
 
 def _task_cycles(form: ChannelsForm, lanes: int) -> float:
-    """Cycles of one core for a full task."""
+    """Return the cycles of one core for a full task."""
     nv, columns = form.config
     high, wide, tile = form.high, form.wide, form.tile
     each = SUM if form.main.combiner == "sum" else MAXIMUM
@@ -134,13 +135,13 @@ def _is_inside(slide: Slide, first: int, count: int) -> bool:
 
 
 def _predict_seconds(form: ChannelsForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks, without the launch."""
+    """Return the predicted seconds of all tasks, without the launch."""
     task = _task_cycles(form, device.vector) / (device.flops / (2 * device.vector)) + device.dispatch
     return -(-form.operator.task_count // device.veus) * task
 
 
 def make_channels_family(device: VDevice) -> Family:
-    """The family for a unit."""
+    """Return the ``channels`` family for a device."""
     forms = Forms(
         channels_form, _enumerate_tilings, _predict_seconds, lambda form, binding: _Channels(form, device.vector).function()
     )
@@ -148,7 +149,7 @@ def make_channels_family(device: VDevice) -> Family:
 
 
 class _Channels(WindowText):
-    """Writes one task function."""
+    """A writer of one task function of the ``channels`` family."""
 
     def __init__(self, form: ChannelsForm, lanes: int) -> None:
         super().__init__(form, lanes, form.lane)
@@ -160,7 +161,7 @@ class _Channels(WindowText):
         self.at = {a: f"o_{a} + i_{a}" for a in (*form.outer, form.high.axis, form.wide.axis) if a}
 
     def function(self) -> TaskFunction:
-        """The text."""
+        """Return the finished task function."""
         form, text = self.form, self.text
         self.origins()
         with self._output_loops():
@@ -194,7 +195,7 @@ class _Channels(WindowText):
         text.all(["}"] * (len(axes) + 1))
 
     def _write_image_row(self) -> None:
-        """The image's row under the outputs' first tap, its weights and the rows of taps that lie inside."""
+        """Write the image row of the outputs' first tap, its weights, and the range of tap rows inside the image."""
         form, text = self.form, self.text
         steps, constant = self.steps(form.x)
         sliding = (form.high.axis, form.wide.axis)
@@ -224,7 +225,7 @@ class _Channels(WindowText):
         self.text.line(f"__global const float *w = {source} + (size_t)(o_{form.lane} + c) * {taps};")
 
     def _write_sums(self, columns: int, low: str, high: str) -> None:
-        """The sums of some columns, of the taps from ``low`` to before ``high`` along the row."""
+        """Write the sums of some columns, for the taps from ``low`` (inclusive) to ``high`` (exclusive) along the row."""
         form, text, lanes = self.form, self.text, self.lanes
         reduce = form.main.reduce
         steps = dict(zip((r.name for r in reduce), row_major(tuple(r.extent for r in reduce)), strict=True))
@@ -249,7 +250,7 @@ class _Channels(WindowText):
         text.line(" ".join(f"tile[{j * self.nv + v}] = s{j}_{v};" for j, v in places))
 
     def _write_epilogue(self) -> None:
-        """The maps of every vector of sums, and the step to the next columns."""
+        """Write the epilogue maps of every vector of sums, and the step to the next columns."""
         form, text = self.form, self.text
         text.line(f"for (int n = 0; n < (many ? {self.columns * self.nv} : {self.nv}); ++n) {{")
         text.line(f"const int v = c + n % {self.nv} * {self.lanes};")
@@ -266,7 +267,7 @@ class _Channels(WindowText):
 
 
 def _tap_range(slide: Slide, first: str) -> tuple[str, str]:
-    """The taps that lie inside where the first one is at ``first``."""
+    """Return the range of taps inside the image if the first tap is at ``first``."""
     if slide.first >= 0 and slide.first + slide.staged <= slide.extent:
         return "0", str(slide.taps)
     low = f"max(0, ({slide.reach - 1} - {first}) / {slide.reach})"

@@ -1,4 +1,4 @@
-"""Which panel tiles and register tiles are worth trying, by a small cost model of one CPU core."""
+"""Selection of panel tiles and register tiles, by a small cost model of one CPU core."""
 
 from __future__ import annotations
 
@@ -35,45 +35,46 @@ from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.vector import check_maps
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
-#: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
+#: Fraction of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
 PEAK_SHARE = 0.9
-#: Share of that which remains when columns are read from a window copy: unaligned loads, rows stored one by one.
+#: Fraction of PEAK_SHARE if columns are read from a window copy: unaligned loads, and rows stored one by one.
 WINDOW_SHARE = 0.94
-#: Seconds around the innermost loop for one register tile: pointers, epilogue, stores.
+#: Seconds per register tile outside the innermost loop: pointers, epilogue, stores.
 TILE_OVERHEAD = 25e-9
-#: Seconds to gather one vector of columns, and to start one run of them.
+#: Seconds to gather one vector of columns, and to start one run of columns.
 VECTOR_GATHER, RUN_GATHER = 1.5e-9, 1.2e-9
-#: Seconds to gather one element whose neighbour lies elsewhere: a transposition, lane by lane.
+#: Seconds to gather one element that is not adjacent to the next: a transposition, lane by lane.
 LANE_GATHER = 0.7e-9
-#: Seconds around a vector of sums on its way to memory, for every tensor that is written or read there: its columns are
-#: neighbours; and a lane of one whose columns lie apart, as those of several images do.
+#: Seconds to store a vector of sums, for every tensor that is written or read there with adjacent columns. Also the seconds per
+#: lane if the columns are not adjacent, as for several images.
 VECTOR_STORE, LANE_STORE = 1e-9, 0.9e-9
-#: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
+#: Fraction of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
 GENERIC_RATE = 0.05
-#: And where rows share no columns, as of depthwise convolutions: 13 to 18% of one such core.
+#: The same fraction if rows share no columns, as in depthwise convolutions: 13 to 18% of one such core.
 GENERIC_ROW_RATE = 0.1
-#: How much longer than packed constants those take that are read where they lie: a part of each of their rows.
+#: Slowdown of reading constants in place instead of packed: each of their rows is read in part.
 SCATTERED = 2.0
-#: Seconds a byte for panels that outgrow the core's cache.
+#: Seconds per byte for panels that exceed the core's cache.
 SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
 INDEPENDENT = 8
-#: Products of four bytes in plain OpenCL C, of the peak of float32 (measured: 99 GOP/s beside 118 GFLOP/s, so 0.21).
+#: Rate of four-byte products in plain OpenCL C as a fraction of the float32 peak (measured: 99 GOP/s to 118 GFLOP/s, so 0.21).
 PLAIN_SHARE = 0.2
-#: Sizes of short columns that are tried: the longest of those with nearly the fewest taps left.
+#: Number of short column sizes that are tried, and the tolerance: the longest sizes whose remaining taps are within this factor
+#: of the minimum.
 SHORTEST, NEARLY = 2, 1.05
-#: Cycles for an element of rows of which the first-level cache does not hold a line each: it comes from the second level.
+#: Cycles per element of rows that exceed the first-level cache (one line per row): the element comes from the second level.
 MISSED = 2.4
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead. Those of LARGE_TASK
-#: FLOP (0.1 ms) are, however many: an image of a batch.
+#: Tasks below both 1 / MOST_ROUNDS of a vEU's work and SMALLEST_TASK FLOP are not worth their overhead. Tasks of LARGE_TASK FLOP
+#: (0.1 ms) are always worth it, such as one image of a batch.
 MOST_ROUNDS, SMALLEST_TASK, LARGE_TASK = 16, 200_000, 10_000_000
 
 #: Seconds to store a vector of sums between two chunks, and to load it again.
 WAITING = 2e-9
 
-#: What a panel can be configured with: rows and vectors of its register tile, and whether one padded copy serves all taps.
+#: Panel configurations: rows and vectors of the register tile, and whether one padded copy serves all taps.
 CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 #: Steps of the outermost reduction axis that are gathered at a time (0: all).
 CHUNKS = {"chunk": range(1 << 20)}
@@ -81,7 +82,9 @@ CHUNKS = {"chunk": range(1 << 20)}
 
 @dataclass(frozen=True)
 class PanelForm:
-    """A contraction that panels may compute: its ``product`` where it is tiled, and what makes it of a tiled operator."""
+    """A contraction that panels may compute.
+
+    ``product`` is set if it is tiled; ``product_of`` builds it from a tiled operator."""
 
     operator: ROperator
     binding: Binding
@@ -90,14 +93,13 @@ class PanelForm:
 
     @property
     def tiled(self) -> PanelProduct:
-        """The product of a tiled one."""
+        """The product of a tiled form."""
         assert self.product is not None
         return self.product
 
 
 def make_panel_families(device: VDevice) -> tuple[Family, ...]:
-    """Contractions as CPU cores like them: of float32 (``write_panel_task``), of bytes (``dots``) and of floats with
-    ``codes``."""
+    """Return the panel families of CPU cores: float32 (``panel``), bytes (``dots``) and quantised weights (``codes``)."""
     floats = Forms(
         panel_form,
         _enumerate_tilings,
@@ -120,21 +122,21 @@ def make_panel_families(device: VDevice) -> tuple[Family, ...]:
 
 
 def panel_form(operator: ROperator, binding: Binding) -> PanelForm:
-    """The form of an operator on float32, tiled or not. Raises Unsuited."""
+    """Return the form of a float32 operator, tiled or not. Raises Unsuited."""
     check_operator(operator, binding)
     check_maps(operator)
     return PanelForm(operator, binding, panel_product(operator, binding) if operator.tile else None)
 
 
 def dots_form(operator: ROperator, binding: Binding) -> PanelForm:
-    """The form of an operator on bytes, tiled or not. Raises Unsuited."""
+    """Return the form of an operator on bytes, tiled or not. Raises Unsuited."""
     check_bytes(operator, binding)
     return PanelForm(operator, binding, bytes_product(operator, binding) if operator.tile else None, bytes_product)
 
 
 def _enumerate_tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
-    """Every tile that is worth its overhead, with its best register tile; none that gathers columns for so few rows that the
-    generic kernel is faster."""
+    """Yield every tile that is worth its overhead, with its best register tile. Tiles that gather columns for few rows are
+    skipped if the generic kernel is faster."""
     found = list(_tiled_forms(form, device, _least_task_flops(form.operator, device.veus)))
     if form.product_of is panel_product:
         work = form.operator.main.flops / (device.flops * device.veus)
@@ -147,7 +149,7 @@ def _enumerate_tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
             or _predict_seconds(f, form.binding, device) <= most[f.tiled.rows > 1]
         ]
     if not found and form.product_of is bytes_product:
-        # Products side by side, each too small: for bytes the generic kernel is no better choice, as it has no vectors.
+        # Independent small products: for bytes the generic kernel is not better, because it is scalar.
         found = list(_tiled_forms(form, device, 0))
     yield from found
 
@@ -158,16 +160,16 @@ def _tiled_forms(form: PanelForm, device: VDevice, smallest: int) -> Iterator[Pa
         try:
             product = form.product_of(replace(form.operator, tile=tile), form.binding)
             best = _best_register_tile(product, form.binding, device)
-        except Unsuited:  # not a product, or one whose columns have no address
+        except Unsuited:  # not a product, or its columns have no affine address
             continue
         yield replace(form, operator=best, product=replace(product, operator=best))
 
 
 def _predict_seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without the launch."""
+    """Return the predicted seconds of all tasks of a tiled operator, without the launch."""
     p, config = form.tiled, dict(form.operator.config)
     if config.get("window"):
-        window_of(p)  # says why there is none
+        window_of(p)  # raises Unsuited with the reason
     window, chunk = config.get("window", 0), config.get("chunk", 0)
     variants = [v for v in _enumerate_variants(p, binding, device) if v.window == window]
     chosen = next((v for v in variants if bool(v.chunk) == bool(chunk)), variants[0])
@@ -180,10 +182,8 @@ def _sort_choices(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
-    """Axes that can run over rows, as positions with the group sizes their tile must divide; None for no rows.
-
-    A row axis is read by one operand only, or by the other one through ``axis // d``.
-    """
+    """Return the axis indices that can run over rows, with the group sizes that their tile must divide; None for no row axis. A
+    row axis is read by one operand only, or by the other operand through ``axis // d``."""
     main, result = operator.main, list[tuple[int | None, set[int]]]([(None, set())])
     for d, axis in enumerate(main.axes):
         readers = [load for load in main.loads if axis.name in ex.axes_of(load)]
@@ -194,18 +194,18 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
 
 
 def _least_task_flops(operator: ROperator, veus: int) -> int:
-    """FLOP of the smallest task that is worth its overhead."""
+    """Return the FLOP of the smallest task that is worth its overhead."""
     flops = operator.main.flops
     return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK), LARGE_TASK)
 
 
 def _axis_operands(operator: ROperator, axis: str) -> set[str]:
-    """The operands that an axis of the contraction runs through."""
+    """Return the operands that an axis of the contraction runs through."""
     return {str(load) for load in operator.main.loads if axis in ex.axes_of(load)}
 
 
 def _enumerate_tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
-    """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere; tasks of ``smallest`` FLOP or more."""
+    """Yield tiles of at least ``smallest`` FLOP: an optional row axis, a split suffix of column axes, and 1 elsewhere."""
     shape = operator.main.shape
     if not shape:  # a product of two vectors has neither rows nor columns
         return
@@ -213,7 +213,8 @@ def _enumerate_tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, 
     work = operator.main.flops / max(1, math.prod(shape))
     readers = [_axis_operands(operator, a.name) for a in operator.main.axes]
     for row, groups in _row_axes(operator):
-        # What else runs through the rows' operand alone is fixed in a task: phases of a transposed convolution, beside features.
+        # Other axes of only the row operand are fixed in a task. An example is the phases of a transposed convolution next to
+        # features.
         fixed = readers[row] if row is not None and len(readers[row]) == 1 else set()
         free = [d for d in live if d != row]
         through = [d for d in free if not (fixed and readers[d] == fixed)]
@@ -227,7 +228,7 @@ def _enumerate_tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, 
 
 
 def _shorten_tiles(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> Iterator[tuple[int, ...]]:
-    """Tiles with their innermost columns cut so that taps fall out (``Skip``)."""
+    """Yield tiles with shorter innermost columns, so that whole taps can be skipped (``Skip``)."""
     main = form.operator.main
     try:
         whole = form.product_of(replace(form.operator, tile=main.shape), form.binding)
@@ -257,7 +258,7 @@ def _tile_shape(
 
 
 def _axis_splits(extent: int, groups: set[int]) -> list[int]:
-    """Tile sizes along an axis: whole, halves, thirds, ...; in multiples of 8 too; divisors of groups only."""
+    """Return tile sizes of an axis: whole, halves, thirds, ..., also as multiples of 8, but only divisors of the groups."""
     if groups:
         return sorted({g // n for g in groups for n in PARTS if g % n == 0})
     sizes = {-(-extent // n) for n in PARTS}
@@ -266,17 +267,19 @@ def _axis_splits(extent: int, groups: set[int]) -> list[int]:
 
 
 def register_tiles(lanes: int, parts: bool = False) -> list[tuple[int, int]]:
-    """(rows, vectors) whose accumulators, column vectors and one broadcast fit the vector registers; fewer where these are in
-    ``parts``, four for each."""
+    """Return (rows, vectors) pairs whose accumulators, column vectors and one broadcast fit the vector registers. ``parts``
+    halves the available registers, because each operand is then split into four parts."""
     registers = (32 if lanes >= 16 else 16) // (2 if parts else 1)
     return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How columns reach the multiplication: so many of them, read in ``gather`` seconds, at a ``share`` of the peak; with or
-    without the ``window`` copy, in chunks of so many steps, with this share of the products ``left``. The last columns may be
-    summed ``across`` rows. So many rows' lines are in the first-level cache ``together``."""
+    """A way to supply columns to the multiplication.
+
+    ``width`` columns are read in ``gather`` seconds and multiplied at ``share`` of the peak. ``window``: they are read from the
+    window copy. ``chunk``: steps that are gathered at a time. ``left``: remaining fraction of the products. ``across``: last
+    columns that are summed across rows. ``together``: rows with a line each in the first-level cache."""
 
     width: int
     gather: float
@@ -288,12 +291,12 @@ class Variant:
     together: float = math.inf
 
     def seconds(self, p: PanelProduct, device: VDevice, mr: int, nv: int) -> float:
-        """Seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
+        """Return the seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
         return self.gather + _multiply_seconds(p, self, device, mr, nv)
 
 
 def _enumerate_variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Variant]:
-    """In place, or gathered without the window copy, and with it where there is a window; each whole and in chunks."""
+    """Return the variants: in place or gathered, with and without the window copy if possible, each whole and in chunks."""
     depth = PanelDepth(p, skips_of(p, binding))
     ready = _ready_seconds(p, binding, device)
     if ready is not None:
@@ -322,13 +325,13 @@ def _enumerate_variants(p: PanelProduct, binding: Binding, device: VDevice) -> l
 
 
 def _stored_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
-    """Seconds of the sums' way to memory: what is written, and what the maps behind read beside them."""
+    """Return the seconds to store the sums, including the tensors that the epilogue maps read and write."""
     vectors, each = p.rows * -(-p.width // device.vector), 0.0
     for load, _ in epilogue_accesses(p):
         try:
             steps = load_access(load, binding)
         except Unsuited:
-            continue  # no kernel has it either
+            continue  # no kernel supports it either
         if any(steps.step(name) and p.tile[name] > 1 for name in p.columns):
             each += VECTOR_STORE if has_contiguous_columns(steps, p) else LANE_STORE * device.vector
     return vectors * each
@@ -339,7 +342,7 @@ def _add_spill_cost(variant: Variant, nbytes: int, device: VDevice) -> Variant:
 
 
 def _chunk_variants(whole: Variant, p: PanelProduct, nbytes: int, device: VDevice) -> list[Variant]:
-    """A variant that gathers so many bytes, and where these outgrow the core's cache the same in chunks that do not."""
+    """Return a variant that gathers ``nbytes`` bytes, and a chunked variant if these exceed the core's cache."""
     extent, parts = p.extent.get(PanelDepth(p).outer, 1), -(-nbytes // (device.layer("veu").capacity // 2))
     if parts == 1 or extent == 1 or p.quads is not None:
         return [_add_spill_cost(whole, nbytes, device)]
@@ -350,7 +353,7 @@ def _chunk_variants(whole: Variant, p: PanelProduct, nbytes: int, device: VDevic
 
 
 def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> ROperator:
-    """The operator with the register tile that is cheapest for a task."""
+    """Return the operator with the cheapest register tile for a task."""
     variants = _enumerate_variants(p, binding, device)
     _, mr, nv, windowed, chunk = min(
         (v.seconds(p, device, m, n), -m, n, v.window, v.chunk)
@@ -370,7 +373,8 @@ def _find_window(p: PanelProduct) -> PanelWindow | None:
 
 
 def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: int, nv: int) -> float:
-    """A variant's columns at its share of the device's peak, less where a register tile is too small to sustain it."""
+    """Return the seconds to multiply a variant's columns. The rate is the variant's fraction of the device's peak, reduced if the
+    register tile is too small."""
     across = variant.across if mr in HEIGHTS else 0
     width, depth = variant.width - across, p.depth * variant.left
     vectors = -(-width // device.vector)
@@ -389,14 +393,14 @@ def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: in
 
 
 def _peak_rate(p: PanelProduct, device: VDevice) -> float:
-    """Multiplications and additions of panel elements a second; an element of bytes is four of them."""
+    """Return the multiplications and additions of panel elements per second; an element of bytes is four of them."""
     if p.quads is None:
         return device.flops
     return device.dots / 4 or device.flops * PLAIN_SHARE
 
 
 def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float | None:
-    """Reading constants for the first time, nothing for columns in place; None where columns are gathered."""
+    """Return the seconds to read constant columns, or 0 for other columns in place; None if columns are gathered."""
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor not in p.before and p.b.fill is None and has_contiguous_columns(load_access(p.b, binding), p):
@@ -406,7 +410,7 @@ def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float 
 
 
 def _vector_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
-    """Seconds to gather a vector of neighbouring columns: as it is, every second element of two, or lane by lane."""
+    """Return the seconds to gather a vector of columns: as vectors for strides 0 to 2, otherwise lane by lane."""
     if p.b.tensor in p.before:
         return VECTOR_GATHER
     apart = load_access(replace(p.b, fill=None), binding).step(p.columns[-1])

@@ -1,8 +1,9 @@
-"""The ``codes`` family: products of floats with weights that stay codes of a few bits, as panels of words.
+"""The ``codes`` family: products of floats with weights quantised to a few bits, as panels of words.
 
-A word of 32 bits holds neighbours along the sum of one column, so a vector of words is those of as many columns. In registers a
-code becomes the mantissa of a float beside 2**23, from which 2**23 and the zero point are taken: an exact number. Blocks begin
-with whole words. Few rows multiply the bare numbers and scale each block's sum; more rows share numbers that are scaled first.
+A 32-bit word holds neighbouring weights of one column along the reduction. A vector of words covers one column per lane. In
+registers a quantised value becomes the mantissa of a float with base 2**23. Subtracting 2**23 and the zero point yields an exact
+number. Blocks begin at word boundaries. Few rows multiply the unscaled numbers and scale each block's sum; more rows share
+numbers that are scaled first.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from rammer_rocm.kernels.panel import Panel
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import check_maps, read_element, read_vector, vector_type
 
-#: Most rows of a register tile that multiply bare numbers.
+#: Maximum number of rows of a register tile that multiply unscaled numbers.
 BARE = 4
-#: Rows whose starts are a multiple of so many elements apart share cache sets: more than a few of them are copied apart.
+#: Rows at multiples of this many elements share cache sets; more than FEW of them are copied.
 SETS, FEW = 256, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How the codes of a column are words: ``blocks`` of ``block`` values (the last one of ``last``), each of ``words`` words, of
-    codes of ``bits`` to which ``bias`` is added where they have a sign."""
+    """Packing of a column's quantised values into words. A column has ``blocks`` blocks of ``block`` values (``last`` in the last
+    block), stored with ``bits`` bits each. ``bias`` is added to signed values."""
 
     bits: int
     bias: int
@@ -47,7 +48,7 @@ class Words:
 
     @staticmethod
     def of(product: Decoded, depth: int, kind: str) -> Words:
-        """Those of codes that are stored as ``kind``, for sums of ``depth`` values."""
+        """Return the word packing for sums of ``depth`` values with storage type ``kind``."""
         block = min(product.block, depth)
         blocks = -(-depth // block)
         signed = product.signed or kind == "int8"
@@ -56,21 +57,21 @@ class Words:
 
     @property
     def each(self) -> int:
-        """Codes of a word."""
+        """Number of quantised values per word."""
         return 32 // self.bits
 
     @property
     def words(self) -> int:
-        """Words of a block."""
+        """Number of words per block."""
         return -(-self.block // self.each)
 
     @property
     def line(self) -> int:
-        """Words of a column."""
+        """Number of words per column."""
         return self.blocks * self.words
 
     def packed(self, lines: Array) -> Array:
-        """Bytes of columns ``[.., bytes]``, as the model has them, as words ``[.., line]``."""
+        """Convert columns ``[.., bytes]``, as the model stores them, to words ``[.., line]``."""
         flips = np.uint32(sum(self.bias << place for place in range(0, 32, self.bits)))
         raw = np.ascontiguousarray(lines).view(np.uint8)
         if (self.blocks == 1 or self.block % self.each == 0) and raw.shape[-1] % 4 == 0:
@@ -86,7 +87,7 @@ class Words:
 
 
 def check_codes(operator: ROperator, binding: Binding) -> Compute:
-    """The decoded product of an operator that panels of codes can compute; Unsuited says why it is none."""
+    """Return the dequantised product of an operator that ``codes`` panels can compute. Raises Unsuited with the reason."""
     main = check_form(operator)
     product = main.decoded
     if product is None or operator.computes[0] is not main:
@@ -107,7 +108,7 @@ def check_codes(operator: ROperator, binding: Binding) -> Compute:
 
 
 def codes_product(operator: ROperator, binding: Binding) -> PanelProduct:
-    """The product with codes that a tiled operator is: columns are those of the codes. Raises Unsuited."""
+    """Return a tiled operator as a product with quantised columns. Raises Unsuited."""
     main = check_codes(operator, binding)
     product = main.decoded
     assert product is not None
@@ -119,43 +120,43 @@ def codes_product(operator: ROperator, binding: Binding) -> PanelProduct:
 
 
 def write_codes_task(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
-    """The task function of a tiled product with codes whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``). Raises
-    Unsuited where it cannot be written."""
+    """Return the task function of a tiled quantised product with config ``mr`` (rows) and ``nv`` (vectors of ``lanes``). Raises
+    Unsuited if it cannot be written."""
     return Codes(product, binding, lanes).function()
 
 
 def words_of(p: PanelProduct, binding: Binding) -> Words:
-    """How the codes of a product lie."""
+    """Return the word packing of a product's quantised weights."""
     assert p.main.decoded is not None
     return Words.of(p.main.decoded, p.depth, binding.types[p.b.tensor].dtype)
 
 
 def has_staged_rows(p: PanelProduct, binding: Binding) -> bool:
-    """Whether rows are copied to scratch first: they are no float32, or lie where caches hold few of them."""
+    """Return True if rows are copied to scratch first: they are not float32, or they share cache sets."""
     apart = load_access(p.a, binding).step(p.row) if p.row else 0
     return binding.types[p.a.tensor].dtype != "float32" or (p.rows > FEW and apart % SETS == 0)
 
 
 class Codes(Panel):
-    """Writes one task function over words of codes."""
+    """A writer of one task function over words of quantised weights."""
 
     family, floats = "codes", False
 
     @property
     def product(self) -> Decoded:
-        """What is read."""
+        """The dequantised product that the kernel computes."""
         assert self.p.main.decoded is not None
         return self.p.main.decoded
 
     @property
     def words(self) -> Words:
-        """How codes lie."""
+        """The word packing of the quantised weights."""
         return words_of(self.p, self.binding)
 
     # --- operands -------------------------------------------------------------------------------
 
     def rows_operand(self) -> PanelOperand:
-        """Rows where they lie, or copied side by side as float32."""
+        """Return the rows in place, or copied contiguously as float32."""
         found = super().rows_operand()
         if not has_staged_rows(self.p, self.binding):
             return found
@@ -174,7 +175,7 @@ class Codes(Panel):
         return PanelOperand("held", {self.product.depth: 1}, row_step=pitch)
 
     def columns_operand(self) -> PanelOperand:
-        """Words, scales and zero points, each in the order in which they are read."""
+        """Return the packed words, scales and zero points, each in the order of access."""
         words, product = self.words, self.product
         grain, column = Axis("grain__", words.blocks), Axis(product.column, self.p.extent[product.column])
         tile, unit = self.p.tile[column.name], self.nv * self.lanes
@@ -205,7 +206,7 @@ class Codes(Panel):
     # --- the microkernel ------------------------------------------------------------------------
 
     def pointers(self, a: PanelOperand, b: PanelOperand) -> None:
-        """``b``, ``s`` and ``z`` at the first column, ``a0``, ``a1``, ... at every row."""
+        """Write pointers ``b``, ``s`` and ``z`` to the first column, and ``a0``, ``a1``, ... to every row."""
         text, full, words = self.text, self.nv * self.lanes, self.words
         zero = self.product.zero
         kinds = [("uint", "b", "B", words.line), ("float", "s", "S", words.blocks)]
@@ -214,11 +215,11 @@ class Codes(Panel):
         for kind, name, start, count in kinds:
             text.line(f"__global const {kind} *{name} = {start} + c / {full} * {full * count} + c % {full};")
         for i in range(self.mr):
-            # Rows past the end repeat the last one; they are never stored.
+            # Rows past the end repeat the last row; they are never stored.
             text.line(f"__global const {a.spelling} *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
 
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """Block after block of the sum."""
+        """Write the sum block by block."""
         text, words, kind = self.text, self.words, vector_type(self.lanes)
         for i in range(self.mr):
             text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
@@ -237,7 +238,7 @@ class Codes(Panel):
         return [f"{letter}{i}_{j}" for i in range(self.mr) for j in range(nv)]
 
     def _sum_block(self, a: PanelOperand, nv: int) -> None:
-        """The sums of block ``g``."""
+        """Write the sums of block ``g``."""
         text, kind, lanes, full = self.text, vector_type(self.lanes), self.lanes, self.nv * self.lanes
         bare, many = self.mr <= BARE, range(nv)
         for j in many:
@@ -254,7 +255,7 @@ class Codes(Panel):
             text.line(" ".join(each))
 
     def _walk_block(self, a: PanelOperand, nv: int) -> None:
-        """The words of block ``g``; behind them those codes that fill no word."""
+        """Write the loop over the words of block ``g``, then the values of a partial last word."""
         text, words = self.text, self.words
         sizes = {words.last} if words.blocks == 1 else {words.block, words.last}
         if len(sizes) == 1:
@@ -275,7 +276,7 @@ class Codes(Panel):
                 self._multiply_word(a, nv, f"count % {words.each}")
 
     def _multiply_word(self, a: PanelOperand, nv: int, count: str) -> None:
-        """``count`` codes of word ``q`` of every vector of columns."""
+        """Write the products of ``count`` values of word ``q`` for every vector of columns."""
         text, words, lanes, full = self.text, self.words, self.lanes, self.nv * self.lanes
         for j in range(nv):
             text.line(f"{vector_type(lanes, 'uint')} w{j} = vload{lanes}({j}, b + (g * {words.words} + q) * {full});")
@@ -293,15 +294,15 @@ class Codes(Panel):
 
     @property
     def _places(self) -> range:
-        """Where codes in a word may begin to be the mantissa's, without a shift."""
+        """The bit positions in a word from which a value can become a mantissa without a shift."""
         return range(0, 24 - self.words.bits, self.words.bits)
 
     def _mantissa_offset(self, place: int) -> str:
-        """What a code of 0 is the mantissa of, with the codes' bias."""
+        """Return the float whose mantissa represents a quantised 0, including the bias."""
         return f"{float((1 << 23 - place) + self.words.bias)}f"
 
     def _multiply_code(self, a: PanelOperand, nv: int, n: str, place: int) -> None:
-        """Multiply code number ``n`` of the words, which begins at bit ``place``."""
+        """Multiply value number ``n`` of the words, which begins at bit ``place``."""
         text, words, kind = self.text, self.words, vector_type(self.lanes)
         bare, has_zero = self.mr <= BARE, self.product.zero is not None
         text.line(f"const int k = (g * {words.block} + q * {words.each} + {n}) * {a.steps[self.product.depth]};")

@@ -1,4 +1,4 @@
-"""Which tiles and register tiles of products with codes are worth trying, by a small cost model of one CPU core."""
+"""Selection of tiles and register tiles for products with quantised weights, by a small cost model of one CPU core."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rammer_rocm.kernels.codes import BARE, Words, check_codes, codes_product, h
 from rammer_rocm.kernels.contraction import PanelProduct
 from rammer_rocm.kernels.task import Family
 
-#: Share of the peak that multiplications reach.
+#: Fraction of the peak that multiplications reach.
 PEAK_SHARE = 0.9
-#: Multiplications' time that it takes to make numbers of a vector of codes beside them, and of a vector of a block's scales and
-#: zero points (fitted on Zen 4: 8 and 12 rows by one vector, 4 by four, 5 by four, 6 and 8 by two).
+#: Cost in multiplications to decode a vector of quantised values, and a vector of a block's scales and zero points. Fitted on Zen
+#: 4: 8 and 12 rows by one vector, 4 by four, 5 by four, 6 and 8 by two.
 DECODING, GRAINS = 1.9, 3.0
-#: Multiplications that hide the latency of one.
+#: Independent multiplications that hide the latency of one.
 INDEPENDENT = 4
-#: Seconds around the sums of a register tile, and around those of a block: pointers, counters, stores.
+#: Seconds per register tile outside its sums, and per block outside its sums: pointers, counters, stores.
 TILE_OVERHEAD, BLOCK_OVERHEAD = 25e-9, 2e-9
-#: Seconds to copy an element of a row, and a byte that comes from beyond the core's cache.
+#: Seconds to copy an element of a row, and per byte that exceeds the core's cache.
 COPIED, SPILLED_BYTE = 0.1e-9, 3e-11
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
+#: Tasks below both 1 / MOST_ROUNDS of a vEU's work and SMALLEST_TASK FLOP are not worth their overhead.
 MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 #: Register tiles that are tried: rows and vectors.
 ROWS, VECTORS = range(1, 15), (1, 2, 4, 8)
@@ -36,7 +36,7 @@ ROWS, VECTORS = range(1, 15), (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class CodesForm:
-    """A product with codes, tiled (``product``) or not."""
+    """A product with quantised weights, tiled (``product`` is set) or untiled."""
 
     operator: ROperator
     binding: Binding
@@ -44,13 +44,13 @@ class CodesForm:
 
     @property
     def tiled(self) -> PanelProduct:
-        """The product of a tiled one."""
+        """The product of a tiled form."""
         assert self.product is not None
         return self.product
 
 
 def codes_family(configs: dict[str, range], lanes: int) -> Family:
-    """Products of floats with weights of a few bits."""
+    """Return the family of products of floats with weights of a few bits."""
     forms = Forms(
         codes_form, _enumerate_tilings, _predict_seconds, lambda form, binding: write_codes_task(form.tiled, binding, lanes)
     )
@@ -58,16 +58,16 @@ def codes_family(configs: dict[str, range], lanes: int) -> Family:
 
 
 def codes_form(operator: ROperator, binding: Binding) -> CodesForm:
-    """The form of an operator, tiled or not. Raises Unsuited."""
+    """Return the form of a tiled or untiled operator. Raises Unsuited."""
     check_codes(operator, binding)
     return CodesForm(operator, binding, codes_product(operator, binding) if operator.tile else None)
 
 
 def _enumerate_tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
-    """Every tile that is worth its overhead, with its best register tile."""
+    """Yield every tile that is worth its overhead, with its best register tile."""
     flops = form.operator.main.flops
     smallest = min(flops, max(flops // (device.veus * MOST_ROUNDS), SMALLEST_TASK))
-    # Products side by side may each be too small: all the same they are better off here than in the generic kernel.
+    # Independent products may each be too small, but this family still outperforms the generic kernel.
     found = set(_enumerate_tiles(form.operator, device.vector, smallest)) or set(
         _enumerate_tiles(form.operator, device.vector, 0)
     )
@@ -87,7 +87,7 @@ def _enumerate_tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
 
 
 def _enumerate_tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator[tuple[int, ...]]:
-    """Parts of one axis of rows, and of the columns by whole vectors, of ``smallest`` FLOP or more; 1 elsewhere."""
+    """Yield tiles of at least ``smallest`` FLOP: parts of one row axis, whole vectors of columns, and 1 elsewhere."""
     main = operator.main
     assert main.decoded is not None
     work = main.flops / max(1, main.points // main.reduce[0].extent)
@@ -104,13 +104,14 @@ def _enumerate_tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator
 
 
 def register_tiles(lanes: int) -> list[tuple[int, int]]:
-    """(rows, vectors) whose sums, words, numbers, zero points and scales fit the vector registers, beside masks and exponents."""
+    """Return (rows, vectors) pairs that fit the vector registers. The registers hold sums, words, numbers, zero points and
+    scales, besides masks and exponents."""
     bare, scaled = (24, 20) if lanes >= 16 else (12, 12)
     return [(m, v) for v in VECTORS for m in ROWS if (m + 2) * v <= bare and (m <= BARE or (m + 4) * v <= scaled)]
 
 
 def _predict_seconds(form: CodesForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without the launch."""
+    """Return the predicted seconds of all tasks of a tiled operator, without the launch."""
     p, config = form.tiled, dict(form.operator.config)
     each = predict_task_seconds(
         p, words_of(p, binding), has_staged_rows(p, binding), device, config.get("mr", 8), config.get("nv", 2)
@@ -119,7 +120,8 @@ def _predict_seconds(form: CodesForm, binding: Binding, device: VDevice) -> floa
 
 
 def predict_task_seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int, nv: int) -> float:
-    """Predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors; ``apart`` where rows are copied."""
+    """Return the predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors. ``apart``: rows are copied
+    first."""
     multiplication = 2 * device.vector / (device.flops * PEAK_SHARE)
     vectors, blocks = -(-p.width // device.vector), -(-p.rows // mr)
     full, single = divmod(vectors, nv)

@@ -1,8 +1,8 @@
-"""A contraction as panels take it: one row axis, and a column operand that maps of the same operator may compute.
+"""The panel form of a contraction: one row axis, and a column operand that prologue maps may compute.
 
-Otherwise as in ``rammer.codegen.contraction_form``. Everything a panel kernel reads must be affine in the axes, apart from
-``m // d`` with ``d`` a multiple of the row tile (grouped convolution), fixed within a task; constant rows are packed
-and may be read in any way.
+Otherwise the form equals ``rammer.codegen.contraction_form``. All reads of a panel kernel must be affine in the axes. The
+exception is ``m // d`` with ``d`` a multiple of the row tile (grouped convolution). It is fixed within a task. Constant rows are
+packed, so any index is allowed.
 """
 
 from __future__ import annotations
@@ -32,28 +32,27 @@ from rammer.ir.types import itemsize, row_major
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 
-#: Lines of a set of the first-level cache, and bytes from which on sets are the same again (x86 cores with 32 to 48 KiB).
+#: Ways of the first-level cache, and bytes per way, after which set indices repeat (x86 cores with 32 to 48 KiB).
 WAYS, WAY = 8, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An affine read or write: element address ``constant + sum(steps[axis] * axis)`` from the tensor's first."""
+    """An affine read or write: element address ``constant + sum(steps[axis] * axis)`` relative to the tensor's first element."""
 
     tensor: str
     steps: Mapping[str, int]
     constant: int
 
     def step(self, axis: str) -> int:
-        """Elements between neighbours along ``axis``."""
+        """Return the elements between neighbours along ``axis``."""
         return self.steps.get(axis, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class FourBytes:
-    """Four bytes along the reduction axis ``axis`` make one element of a product of bytes: ``axis`` then counts fours, of which
-    the last one may have fewer (``extent`` bytes in all). ``a`` and ``b`` are the operands' loads byte by byte, ``types`` their
-    types."""
+    """Groups of four bytes along a reduction axis of a product of bytes. The product's ``axis`` counts groups, and the last group
+    may be partial (``extent`` bytes in all). ``a`` and ``b`` are the operands' bytewise loads, ``types`` their types."""
 
     axis: str
     extent: int
@@ -64,11 +63,11 @@ class FourBytes:
 
 @dataclass(frozen=True)
 class PanelProduct:
-    """A tiled operator in matrix-product form. Axis names are those of the contraction.
+    """A tiled operator in matrix-product form, with the contraction's axis names.
 
-    ``row`` is the axis that runs over A's rows ("" for a single row), ``columns`` the axes that are flattened
-    into columns (outermost first), ``a`` and ``b`` the operand loads (``b`` with quotients as pseudo-axes).
-    ``before`` are maps that a load may read, ``after`` the maps that follow. A product of bytes has ``quads``.
+    ``row`` is the axis of A's rows ("" for a single row). ``columns`` are the axes that are flattened into columns (outermost
+    first). ``a`` and ``b`` are the operand loads (``b`` with quotients as pseudo-axes). ``before`` are the prologue maps that a
+    load may read, ``after`` the epilogue maps. A product of bytes has ``quads``.
     """
 
     operator: ROperator
@@ -83,35 +82,34 @@ class PanelProduct:
 
     @cached_property
     def tile(self) -> dict[str, int]:
-        """Tile size by axis of the contraction."""
+        """Tile size by contraction axis."""
         return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
     @cached_property
     def extent(self) -> dict[str, int]:
-        """Extent by axis, reduction axes included."""
+        """Extent by axis, including reduction axes."""
         return {a.name: a.extent for a in (*self.main.axes, *self.main.reduce)}
 
     @cached_property
     def depth(self) -> int:
-        """Products summed for one element."""
+        """Number of products that are summed per element."""
         return math.prod(r.extent for r in self.main.reduce)
 
     @cached_property
     def rows(self) -> int:
-        """Rows of a full tile."""
+        """Number of rows of a full tile."""
         return self.tile[self.row] if self.row else 1
 
     @cached_property
     def width(self) -> int:
-        """Columns of a full tile."""
+        """Number of columns of a full tile."""
         return math.prod(self.tile[c] for c in self.columns)
 
 
 @dataclass(frozen=True)
 class PanelOperand:
-    """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
-    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile; ``dtype`` is what
-    its elements are in memory."""
+    """The microkernel's access to an operand: start, and elements per step of each reduction axis. Unpacked rows also have a step
+    from row to row. ``packed`` operands are stored in blocks of the register tile. ``dtype`` is the element type in memory."""
 
     pointer: str
     steps: Mapping[str, int]
@@ -121,12 +119,12 @@ class PanelOperand:
 
     @property
     def spelling(self) -> str:
-        """Its elements' type in C."""
+        """The C type of the operand's elements."""
         return CPU_DIALECT.types[self.dtype]
 
 
 def check_operator(operator: ROperator, binding: Binding) -> Compute:
-    """The contraction of an operator that panels of float32 can compute; Unsuited says why it is none."""
+    """Return the contraction of an operator that float32 panels can compute. Raises Unsuited with the reason."""
     main = check_form(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
     kinds = {binding.types[n].dtype for n in names if not is_length(n, binding)}
@@ -136,7 +134,7 @@ def check_operator(operator: ROperator, binding: Binding) -> Compute:
 
 
 def check_form(operator: ROperator) -> Compute:
-    """The contraction of an operator that has one, with maps of its shape; Unsuited says why it has none."""
+    """Return the contraction of an operator whose maps have the contraction's shape. Raises Unsuited with the reason."""
     main = operator.main
     if main.kind != "contraction" or 0 in main.shape or not main.reduce:
         raise Unsuited("no contraction")
@@ -148,13 +146,13 @@ def check_form(operator: ROperator) -> Compute:
 
 
 def panel_product(operator: ROperator, binding: Binding) -> PanelProduct:
-    """The matrix product of float32 that a tiled operator is, the better of both operand orders. Raises Unsuited."""
+    """Return a tiled operator as a float32 matrix product, in the better operand order. Raises Unsuited."""
     check_operator(operator, binding)
     return product_of(operator, binding)
 
 
 def product_of(operator: ROperator, binding: Binding) -> PanelProduct:
-    """The matrix product that a tiled operator is, of whatever type. Raises Unsuited."""
+    """Return a tiled operator as a matrix product of any type. Raises Unsuited."""
     main = check_form(operator)
     place = operator.computes.index(main)
     before = {c.name: c for c in operator.computes[:place]}
@@ -191,7 +189,7 @@ def _check_after(main: Compute, before: Mapping[str, Compute], after: Sequence[C
 
 
 def _check_rows(a: Load, binding: Binding, before: Mapping[str, Compute]) -> None:
-    """Rows are packed constants, or read in place."""
+    """Check that the rows are packed constants or can be read in place."""
     if a.tensor in before:
         raise Unsuited("the row operand is computed")
     if a.tensor not in binding.constants:
@@ -210,7 +208,7 @@ def _make_product(
         raise Unsuited("several row axes")
     columns = [main.axes[d].name for d in sorted(through + others)]
     if not columns:
-        # One column: the innermost free axis stands for it.
+        # One column: the innermost free axis represents it.
         columns = [x.name for x in main.axes if x.name not in ex.axes_of(a)][-1:]
         if not columns:
             raise Unsuited("no column axis")
@@ -219,25 +217,25 @@ def _make_product(
 
 
 def load_access(load: Load, binding: Binding) -> Access:
-    """Element address of a load from its storage's strides; Unsuited unless affine."""
+    """Return the element address of a load from its storage's strides. Raises Unsuited unless it is affine."""
     return Access(load.tensor, *affine_address(load, binding.storages[load.tensor].strides))
 
 
 def store_access(compute: Compute, binding: Binding) -> Access:
-    """Element address of the point that ``compute`` writes, in its own axes."""
+    """Return the element address that ``compute`` writes, in its axes."""
     indices = tuple(Ref(a.name) for a in compute.axes)
     return load_access(Load(compute.name, indices), binding)
 
 
 def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
-    """Where the axes of an operator's contraction end that do."""
+    """Return the dynamic extents of the contraction's axes, by axis name."""
     names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))
     return {names[e.axis]: e.extent for e in operator.endings if not e.below}
 
 
 def has_contiguous_columns(steps: Access, p: PanelProduct) -> bool:
-    """Whether consecutive columns of any task are consecutive elements. An axis within another one leaves gaps where it ends,
-    which no axis of a window does."""
+    """Return True if consecutive columns of every task are consecutive elements. An inner axis with a dynamic extent leaves gaps
+    after its end; window axes never do."""
     ends = {} if dict(p.operator.config).get("window") else ended_axes(p.operator)
     if any(inner in ends and any(p.tile[c] > 1 for c in p.columns[:d]) for d, inner in enumerate(p.columns)):
         return False
@@ -245,13 +243,13 @@ def has_contiguous_columns(steps: Access, p: PanelProduct) -> bool:
 
 
 def dense_axes(axes: Sequence[Axis]) -> dict[str, int]:
-    """Row-major steps of the given axes."""
+    """Return the row-major steps of ``axes``."""
     return dict(zip((a.name for a in axes), row_major(tuple(a.extent for a in axes)), strict=True))
 
 
 def rows_together(p: PanelProduct, binding: Binding) -> float:
-    """How many rows a first-level cache holds a line of each of, where they are read in place: those that lie a multiple of a
-    page apart are all in one set of it."""
+    """Return the number of rows read in place of which the first-level cache can hold one line each. Rows at multiples of a page
+    map to the same set."""
     if not p.row or p.a.tensor in binding.constants:
         return math.inf
     apart = load_access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)

@@ -1,4 +1,4 @@
-"""How a task walks the depth of its sums: axis by axis, less what lies in the padding, or in chunks."""
+"""Reduction loops of a panel task: axis by axis, without padding, or in chunks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rammer.codegen.task_parameters import Unsuited
 from rammer_rocm.kernels.contraction import PanelProduct
 from rammer_rocm.kernels.skipping import Skip
 
-#: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
+#: Maximum number of unrolled steps of inner reduction axes: all taps of a 3 x 3 window.
 UNROLLED = 9
 
 
 @dataclass(frozen=True, slots=True)
 class AxisWalk:
-    """A reduction axis from ``first`` to before ``end`` (C texts); ``chunk``: what is gathered begins there, too."""
+    """A reduction axis from ``first`` (inclusive) to ``end`` (exclusive), as C texts. ``chunk``: the gathered panel begins at
+    ``first`` too."""
 
     first: str
     end: str
@@ -27,14 +28,14 @@ class AxisWalk:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Where a loop begins and ends."""
+        """The start and end of the loop."""
         return self.first, self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Joined reduction axes: ``extent`` steps of ``a`` and ``b`` elements in the operands, of which ``walk`` are made, at most
-    ``most`` at a time (0: all)."""
+    """A loop over joined reduction axes: ``extent`` steps of ``a`` and ``b`` operand elements. The loop executes the steps in
+    ``walk``, at most ``most`` at a time (0: all)."""
 
     extent: int
     a: int
@@ -44,17 +45,17 @@ class Loop:
 
     @property
     def whole(self) -> bool:
-        """Whether every step is made, so that their number is known."""
+        """True if the loop executes every step, so that the trip count is constant."""
         return self.walk == AxisWalk("0", str(self.extent))
 
     def within(self, k: str) -> str:
-        """How far the loop's variable is from where what is gathered begins."""
+        """Return the loop variable relative to the start of the gathered panel."""
         return f"({k} - {self.walk.first})" if self.walk.chunk else k
 
 
 def join_loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, AxisWalk]) -> list[Loop]:
-    """Join neighbouring reduction axes (name, extent, step of A, step of B) wherever both steps allow it and the inner one is
-    walked whole."""
+    """Join neighbouring reduction axes (name, extent, step of A, step of B). Two axes are joined if both steps are compatible and
+    the inner axis is walked whole."""
     result: list[Loop] = []
     for name, extent, a, b in axes:
         if extent == 1:
@@ -71,8 +72,8 @@ def join_loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, Ax
 def write_loops(
     text: Text, groups: Sequence[Loop], sums: tuple[Sequence[str], str], body: Callable[[], None], depth: int = 0
 ) -> None:
-    """Write the loops ``k0``, ``k1``, ... over joined axes, in blocks of the accumulators and their type ``sums``, around what
-    ``body`` writes."""
+    """Write the loops ``k0``, ``k1``, ... over joined axes around the output of ``body``. The loops are blocked by the
+    accumulators and their type, ``sums``."""
     if depth == len(groups):
         body()
         return
@@ -94,8 +95,10 @@ def _scale_text(text: str, factor: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PanelDepth:
-    """``skips`` are taps that a task may leave out; of the outermost axis ``steps`` are gathered and multiplied at a time (0:
-    all), and sums wait in memory for the next ones. Axes that are ``stopped`` end at a length of the run, ``hi_{axis}``."""
+    """The reduction loops of a panel product.
+
+    ``skips`` are taps that a task may skip. ``steps`` of the outermost axis are gathered and multiplied at a time (0: all); sums
+    are stored in memory between chunks. Axes in ``stopped`` end at a run-time length, ``hi_{axis}``."""
 
     p: PanelProduct
     skips: tuple[Skip, ...] = ()
@@ -104,7 +107,7 @@ class PanelDepth:
 
     @property
     def outer(self) -> str:
-        """The axis that is cut into chunks."""
+        """The axis that is split into chunks."""
         return next((r.name for r in self.p.main.reduce if r.extent > 1), "")
 
     @property
@@ -116,25 +119,25 @@ class PanelDepth:
 
     @property
     def gathered(self) -> int:
-        """Positions in K that are gathered at a time."""
+        """Number of K positions gathered at a time."""
         return self.p.depth // self.p.extent[self.outer] * self.steps if self.steps else self.p.depth
 
     @property
     def left(self) -> float:
-        """The mean share of the products that tasks have left."""
+        """The mean fraction of products that remain after skipping."""
         share = 1.0
         for s in self.skips:
             share *= s.share(self.p.tile[s.axis])
         return share
 
     def ends(self) -> Iterator[str]:
-        """What says which taps are left."""
+        """Yield the definitions of the remaining tap ranges."""
         for s in self.skips:
             low, high = s.text(f"o_{s.axis}", f"e_{s.axis}")
             yield f"const int lo_{s.tap} = {low}, hi_{s.tap} = {high};"
 
     def begin(self) -> Iterator[str]:
-        """The loop over chunks, in which register tiles are counted."""
+        """Yield the start of the loop over chunks, with the counter of register tiles."""
         if self.steps:
             if not self.outer:
                 raise Unsuited("nothing to cut into chunks")
@@ -144,5 +147,5 @@ class PanelDepth:
             yield "int next = 0;"
 
     def chunked(self, steps: int) -> PanelDepth:
-        """The same in chunks of so many steps."""
+        """Return this walk in chunks of ``steps`` steps."""
         return replace(self, steps=steps)

@@ -1,8 +1,8 @@
-"""The ``dots`` family: products of bytes summed in 32 bits, as panels whose elements are four bytes along the sum.
+"""The ``dots`` family: products of bytes summed in 32 bits, as panels whose elements are four bytes along the reduction.
 
-One instruction multiplies four unsigned by four signed bytes and adds all four products to a 32-bit sum (``RM_DOT``, see
-``rammer_rocm.vnni``). Where both operands have the same sign, 128 is taken from or added to the bytes of one of them (one that
-is no constant), and 128 times the sums of the other one make up for it: they are where accumulators start.
+One instruction multiplies four unsigned by four signed bytes and adds the products to a 32-bit sum (``RM_DOT``, see
+``rammer_rocm.vnni``). If both operands have the same signedness, the sign bits of one non-constant operand are flipped, an offset
+of 128. Accumulators start at 128 times the other operand's sums to compensate.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rammer_rocm.kernels.typed import TYPES, TypedVector
 from rammer_rocm.kernels.vector import vector_type
 from rammer_rocm.vnni import LANES, dot_text
 
-#: What operands are.
+#: Element types of the operands.
 BYTES = ("uint8", "int8")
-#: 128 in each of four bytes, and 1.
+#: 128 in each of four bytes, and 1 in each.
 _FLIP, _ONES = "0x80808080", "0x01010101"
 
 
 def check_bytes(operator: ROperator, binding: Binding) -> Compute:
-    """The contraction of an operator that panels of bytes can compute; Unsuited says why it is none."""
+    """Return the contraction of an operator that panels of bytes can compute. Raises Unsuited with the reason."""
     main = check_form(operator)
     if (
         main.operands is None
@@ -56,12 +56,12 @@ def check_bytes(operator: ROperator, binding: Binding) -> Compute:
 
 
 def typed_vector(binding: Binding, lanes: int, load: Callable[[Load], str], prefix: str) -> TypedVector:
-    """What writes maps behind a product of bytes."""
+    """Return the vector writer for epilogue maps of a product of bytes."""
     return TypedVector(lanes, load, prefix, types={n: t.dtype for n, t in binding.types.items()})
 
 
 def bytes_product(operator: ROperator, binding: Binding) -> PanelProduct:
-    """The product of bytes that a tiled operator is, in fours along the axis that makes the fewest. Raises Unsuited."""
+    """Return a tiled operator as a product of four-byte groups, along the axis with the fewest groups. Raises Unsuited."""
     check_bytes(operator, binding)
     p = product_of(operator, binding)
     types = binding.types[p.a.tensor].dtype, binding.types[p.b.tensor].dtype
@@ -80,7 +80,7 @@ def _substitute_axis(load: Load, axis: str, place: Expr) -> Load:
 
 
 def _is_unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
-    """Whether the column operand can be read four by four along ``axis``: affine, and never beside its tensor."""
+    """Return True if the column operand can be read in groups of four along ``axis``: affine, and inside its tensor."""
     ranges = {name: (0, n - 1) for name, n in p.extent.items()}
     for name in ex.axes_of(p.b):
         base, _, divisor = name.partition(QUOTIENT)
@@ -96,7 +96,7 @@ def _is_unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
 
 
 def write_dots_task(product: PanelProduct, binding: Binding, device: VDevice) -> TaskFunction:
-    """The task function of a tiled product of bytes, with the config of a panel. Raises Unsuited where it cannot be written."""
+    """Return the task function of a tiled product of bytes with a panel config. Raises Unsuited if it cannot be written."""
     lanes = device.vector
     if lanes not in LANES:
         raise Unsuited(f"vectors of {lanes}")
@@ -106,8 +106,8 @@ def write_dots_task(product: PanelProduct, binding: Binding, device: VDevice) ->
 
 @dataclass(frozen=True)
 class Signs:
-    """Which operand is unsigned while they are multiplied, which one's bytes are flipped for it ("" for none), and how many times
-    the sum of the other one belongs to the result."""
+    """Signedness of the operands in a product of bytes. ``unsigned`` is the operand that is multiplied as unsigned. The bytes of
+    operand ``flipped`` are flipped ("" for none). ``factor`` times the sum of the other operand is added to the result."""
 
     unsigned: str
     flipped: str = ""
@@ -115,7 +115,7 @@ class Signs:
 
 
 def signs_of(types: tuple[str, str], constant: str) -> Signs:
-    """How to multiply operands a and b of these types; the ``constant`` one ("" for neither) is not flipped."""
+    """Return the signedness for operands a and b of these types; the ``constant`` operand ("" for neither) is not flipped."""
     if types[0] != types[1]:
         return Signs("a" if types[0] == "uint8" else "b")
     flipped = "b" if constant == "a" else "a"
@@ -125,13 +125,13 @@ def signs_of(types: tuple[str, str], constant: str) -> Signs:
 
 
 class Dots(Panel):
-    """Writes one task function over fours of bytes."""
+    """A writer of one task function over four-byte groups."""
 
     family, element, sum, floats = "dots", "int", "int", False
 
     @property
     def quads(self) -> FourBytes:
-        """How bytes are fours."""
+        """The four-byte groups of the product."""
         assert self.p.quads is not None
         return self.p.quads
 
@@ -145,13 +145,13 @@ class Dots(Panel):
 
     @property
     def signs(self) -> Signs:
-        """How signs are made to fit."""
+        """The signedness correction of the operands."""
         return signs_of(self.quads.types, self.constant)
 
     # --- operands -------------------------------------------------------------------------------
 
     def _packed_at(self, name: str, rows: bool, unit: int, extent: int) -> str:
-        """A pointer ``name`` to the packed constants of this task; blocks that begin with their sums."""
+        """Write a pointer ``name`` to this task's packed constants, whose blocks begin with their sums."""
         packing, coordinates = pack_quads(self.p, unit, rows, self.signs.factor)
         tensor = self.p.a.tensor if rows else self.p.b.tensor
         size = -(-extent // unit) * unit * self.depth
@@ -161,11 +161,11 @@ class Dots(Panel):
 
     @property
     def depth(self) -> int:
-        """Elements of a line of packed constants."""
+        """Number of elements of a line of packed constants."""
         return self.p.depth + bool(self.signs.factor)
 
     def rows_operand(self) -> PanelOperand:
-        """Packed constants, or bytes side by side in place."""
+        """Return the packed constants, or adjacent bytes in place."""
         p = self.p
         if self.constant == "a":
             name = self._packed_at("A", True, self.mr, p.rows)
@@ -178,7 +178,7 @@ class Dots(Panel):
         return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=row, dtype="uint8")
 
     def columns_operand(self) -> PanelOperand:
-        """Packed constants, or fours gathered from bytes."""
+        """Return the packed constants, or four-byte groups gathered from bytes."""
         if self.window:
             self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
             self.gather(self.window.region(self.lanes))
@@ -190,14 +190,14 @@ class Dots(Panel):
         return self.gathered()
 
     def gather_of(self, region: Region) -> Fours:
-        """What gathers the columns."""
+        """Return the writer that gathers the columns."""
         flipped = self.signs.flipped == "b"
         return Fours(self.p, self.binding, self.lanes, region, self.pointer, self.origin, self.quads, flipped)
 
     # --- the microkernel ------------------------------------------------------------------------
 
     def pointers(self, a: PanelOperand, b: PanelOperand) -> None:
-        """As for float32, with the sums that packed lines begin with."""
+        """Write the pointers as for float32, skipping the sums at the start of packed lines."""
         full = self.nv * self.lanes
         head = bool(self.signs.factor)
         place = f"c / {full} * {full * self.depth} + c % {full}" if b.packed else "c"
@@ -211,7 +211,7 @@ class Dots(Panel):
             self.text.line(f"__global const uchar *a{i} = A + min(r + {i}, rows - 1) * {a.row_step};")
 
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """Sums begin with what makes up for flipped bytes, or get it behind the loop."""
+        """Write the sums; the correction for flipped bytes is the initial value or is added after the loop."""
         kind, text, summed = vector_type(self.lanes, "int"), self.text, self._has_column_sums
         for i in range(self.mr):
             text.line(f"{kind} {', '.join(f's{i}_{j} = {self._initial_value(a, b, i, j)}' for j in range(nv))};")
@@ -224,18 +224,18 @@ class Dots(Panel):
 
     @property
     def _has_column_sums(self) -> bool:
-        """Whether the columns are added up beside the products."""
+        """True if the columns are also summed next to the products."""
         return bool(self.signs.factor) and not self.constant
 
     def _initial_value(self, a: PanelOperand, b: PanelOperand, i: int, j: int) -> str:
-        """What an accumulator begins with."""
+        """Return the initial value of an accumulator."""
         full = self.nv * self.lanes
         if not self.signs.factor or not (a.packed or b.packed):
             return "0"
         return f"a[{i - self.mr}]" if a.packed else f"vload{self.lanes}({j}, b - {full})"
 
     def multiply_add(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """One product of every accumulator, at ``ka`` and ``kb``."""
+        """Write one product of every accumulator, at ``ka`` and ``kb``."""
         lanes, text, signs = self.lanes, self.text, self.signs
         kind = vector_type(lanes, "int")
         for j in range(nv):
@@ -256,13 +256,14 @@ class Dots(Panel):
     # --- the epilogue ---------------------------------------------------------------------------
 
     def vector(self, load: Callable[[Load], str], prefix: str) -> TypedVector:
-        """What writes a map in vectors."""
+        """Return the writer of maps in vectors."""
         return typed_vector(self.binding, self.lanes, load, prefix)
 
 
 @dataclass
 class Fours(Gather):
-    """Gathers bytes of four neighbours along the sum into one ``int``, ``flipped`` or not; bytes beyond the sum's end are 0."""
+    """A gather of four neighbouring bytes along the reduction into one ``int``, optionally ``flipped``. Bytes past the end of the
+    sum are 0."""
 
     quads: FourBytes
     flipped: bool
@@ -270,18 +271,18 @@ class Fours(Gather):
     zero: ClassVar[str] = "0"
 
     def fill(self) -> str:
-        """Four bytes of what lies outside the tensor."""
+        """Return the four bytes of the padding value."""
         byte = int(self.region.load.fill or 0) & 255
         word = byte * 0x01010101 ^ (0x80808080 if self.flipped else 0)
         text, q = str(word - (1 << 32) if word >= 1 << 31 else word), self.quads
         if not word or q.extent % 4 == 0:
             return text
-        # Beyond the sum's end there is nothing, padding neither: the other operand may have anything there.
+        # Bytes past the end of the sum must be 0, not padding: the other operand may hold arbitrary values there.
         live = f"({q.extent} - k_{q.axis} * 4)"
         return f"({text} & ({live} < 4 ? (1 << (8 * {live})) - 1 : -1))"
 
     def assign(self, value: Expr, width: int) -> Iterator[str]:
-        """Columns ``i .. i + width - 1``."""
+        """Yield the assignment of columns ``i .. i + width - 1``."""
         if not isinstance(value, Load):
             raise Unsuited("maps before a product of bytes")
         steps = self.access(value)

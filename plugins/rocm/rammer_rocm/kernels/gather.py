@@ -1,4 +1,4 @@
-"""Gathering the column operand of a contraction into a panel ``[K][columns]`` in scratch memory."""
+"""Gather of a contraction's column operand into a panel ``[K][columns]`` in scratch memory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from rammer_rocm.kernels.vector import Vector, read_vector, vector_type
 
 @dataclass(frozen=True)
 class Region:
-    """What is gathered: ``load`` over reduction axes (name, extent, step in the panel) and column axes (name, C
-    text of the count, largest count). Consecutive runs start ``pitch`` elements apart ("" = back to back). ``walks`` are the
-    reduction axes that are not gathered whole."""
+    """The region that a task gathers: ``load`` over reduction axes (name, extent, step in the panel) and column axes.
+
+    Column axes are (name, C text of the count, largest count). ``pitch`` is the number of elements between the starts of
+    consecutive runs ("" = contiguous). ``walks`` are the reduction axes that are gathered in part."""
 
     load: Load
     reduce: tuple[tuple[str, int, int], ...]
@@ -35,7 +36,7 @@ class Region:
 
 
 def columns_region(p: PanelProduct, stride: int, walks: Mapping[str, AxisWalk]) -> Region:
-    """Every value of the column operand that a task needs, once for each position in K."""
+    """Return the region of all column operand values of a task, once for each position in K."""
     flat = dense_axes(p.main.reduce)
     reduce = tuple((r.name, r.extent, flat[r.name] * stride) for r in p.main.reduce)
     return Region(p.b, reduce, tuple((c, f"e_{c}", p.tile[c]) for c in p.columns), walks=walks)
@@ -43,11 +44,11 @@ def columns_region(p: PanelProduct, stride: int, walks: Mapping[str, AxisWalk]) 
 
 @dataclass
 class Gather:
-    """Writes the statements; ``pointer`` names a tensor's parameter, ``origin`` an axis' first value in a task.
+    """A writer of gather statements; ``pointer`` maps a tensor to its parameter, ``origin`` an axis to its first value in a task.
 
-    A run is the columns along the innermost column axis. Vectors may write past the end of a run: what
-    they spoil is written later. Behind the last run of a panel row one vector of zeros is written, so that no
-    register tile ever multiplies what happened to be in memory (denormal numbers are slow).
+    A run is the columns along the innermost column axis. Vectors may write past the end of a run; later writes overwrite the
+    excess. A vector of zeros follows the last run of a panel row. Register tiles therefore never multiply uninitialised memory
+    (denormal numbers are slow).
     """
 
     p: PanelProduct
@@ -56,7 +57,7 @@ class Gather:
     region: Region
     pointer: Callable[[str], str]
     origin: Callable[[str], str]
-    #: The C type of what a panel holds, and its zero.
+    #: The C type of panel elements, and the zero literal.
     element: ClassVar[str] = "float"
     zero: ClassVar[str] = "0.0f"
 
@@ -66,7 +67,7 @@ class Gather:
         self.reduced = {name for name, _, _ in self.region.reduce}
 
     def lines(self) -> Iterator[str]:
-        """All statements."""
+        """Yield all statements of the gather."""
         yield from (f"const int k_{name} = 0;" for name, extent, _ in self.region.reduce if extent == 1)
         guards = list(self._write_guards(self.region.load)) if self.region.load.fill is not None else []
         value = self.expression()
@@ -74,7 +75,7 @@ class Gather:
         yield from self._by_columns(value) if not guards and not steps <= {0, 1, 2} else self._by_rows(value, guards)
 
     def _by_rows(self, value: Expr, guards: list[str]) -> Iterator[str]:
-        """Run after run along the columns, for sources that have their columns close together."""
+        """Yield run after run along the columns, for sources with nearby columns."""
         region = self.region
         yield from self._k_loops()
         yield f"__global {self.element} *line = panel + {self._row_offset()};"
@@ -86,7 +87,7 @@ class Gather:
         yield from self._k_ends()
 
     def _by_columns(self, value: Expr) -> Iterator[str]:
-        """Blocks of columns, each through all of K: a transposition, for sources that have K close together."""
+        """Yield blocks of columns, each through all of K: a transposition, for sources that are contiguous along K."""
         lanes = self.lanes
         yield from self._outer_loops()
         yield f"for (int n = 0; n < {self.count}; n += {lanes}) {{"
@@ -120,24 +121,24 @@ class Gather:
             yield f"for (int i_{name} = 0; i_{name} < {count}; ++i_{name}) {{"
 
     def _row_offset(self) -> str:
-        """Offset of the panel row for the current position in K."""
+        """Return the offset of the panel row for the current position in K."""
         return " + ".join(f"{self._step(name)} * {step}" for name, _, step in self.region.reduce) or "0"
 
     def _step(self, name: str) -> str:
-        """How far along a reduction axis, from the panel's first row on."""
+        """Return the position along a reduction axis, relative to the panel's first row."""
         walk = self.region.walks.get(name)
         return f"(k_{name} - {walk.first})" if walk is not None and walk.chunk else f"k_{name}"
 
     def _run_number(self) -> str:
-        """Number of the current run within a panel row."""
+        """Return the number of the current run within a panel row."""
         return combine_digits((f"i_{name}", count) for name, count, _ in self.region.columns[:-1])
 
     def _end(self) -> str:
-        """Elements of a panel row in use."""
+        """Return the number of used elements of a panel row."""
         return " * ".join([*(count for _, count, _ in self.region.columns[:-1]), self.region.pitch or self.count])
 
     def _run(self, value: Expr, guards: list[str]) -> Iterator[str]:
-        """One run: fill to the left of the valid columns, values, fill to the right."""
+        """Yield one run: fill to the left of the valid columns, values, fill to the right."""
         if not guards:
             yield from self._write_values(value, "0", self.count)
             return
@@ -151,7 +152,7 @@ class Gather:
         yield f"for (int i = hi; i < {self.count}; i += {self.lanes}) {blank};"
 
     def fill(self) -> str:
-        """What lies outside the tensor."""
+        """Return the value outside the tensor."""
         return spell_literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
 
     def _write_guards(self, load: Load) -> Iterator[str]:
@@ -188,7 +189,7 @@ class Gather:
         return ranges
 
     def address(self, steps: Access) -> str:
-        """Address (or index) at the first column of the run."""
+        """Return the address (or index) at the first column of the run."""
         parts = [str(steps.constant)] if steps.constant else []
         for axis, step in steps.steps.items():
             if axis in self.reduced:
@@ -201,12 +202,12 @@ class Gather:
         return " + ".join(parts) or "0"
 
     def expression(self) -> Expr:
-        """What a column holds: the load, or the inlined maps before the contraction."""
+        """Return the value of a column: the load, or the inlined prologue maps."""
         load = self.region.load
         return inline_producers(Load(load.tensor, load.indices), self.p.before)
 
     def _write_values(self, value: Expr, low: str, high: str) -> Iterator[str]:
-        """``d[i]`` for columns ``low <= i < high``; whole vectors where reading past the end stays close by."""
+        """Yield ``d[i]`` for columns ``low <= i < high``; whole vectors if reading past the end is safe."""
         steps = {self.access(load).step(self.inner) for load in ex.loads(value)}
         width = self.lanes if steps <= {0, 1, 2} else 1
         yield f"for (int i = {low}; i < {high}; i += {width}) {{"
@@ -214,14 +215,14 @@ class Gather:
         yield "}"
 
     def assign(self, value: Expr, width: int) -> Iterator[str]:
-        """Columns ``i .. i + width - 1``."""
+        """Yield the assignment of columns ``i .. i + width - 1``."""
         vector = Vector(width, lambda load: self._load_text(self.access(load), width))
         result = vector.value(value)
         yield from vector.lines
         yield f"vstore{width}({result}, 0, d + i);" if width > 1 else f"d[i] = {result};"
 
     def access(self, load: Load) -> Access:
-        """The address of a load that is not padded. Unsuited unless affine."""
+        """Return the address of a load without padding. Raises Unsuited unless it is affine."""
         if load.fill is not None:
             raise Unsuited("padding inside a computed operand")
         return load_access(load, self.binding)

@@ -1,4 +1,4 @@
-"""The generic family: the core's C emitter in the OpenCL dialect, for every operator there is."""
+"""The generic family: the core's C emitter in the OpenCL dialect, for every operator."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rammer_rocm.dialect import OPENCL, ROUNDED
 from rammer_rocm.kernels.plain import PlainTasks, is_plain, task_seconds
 from rammer_rocm.kernels.task import Family, TaskFunction
 
-#: Tiles offered to the tuner, behind those of other families.
+#: Number of tiles offered to the tuner, after those of other families.
 GENERIC_TILES = 4
 
-#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own. Inlining every
-#: task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it would cost registers: the
-#: calling convention reserves them.
+#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no separate limit. Inlining every task
+#: into the table walk would lengthen the build, while a call costs nanoseconds. On a GPU a call costs registers, which the
+#: calling convention reserves.
 CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))", rereads=True)
-#: CPUs divide right by their own instruction, GPUs where they are told to (``build.standard``).
+#: CPUs have a correctly rounded division instruction; GPUs round correctly only with a build option (``build.build_options``).
 GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
 
 
 def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
-    """The task function of ``operator``; DeviceFailure where OpenCL C lacks an element type."""
+    """Return the task function of ``operator``. Raises DeviceFailure if OpenCL C lacks an element type."""
     function = emit_operator(operator, binding, dialect, within=True)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
@@ -40,12 +40,12 @@ def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) 
 
 
 def dialect_of(device: VDevice) -> CTarget:
-    """How a unit's tasks are written."""
+    """Return the OpenCL C dialect for a device's tasks."""
     return CPU_DIALECT if device.threads == 1 else GPU_DIALECT
 
 
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
-    """Every tile that the core tries and whose footprint fits, best predicted first."""
+    """Yield every tile that the core tries and whose footprint fits, best predicted first."""
     choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
     if device.threads > 1 or not is_plain(operator):
         return iter(choices)
@@ -55,14 +55,14 @@ def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> I
 
 
 def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    """Return the predicted seconds of all tasks of a tiled operator, without its launch."""
     if device.threads == 1 and is_plain(operator):
         return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
     return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
 
 
 def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
-    """Predicted seconds of one task, alone and crowded."""
+    """Return the predicted seconds of one task on an idle and on a full device."""
     if device.threads == 1 and is_plain(operator):
         return (task_seconds(operator, binding, device),) * 2
     cost = task_cost(operator, binding.types, device)
@@ -70,7 +70,7 @@ def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tup
 
 
 def generic_tiles(device: VDevice) -> Family:
-    """The family without a name: the core's search and its count of bytes and operations."""
+    """Return the unnamed family, with the core's tile search and cost model of bytes and operations."""
     return Family(
         "",
         {},

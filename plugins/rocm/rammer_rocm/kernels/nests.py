@@ -1,9 +1,8 @@
-"""What the generic kernel's loops do for a task of maps and reductions on one core, counted: vectors loaded and stored,
-operations, elements computed alone. ``plain.py`` says what each takes.
+"""Operation counts of the generic kernel's loops for a task of maps and reductions on one core.
 
-A *nest* is one loop nest of a task, a stage of ``codegen/stage_layout.py``. What it reads, and how its loads step along its axes,
-is looked at once for all tiles of an operator; for a tile, the nest is collapsed and vectorised as ``codegen/vector_rows.py``
-would.
+The counts are vector loads and stores, operations, and elements that are computed one by one. ``plain.py`` has the cost of each.
+A *nest* is one loop nest of a task, a stage of ``codegen/stage_layout.py``. Its loads and their steps along its axes are analysed
+once for all tiles of an operator. For a tile, the nest is collapsed and vectorised as in ``codegen/vector_rows.py``.
 """
 
 from __future__ import annotations
@@ -27,30 +26,33 @@ from rammer.ir.expr import Expr, Load, Op
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
-#: Operations whose vectors take many cycles: a divider is not pipelined.
+#: Operations whose vectors need many cycles: a divider is not pipelined.
 QUOTIENTS: Final = frozenset(("div", "sqrt", "mod", "fmod", "floordiv"))
-#: FLOP from which on an operation is a function of several instructions.
+#: FLOP from which an operation counts as a function of several instructions.
 FUNCTION: Final = 4
-#: Bytes from which on a step leaves its page, with what a core has prefetched; or its line and the next one.
+#: Bytes from which a step leaves its page and its prefetched data; bytes from which it leaves its line and the next.
 PAGE, LINES = 4096, 128
-#: Instructions that combine a vector with another one, and how long that takes, in additions: an extremum that keeps NaN
-#: compares, tests beside that, and selects.
+#: Instructions that combine two vectors, and the latency in additions. An extremum that propagates NaN needs a compare, a test
+#: and a select.
 COMBINES: Final[Mapping[str, tuple[int, float]]] = {"max": (3, 2.7), "min": (3, 2.7)}
 ONE: Final = (1, 1.0)
-#: Instructions that a core has in flight: loops that follow each other overlap as far as they are in it together (320 on Zen 4,
-#: 224 to 512 on Intel's cores since Skylake; vendors' optimisation guides). Of a loop's own there is one in four steps.
+#: Instructions in flight on a core: consecutive loops overlap within this window (320 on Zen 4, 224 to 512 on Intel's cores since
+#: Skylake; vendors' optimisation guides). A loop adds OWN overhead instructions per step: one in four steps.
 WINDOW, OWN = 320, 0.25
-#: Lines of one place in a page that the innermost cache holds: its ways.
+#: Ways of the innermost cache: lines at the same page offset that it can hold.
 WAYS: Final = 8
 
-#: How often a task does something, by what it is.
+#: Number of occurrences by operation kind.
 Counts = Counter[str]
 
 
 @dataclass(frozen=True)
 class NestRead:
-    """A load of a nest: by which reduction ("" for none), elements between neighbours along each of the nest's axes and of the
-    reduction's (None where that is not fixed), the axes that it has, whether vectors hold its type, and bytes of an element."""
+    """A load of a nest.
+
+    ``reducer`` is its reduction ("" for none). ``steps`` and ``taps`` are the elements between neighbours along the nest's and
+    the reduction's axes, None if not constant. ``axes`` are its axes. ``suits``: vectors support its type. ``size``: bytes per
+    element."""
 
     load: Load
     reducer: str
@@ -63,11 +65,11 @@ class NestRead:
 
     @property
     def tensor(self) -> str:
-        """What is loaded."""
+        """The tensor that is loaded."""
         return self.load.tensor
 
     def along(self, lane: str, apart: int | None, width: int) -> float:
-        """What the emitter takes a vector of it along an axis for, in vector accesses."""
+        """Return the emitter's cost of loading a vector along an axis, in vector accesses."""
         if lane not in self.axes:
             return 0.0
         return vector_cost(apart, width) if self.suits else 2.0 * width
@@ -75,7 +77,7 @@ class NestRead:
 
 @dataclass(frozen=True)
 class NestWork:
-    """The operations of one body: cheap ones, quotients, and the FLOP of functions."""
+    """Operation counts of one body: cheap operations, quotients, and the FLOP of functions."""
 
     reducer: str
     cheap: int
@@ -85,8 +87,10 @@ class NestWork:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How a nest is vectorised: ``width`` elements along its axis number ``axis``, or (``axis`` < 0) along the reductions' own
-    axes ``columns``; neither: element by element. ``together`` vectors along the axis are summed in one loop."""
+    """The vectorisation of a nest.
+
+    Vectors have ``width`` elements along axis number ``axis``. If ``axis`` < 0 they run along the reductions' axes ``columns``;
+    without ``columns`` the nest is scalar. ``together`` vectors along the axis are summed in one loop."""
 
     axis: int = -1
     width: int = 0
@@ -95,7 +99,7 @@ class Lanes:
 
 
 def count_operations(reducer: str, body: Expr) -> NestWork:
-    """What a body takes, by kind."""
+    """Return the operation counts of a body, by kind."""
     found = [n.fn for n in ex.walk(body) if isinstance(n, Op)]
     flops = [ex.OPS[fn].flops for fn in found if fn not in QUOTIENTS]
     functions = sum(f for f in flops if f >= FUNCTION)
@@ -103,7 +107,7 @@ def count_operations(reducer: str, body: Expr) -> NestWork:
 
 
 class CountedNest:
-    """One nest of an untiled operator; ``computes`` are those that it writes."""
+    """A nest of an untiled operator; ``computes`` are the computes that it writes."""
 
     def __init__(self, unit: FunctionContext, computes: tuple[Compute, ...]) -> None:
         self.computes, self.root = computes, computes[-1]
@@ -114,8 +118,8 @@ class CountedNest:
         own = {c.name: c for c in (*unit.inlined.values(), *computes)}
         self.work = [count_operations(p.reducer, p.body) for p in parts]
         self.reducers = {p.reducer: own[p.reducer] for p in parts if p.reducer}
-        self.accesses = list[tuple[int, NestRead]]()  # every load of a body, as often as it stands there, by its weight
-        self.reads = list[NestRead]()  # in the order of the text, not of names: sums in another order are other numbers
+        self.accesses = list[tuple[int, NestRead]]()  # every load of a body with its weight, including repeats
+        self.reads = list[NestRead]()  # in text order, not by name: another summation order gives other results
         for part in parts:
             for load in ex.loads(part.body):
                 read = self._make_read(unit, load, own.get(part.reducer), count)
@@ -136,16 +140,16 @@ class CountedNest:
         return NestRead(load, name, steps, taps, axes, kind in unit.lanes, load.fill is not None, itemsize(kind))
 
     def width(self, count: int) -> int:
-        """The vectors that cover so many elements."""
+        """Return the vector width that covers ``count`` elements with the fewest vectors, or 0 if none fits."""
         fitting = [w for w in self.vectors if w <= count]
         return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
     def taps(self, reducer: str) -> int:
-        """How often an element makes the loads of a reduction."""
+        """Return the number of reduction steps per element."""
         return math.prod(r.extent for r in self.reducers[reducer].reduce) if reducer else 1
 
     def joined(self, extents: Sequence[int]) -> list[int]:
-        """The extents of a box, axes joined where every access walks them as one."""
+        """Return the extents of a box, with axes joined if every access walks them as one."""
         found, whole = list(extents), [n == a.extent for n, a in zip(extents, self.root.axes, strict=True)]
         for d in reversed(range(len(found) - 1)):
             if whole[d + 1] and found[d] > 1 and self._can_join_axes(d, found[d + 1]):
@@ -161,7 +165,7 @@ class CountedNest:
         return all(s[d] == s[d + 1] * inner for s in self.stores)
 
     def lanes(self, extents: Sequence[int]) -> Lanes:
-        """The vectorisation with the fewest accesses."""
+        """Return the vectorisation with the fewest accesses."""
         least, found = float(sum(weight for weight, _ in self.accesses) + len(self.stores)), Lanes()
         total, columns = self._columns()
         for d in reversed(range(len(extents))) if self.suits else ():
@@ -174,7 +178,7 @@ class CountedNest:
         return Lanes(columns=columns) if columns and total < least else found
 
     def _columns(self) -> tuple[float, dict[str, tuple[str, int]]]:
-        """The accesses where reductions walk along their own axes, and which; {} unless all have one."""
+        """Return the number of accesses if reductions are vectorised along their axes, and these axes; {} unless all can be."""
         found, total = dict[str, tuple[str, int]](), float(len(self.stores))
         total += sum(weight for weight, r in self.accesses if not r.reducer)
         for name, c in self.reducers.items():
@@ -195,7 +199,7 @@ class CountedNest:
         return total, found
 
     def alike(self) -> list[list[Compute]]:
-        """The reductions by the loops that they share."""
+        """Return the reductions grouped by the loops that they share."""
         groups = defaultdict[tuple[int, ...], list[Compute]](list)
         for c in self.reducers.values():
             groups[tuple(r.extent for r in c.reduce)].append(c)
@@ -204,15 +208,15 @@ class CountedNest:
     # --- counting ---------------------------------------------------------------------------------
 
     def together(self, lanes: Lanes, extents: Sequence[int]) -> int:
-        """The vectors that are summed in one loop of a kernel for tasks of these extents, all alike: sums down columns."""
+        """Return the number of vectors that one loop sums down columns, in a kernel for tasks of equal extents."""
         far = (r for r in self.reads if r.reducer and r.steps[lanes.axis] == 1 and r.taps)
         if lanes.axis < 0 or not any(all(abs(n or 0) * r.size >= LINE for n in r.taps.values()) for r in far):
             return 1
         return side_by_side(extents[lanes.axis], lanes.width, len(self.reducers))
 
     def count(self, box: Sequence[int], full: Sequence[int], device_lanes: int, even: bool = True) -> Counts:
-        """What a nest over a box of these extents does, in a kernel for tasks whose boxes have the extents ``full``, all of them
-        or (not ``even``) most: what is narrower than its vectors goes element by element."""
+        """Return the counts of a nest over a box, in a kernel for tasks with extents ``full``. All tasks have these extents, or
+        most if not ``even``. A box narrower than the vectors is computed element by element."""
         found = Counts()
         if 0 in box:
             return found
@@ -237,7 +241,7 @@ class CountedNest:
         return found
 
     def _rows(self, found: Counts, extents: Sequence[int], lanes: Lanes, device_lanes: int) -> None:
-        """Vectors along an axis of the nest."""
+        """Count vectors along an axis of the nest."""
         d, width = lanes.axis, lanes.width
         rows = math.prod(extents) // extents[d]
         vectors = rows * -(-extents[d] // width)
@@ -257,8 +261,8 @@ class CountedNest:
             self._count_strides(found, group, loops * self.taps(group[0].name))
 
     def _count_strides(self, found: Counts, group: Iterable[Compute], steps: int) -> None:
-        """Steps of loops across what is read: those that go from line to line, from page to page, and from page to page always to
-        one place, of which the innermost cache holds few lines."""
+        """Count loop steps that cross lines, pages, or pages at the same page offset. The innermost cache holds few lines with
+        the same page offset."""
         seen = set[tuple[str, int]]()
         for c in group:
             for r in self.reads:
@@ -271,7 +275,7 @@ class CountedNest:
     def _count_column_walk(
         self, found: Counts, group: Sequence[Compute], points: int, along: tuple[str, int], device_lanes: int
     ) -> None:
-        """Vectors along an axis of the reductions of one loop, and what they leave over."""
+        """Count vectors along a reduction axis of one shared loop, and the remainder."""
         (name, width), c = along, group[0]
         extent = next(r.extent for r in c.reduce if r.name == name)
         loops = points * (self.taps(c.name) // extent)
@@ -288,17 +292,17 @@ class CountedNest:
     def _count_shared_loop(
         self, found: Counts, group: Iterable[Compute], steps: int, apart: Sequence[tuple[NestRead, int | None]], share: float
     ) -> None:
-        """So many steps of a loop that some reductions share."""
+        """Count ``steps`` steps of a loop that several reductions share."""
         for c in group:
             self._count_vectors(found, c.name, steps, apart, share)
         combines = [COMBINES.get(str(c.combiner), ONE) for c in group]
         found["operation"] += round(steps * sum(n for n, _ in combines) * max(1.0, share))
 
     def _count_waits(self, found: Counts, group: Sequence[Compute], chains: int, steps: int) -> None:
-        """Loops of so many steps, each of which waits for the one before: what of a loop is in flight together with the next one
-        is hidden. Reductions of one loop wait together."""
+        """Count latency stalls of loops whose steps depend on the previous step. Instructions of a loop that are in flight with
+        the next loop are hidden. Reductions of one loop stall together."""
         combines, names = [COMBINES.get(str(c.combiner), ONE) for c in group], {c.name for c in group}
-        loads = sum(r.reducer in names for r in self.reads)  # an instruction can load one operand besides
+        loads = sum(r.reducer in names for r in self.reads)  # an instruction can also load one operand
         each = OWN + sum(n for n, _ in combines) + max(0, loads - len(group))
         each += sum(w.cheap + w.quotients + w.functions for w in self.work if w.reducer in names)
         found["wait"] += round(chains * steps * max(n for _, n in combines) * min(1.0, steps * each / WINDOW))
@@ -306,7 +310,7 @@ class CountedNest:
     def _count_vectors(
         self, found: Counts, reducer: str, count: int, apart: Iterable[tuple[NestRead, int | None]], share: float
     ) -> None:
-        """One body for so many vectors, each of ``share`` of the widest."""
+        """Count one body for ``count`` vectors, each a fraction ``share`` of the widest."""
         parts = max(1.0, share)
         for r, far in apart:
             if r.reducer != reducer:
@@ -319,10 +323,10 @@ class CountedNest:
             if work.reducer == reducer:
                 found["operation"] += round(count * parts * work.cheap)
                 found["quotient"] += round(count * share * work.quotients)
-                found["function"] += round(count * (1 + share) / 2 * work.functions)  # half of it waits, in short vectors too
+                found["function"] += round(count * (1 + share) / 2 * work.functions)  # half is latency, also for short vectors
 
     def _count_elements(self, found: Counts, reducer: str, count: int) -> None:
-        """One body for so many elements; those of a reduction are combined."""
+        """Count one body for ``count`` elements; elements of a reduction are also combined."""
         found["element_load"] += count * sum(r.reducer == reducer for r in self.reads)
         found["element"] += count * sum(w.cheap for w in self.work if w.reducer == reducer)
         found["element_step"] += count * COMBINES.get(str(self.reducers[reducer].combiner), ONE)[0] if reducer else 0
@@ -331,7 +335,7 @@ class CountedNest:
 
 
 def nests_of(operator: ROperator, binding: Binding, target: CTarget) -> Iterator[CountedNest]:
-    """The nests of an operator's tasks, in order. What tasks keep has the strides that it had as a whole."""
+    """Yield the nests of an operator's tasks, in order. Tensors in on-chip memory have the strides of the whole tensor."""
     kept = {e.producer for e in operator.connections if e.layer == "veu"}
     inlined = {c.name: c for c in operator.computes if c.name not in kept}
     stored = {n: _make_place(n, binding) for n in (*operator.inputs, *operator.outputs, *sorted(kept))}

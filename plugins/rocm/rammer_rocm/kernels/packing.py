@@ -1,4 +1,4 @@
-"""Packed arrangements of constant operands, made by NumPy when a program is loaded."""
+"""Packed arrangements of constant operands, computed by NumPy when a program is loaded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from rammer_rocm.kernels.contraction import PanelProduct
 
 
 def pack_rows(p: PanelProduct, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
-    """The row operand as ``[coordinates..., blocks, K, unit]``; tiles and blocks are padded with zeros.
+    """Return the row operand as ``[coordinates..., blocks, K, unit]``; tiles and blocks are padded with zeros.
 
     The coordinates are (name of a tile coordinate in the kernel, count), outermost first. Rows are read element by element, so
-    they are float32 whatever the tensor is: an instruction multiplies by one of them in memory.
-    """
+    they are always float32: the multiply instruction has a memory operand."""
     return _pack_operand(p, p.a, p.row, unit, "float32")
 
 
 def pack_quads(p: PanelProduct, unit: int, rows: bool, factor: int) -> tuple[Packing, list[tuple[str, int]]]:
-    """The row or the column operand of a product of bytes in the same arrangement, four bytes an ``int``; where there is a
-    ``factor``, ``factor`` times the sum of each line stands before its K elements."""
+    """Return the row or column operand of a product of bytes in the same arrangement, with four bytes per ``int``. A non-zero
+    ``factor`` stores ``factor`` times each line's sum before its K elements."""
     q = p.quads
     assert q is not None
     load, along = (q.a, p.row) if rows else (q.b, p.columns[0])
@@ -40,7 +39,7 @@ def pack_quads(p: PanelProduct, unit: int, rows: bool, factor: int) -> tuple[Pac
 
 @dataclass(frozen=True)
 class Bytes:
-    """How lines of bytes become lines of fours along their axis number ``place``, of ``extent`` bytes of a type."""
+    """Conversion of lines of bytes to four-byte groups along axis ``place``, with ``extent`` bytes of type ``kind``."""
 
     place: int
     extent: int
@@ -48,7 +47,7 @@ class Bytes:
     factor: int
 
     def __call__(self, lines: Array) -> Array:
-        """``[outer, line, *reduction axes]`` as ``[outer, line, elements]`` of 32 bits."""
+        """Convert ``[outer, line, *reduction axes]`` to ``[outer, line, elements]`` of 32 bits."""
         d = 2 + self.place
         count = -(-self.extent // 4) * 4
         whole = np.moveaxis(pad_axis(lines, d, count), d, -1)
@@ -62,7 +61,7 @@ class Bytes:
 
 
 def pack_columns(p: PanelProduct, unit: int, dtype: str) -> tuple[Packing, list[tuple[str, int]]]:
-    """The column operand in the same arrangement, along its single column axis, as ``dtype``."""
+    """Return the column operand in the same arrangement, along its single column axis, as ``dtype``."""
     if any(QUOTIENT in axis for axis in ex.axes_of(p.b)):
         raise Unsuited("grouped constant columns")
     return _pack_operand(p, p.b, p.columns[0], unit, dtype)
@@ -86,7 +85,7 @@ def _pack_operand(
         cut = in_tiles((quads(lines) if quads else lines).reshape(-1, line.extent, depth), tile, unit)
         return np.swapaxes(cut.reshape(-1, tiles, blocks, unit, depth), -1, -2)
 
-    # Tiles of whole units lie as their units would one by one: other tiles of them want the same arrangement.
+    # Tiles of whole units are stored like their units: other tiles of these units share the same arrangement.
     lie = (unit, tiles * blocks) if tile == unit * blocks or tiles == 1 else (tile, unit)
     facts = ("panels", *lie) if quads is None else ("quads", *lie, quads)
     return make_packing(load, (*fixed, line, *reduce), size, arrange, *facts, dtype=dtype), coordinates

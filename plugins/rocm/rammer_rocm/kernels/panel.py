@@ -1,9 +1,10 @@
-"""The ``write_panel_task`` family: contractions as CPU cores like them (Goto and van de Geijn, 2008; BLIS).
+"""The ``panel`` family: contractions on CPU cores (Goto and van de Geijn, 2008; BLIS).
 
-One work-item computes one task. The column operand is read in place where its columns are consecutive,
-else gathered once into a panel ``[K][columns]`` in the core's scratch memory; constant operands are packed
-when the program is loaded. A register tile of ``mr`` rows by ``nv`` vectors sums over all of K with
-explicit fused multiply-adds, then the following maps are applied to it on its way to memory."""
+One work-item computes one task. The column operand is read in place if its columns are consecutive. Otherwise it is gathered once
+into a panel ``[K][columns]`` in the core's scratch memory. Constant operands are packed when the program is loaded. A register
+tile of ``mr`` rows by ``nv`` vectors sums over all of K with explicit fused multiply-adds. The epilogue maps are applied to it
+before it is stored.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from rammer_rocm.kernels.window import PanelWindow, window_of
 
 
 def column_address(p: PanelProduct, steps: Access, column: str) -> str:
-    """Address of ``column`` relative to column 0."""
+    """Return the address of ``column`` relative to column 0."""
     parts, below = [], ""
     for axis in reversed(p.columns):
         if steps.step(axis) and p.tile[axis] > 1:
@@ -59,8 +60,8 @@ def column_address(p: PanelProduct, steps: Access, column: str) -> str:
 
 
 def walk(p: PanelProduct, steps: Access) -> Iterator[str]:
-    """Open a block with the address ``at`` of column ``col``, relative to column 0, and where in its runs it is: a division
-    for a vector instead of one for each of its lanes."""
+    """Yield the start of a block that defines the address ``at`` of column ``col``, relative to column 0. The block also defines
+    the column's run indices. This needs one division per vector instead of one per lane."""
     yield f"{{ int at = {column_address(p, steps, 'col')};"
     below = ""
     for axis in reversed(p.columns[1:]):
@@ -70,7 +71,7 @@ def walk(p: PanelProduct, steps: Access) -> Iterator[str]:
 
 
 def advance_column(p: PanelProduct, steps: Access) -> str:
-    """Step ``at`` to the next column."""
+    """Return the statement that advances ``at`` to the next column."""
     inner = [a for a in reversed(p.columns)]
     text = f"at += {steps.step(inner[0])};"
     for axis, outer in pairwise(inner):
@@ -80,17 +81,17 @@ def advance_column(p: PanelProduct, steps: Access) -> str:
 
 
 def write_panel_task(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
-    """The task function of a tiled product whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether one padded
-    copy serves all taps (``window=1``). Raises Unsuited where it cannot be written."""
+    """Return the task function of a tiled product with config ``mr`` (rows), ``nv`` (vectors of ``lanes``) and ``window``. With
+    ``window=1`` one padded copy serves all taps. Raises Unsuited if it cannot be written."""
     return Panel(product, binding, lanes).function()
 
 
 class Panel(TaskText):
-    """Writes one task function; what it multiplies are float32, and others where a subclass says so."""
+    """A writer of one task function; it multiplies float32 unless a subclass overrides the types."""
 
-    #: The family, and the C types of what panels and packed constants hold and of sums.
+    #: The family name, and the C types of panel or packed elements and of sums.
     family, element, sum = "panel", "float", "float"
-    #: Whether the last columns may be summed across rows, and the last rows by a lower register tile.
+    #: True if the last columns may be summed across rows, and the last rows by a lower register tile.
     floats = True
 
     def __init__(self, product: PanelProduct, binding: Binding, lanes: int) -> None:
@@ -147,7 +148,7 @@ class Panel(TaskText):
         return self.finished(self.family, self.scratch, HELPERS, self.stops)
 
     def _write_heights(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """The products of a register tile; where rows end with a length, the last of few rows by lower ones."""
+        """Write the products of a register tile; with dynamic rows, a few last rows use lower register tiles."""
         ends = self.floats and self.p.row in ended_axes(self.p.operator) and not a.packed and not self.walked.steps
         for high in sorted({-(-self.mr // n) for n in ((4, 2) if ends else ())} - {self.mr}):
             self.high = high
@@ -159,11 +160,11 @@ class Panel(TaskText):
             self.multiply(a, b, nv)
 
     def _tile_height(self) -> str:
-        """Rows of a register tile: of more than one block where the last columns are summed across rows."""
+        """Return the number of rows of a register tile: several blocks if the last columns are summed across rows."""
         return f"wide - c > {self.rest} ? {self.mr} : {BLOCKS * self.mr}" if self.rest else str(self.mr)
 
     def _reserve_sums(self) -> None:
-        """Where sums wait for the next chunk: register tile after register tile, behind what is gathered."""
+        """Reserve memory after the gathered panel for sums between chunks, one register tile after another."""
         if not self.walked.steps:
             return
         if not self.scratch:
@@ -174,12 +175,12 @@ class Panel(TaskText):
         self.text.line(f"__global float *sums = (__global float *)(scratch + {place});")
 
     def loaded(self, tensor: str) -> str:
-        """The C type of a tensor's elements in registers."""
+        """Return the C type of a tensor's elements in registers."""
         kind = self.stored(tensor)
         return "float" if kind in STORED else CPU_DIALECT.types[kind]
 
     def _write_origins(self) -> None:
-        """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
+        """Write the tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
         operator = self.p.operator
         ends = self._axis_ends()
         places = zip(self.p.main.axes, operator.tile, operator.grid, split_digits("task", operator.grid), strict=True)
@@ -199,7 +200,7 @@ class Panel(TaskText):
         self.text.line(f"const int wide = {wide};")
 
     def _axis_ends(self) -> dict[str, str]:
-        """Where the rows and columns of a program for a range end, by axis."""
+        """Return the ends of rows and columns in a ranged program, by axis."""
         found = ends_of(self.p, self.pointer) if self.window is None else {}
         self.stops = bool(found)
         return found
@@ -210,7 +211,7 @@ class Panel(TaskText):
         self.walked = replace(self.walked, stopped=tuple(found))
 
     def address(self, steps: Access, extra: Iterable[str] = ()) -> str:
-        """Element address of the task's first point, plus ``extra`` terms."""
+        """Return the element address of the task's first point, plus ``extra`` terms."""
         parts = [str(steps.constant)] if steps.constant else []
         for axis, step in steps.steps.items():
             if axis not in self.flat:
@@ -218,14 +219,14 @@ class Panel(TaskText):
         return " + ".join([*parts, *extra]) or "0"
 
     def origin(self, axis: str) -> str:
-        """An axis' first value in the task."""
+        """Return an axis's first value in the task."""
         name, _, divisor = axis.partition(QUOTIENT)
         return f"(o_{name} / {divisor})" if divisor else f"o_{name}"
 
     # --- operands -------------------------------------------------------------------------------
 
     def rows_operand(self) -> PanelOperand:
-        """How rows are read; writes what that takes."""
+        """Return the access to rows, and write its setup."""
         p, a = self.p, self.p.a
         if a.tensor in self.binding.constants:
             packing, coordinates = pack_rows(p, self.mr)
@@ -242,7 +243,7 @@ class Panel(TaskText):
         return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=row, dtype=dtype)
 
     def columns_operand(self) -> PanelOperand:
-        """How columns are read; writes what that takes."""
+        """Return the access to columns, and write its setup."""
         p, b, dtype = self.p, self.p.b, self.stored(self.p.b.tensor)
         if self.window:
             if self.walked.steps and self.walked.outer not in self.window.channels:
@@ -266,7 +267,7 @@ class Panel(TaskText):
         return self.gathered()
 
     def gathered(self) -> PanelOperand:
-        """The panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
+        """Gather the panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
         stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
         stride += self.lanes * (stride % 1024 == 0)
         self.scratch = (self.walked.gathered + 1) * stride * 4
@@ -274,18 +275,18 @@ class Panel(TaskText):
         return PanelOperand("panel", {r: s * stride for r, s in self.flat.items()})
 
     def gather(self, region: Region) -> None:
-        """Write what copies a region into the panel."""
+        """Write the statements that copy a region into the panel."""
         self.text.line(f"__global {self.element} *panel = (__global {self.element} *)scratch;")
         self.text.all(self.gather_of(region).lines())
 
     def gather_of(self, region: Region) -> Gather:
-        """What gathers the columns."""
+        """Return the writer that gathers the columns."""
         return Gather(self.p, self.binding, self.lanes, region, self.pointer, self.origin)
 
     # --- the microkernel ------------------------------------------------------------------------
 
     def pointers(self, a: PanelOperand, b: PanelOperand) -> None:
-        """``b`` at the first column, ``a`` at the first row (or ``a0``, ``a1``, ... at every row)."""
+        """Write the pointer ``b`` to the first column, and ``a`` to the first row (or ``a0``, ``a1``, ... to every row)."""
         text, full = self.text, self.nv * self.lanes
         place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
         text.line(f"__global const {b.spelling} *b = {b.pointer} + {place};")
@@ -293,11 +294,11 @@ class Panel(TaskText):
             text.line(f"__global const {a.spelling} *a = {a.pointer} + r * {self.p.depth};")
             return
         for i in range(self.mr):
-            # Rows past the end repeat the last one; they are never stored.
+            # Rows past the end repeat the last row; they are never stored.
             text.line(f"__global const {a.spelling} *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
 
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
+        """Write the sum over K in registers, and store it in ``tile`` row by row with ``nv`` vectors each."""
         kind = vector_type(self.lanes)
         for i in range(self.high):
             self.text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
@@ -311,8 +312,8 @@ class Panel(TaskText):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
     def k_loops(self, a: PanelOperand, b: PanelOperand, sums: tuple[Sequence[str], str], step: Callable[[], None]) -> None:
-        """Write a loop over each group of reduction axes that both operands step through evenly, in blocks of the floats ``sums``
-        of a type; ``step`` writes what is done."""
+        """Write a loop over each group of reduction axes that both operands step through evenly. The loops are blocked by the
+        accumulators ``sums`` and their type; ``step`` writes the body."""
         axes = [(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce]
         groups = join_loops(axes, self.walked.walks)
         share = self.walked.gathered, self.p.depth
@@ -327,7 +328,7 @@ class Panel(TaskText):
         write_loops(self.text, groups, sums, body)
 
     def multiply_add(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """One product of every accumulator, at ``ka`` and ``kb``."""
+        """Write one product of every accumulator, at ``ka`` and ``kb``."""
         vector, text = self.lanes, self.text
         for j in range(nv):
             text.line(f"const {vector_type(vector)} b{j} = {read_vector(b.dtype, vector, 'b + kb', j)};")
@@ -337,16 +338,14 @@ class Panel(TaskText):
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
 
     def vector(self, load: Callable[[Load], str], prefix: str) -> Vector:
-        """What writes a map in vectors."""
+        """Return the writer of maps in vectors."""
         return Vector(self.lanes, load, prefix)
 
     # --- the epilogue ---------------------------------------------------------------------------
 
     def _write_epilogue(self) -> None:
-        """Apply the following maps to each vector of the register tile and store what the operator writes.
-
-        A loop, not unrolled: it runs once for K multiplications, and a small text builds in half the time.
-        """
+        """Apply the epilogue maps to each vector of the register tile, and store the operator's outputs. The loop is not
+        unrolled: it runs once per K multiplications, and a small source builds in half the time."""
         p, text = self.p, self.text
         self._open_vector_loops()
         names = {p.main.name: "total"}
@@ -361,8 +360,8 @@ class Panel(TaskText):
         text.all(["}"] * (3 if self.gaps else 1))
 
     def _open_vector_loops(self) -> None:
-        """Loops over the vectors of the register tile: ``total``, its ``row``, its first ``col`` and how many lanes it
-        ``have``. Where there are gaps, vectors start anew with every row of the output."""
+        """Write the loops over the vectors of the register tile: ``total``, ``row``, first ``col``, and valid lanes ``have``. If
+        the columns have gaps, vectors restart at every row of the output."""
         text, lanes, kind = self.text, self.lanes, vector_type(self.lanes, self.sum)
         if not self.gaps or self.window is None:
             text.line("for (int v = 0; v < min(high, rows - r) * nv; ++v) {")
@@ -380,7 +379,7 @@ class Panel(TaskText):
         text.line(f"const {kind} total = vload{lanes}(0, (const {self.sum} *)tile + i * nv * {lanes} + s + n0);")
 
     def _ahead(self) -> None:
-        """Ask for what the sums meet on their way to memory; where they wait for chunks, for that of the last one."""
+        """Write prefetches of the epilogue's memory operands; with chunks, only in the last chunk."""
         last = f"if (q_end == {self.p.extent[self.walked.outer]}) " if self.walked.steps else ""
         for load, written in () if self.gaps else epilogue_accesses(self.p):
             steps, kind = load_access(load, self.binding), self.stored(load.tensor)
@@ -410,12 +409,12 @@ class Panel(TaskText):
         return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
 
     def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
-        """A mask of the lanes at which ``axis`` is less than ``end``."""
+        """Return a mask of the lanes at which ``axis`` is less than ``end``."""
         limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
         return lanes_before(self.p, self.lanes, axes.get(axis.axis, axis.axis), limit, self.origin)
 
     def _row_address(self, steps: Access) -> str:
-        """Address of column 0 in row ``row``."""
+        """Return the address of column 0 in row ``row``."""
         row = [f"row * {steps.step(self.p.row)}"] if self.p.row and steps.step(self.p.row) else []
         return self.address(steps, extra=row)
 
@@ -427,7 +426,7 @@ class Panel(TaskText):
         axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
         steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
         pointer, base, value, kind = self.pointer(name, written=True), self._row_address(steps), names[name], self.stored(name)
-        # A vector of whose lanes some fall into a gap may still be stored whole: later ones write what it spoils.
+        # A vector with lanes in a gap may still be stored whole: later stores overwrite the excess.
         lane = "for (int n = 0; n < have; ++n)"
         if has_contiguous_columns(steps, p):
             whole = write_vector(kind, self.lanes, f"{pointer} + ({base} + col)", value)

@@ -1,10 +1,10 @@
-"""What maps and reductions take on a CPU core, as the generic kernel writes them: the latency evaluator of stitching, which also
-ranks their tiles.
+"""Predicted time of maps and reductions in the generic kernel on a CPU core: the latency evaluator of stitching.
 
-The core's count of bytes, and of operations at the peak, calls nearly all of them bound by memory. On a core they are bound by
-instructions: a vector of a map costs its loads and stores besides its operations, a sum waits for its own last step, rows shorter
-than a vector are computed element by element, and what was read a moment ago is read again from a cache. So the loops that the
-kernel has (``nests.py``) are counted, and costs add up; a core overlaps little of so short loops.
+The evaluator also ranks the tiles of these operators. The core's cost model of bytes and peak operations calls nearly all of them
+memory-bound. On a core they are bound by instructions. A vector of a map costs loads and stores besides its operations. A sum
+waits for its previous step. Rows shorter than a vector are computed element by element. Data that was read recently is read again
+from a cache. Therefore the kernel's loops (``nests.py``) are counted and their costs added; a core overlaps little between short
+loops.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from rammer.ir.types import TensorType, itemsize
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.nests import Counts, nests_of
 
-#: Cycles of the named clock for each counted operation. Least squares of relative errors over 4278 tiles of 1426 operators of
-#: random memory-bound graphs on one core of an AMD EPYC (Zen 4), regularised towards the vendors' instruction tables.
+#: Cycles of the nominal clock for each counted operation. They are a least-squares fit of relative errors, regularised towards
+#: the vendors' instruction tables. The data are 4278 tiles of 1426 operators of random memory-bound graphs on one core of an AMD
+#: EPYC (Zen 4).
 CYCLES: Final[Mapping[str, float]] = {
     "again_far": 0.0078,
     "again_near": 0.004,
@@ -62,25 +63,26 @@ CYCLES: Final[Mapping[str, float]] = {
     "task": 3.8,
     "wait": 0.85,
 }
-#: Bytes of the innermost cache: 32 KiB or more on every x86 core since 2006 (vendors' optimisation guides).
+#: Bytes of the innermost cache: at least 32 KiB on every x86 core since 2006 (vendors' optimisation guides).
 INNERMOST: Final = 32 << 10
-#: The outermost cache, in caches of a core: a core's share of it, and all of it less what others keep there (4 and 32 MiB beside
-#: 1 MiB of a Zen 4 core; from 8 and 16 on Intel's servers).
+#: Sizes of the outermost cache in multiples of a core's cache: one core's portion, and the whole minus the data of other cores.
+#: Examples: 4 and 32 MiB to 1 MiB of a Zen 4 core; from 8 and 16 on Intel's servers.
 OUTER: Final = (4, 20)
 
 
 def is_plain(operator: ROperator) -> bool:
-    """Whether an operator is maps and reductions alone. Of a range of lengths the core prices the tiles, length by length."""
+    """Return True if an operator consists of maps and reductions only. For ranged operators the core predicts the time of tiles
+    length by length."""
     return not operator.endings and all(c.kind in ("map", "reduction") for c in operator.computes)
 
 
 def task_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of the mean task of a tiled operator on one core: those at the edges are smaller."""
+    """Return the predicted seconds of the mean task of a tiled operator on one core. Tasks at the edges are smaller."""
     return PlainTasks(operator, binding, device).seconds(operator)
 
 
 class PlainTasks:
-    """An operator's tasks, whatever its tile."""
+    """The tasks of an operator, for any tile."""
 
     def __init__(self, operator: ROperator, binding: Binding, device: VDevice) -> None:
         self.types, self.lanes = binding.types, device.vector
@@ -92,11 +94,12 @@ class PlainTasks:
         self.nbytes = sum(binding.types[n].nbytes for n in self.stored)
 
     def seconds(self, tiled: ROperator) -> float:
-        """Predicted seconds of the mean task."""
+        """Return the predicted seconds of the mean task."""
         return self.cycle * math.fsum(CYCLES[what] * often for what, often in self.mean(tiled).items())
 
     def mean(self, tiled: ROperator) -> dict[str, float]:
-        """What the mean task does, by the names of ``CYCLES``: tasks at edges are smaller, and may be narrower than a vector."""
+        """Return the counts of the mean task, by the keys of ``CYCLES``. Edge tasks are smaller and may be narrower than a
+        vector."""
         cuts = [_axis_cuts(extent, tile) for extent, tile in zip(tiled.anchor.shape, tiled.tile, strict=True)]
         full, total = tiled.boxes(tiled.inner_box(), self.types), dict[str, float]()
         even = all(len(cut) == 1 for cut in cuts)
@@ -108,8 +111,8 @@ class PlainTasks:
         return total
 
     def _count_task(self, boxes: Mapping[str, Box], full: Mapping[str, Box], even: bool) -> Counts:
-        """What a task of these boxes does in the kernel of one of ``full`` boxes, those of all tasks where these are ``even``, by
-        the names of ``CYCLES``."""
+        """Return the counts (keys of ``CYCLES``) of a task with these boxes, in a kernel for tasks with ``full`` boxes. ``even``:
+        all tasks have full boxes."""
         found = self._count_bytes(boxes)
         found["task"] += 1
         for nest in self.nests:
@@ -120,9 +123,11 @@ class PlainTasks:
         return found
 
     def _count_bytes(self, boxes: Mapping[str, Box]) -> Counts:
-        """Bytes of what a task reads and writes, by where they are: ``far`` as much of them as the operator's tensors outgrow the
-        core's cache, ``outer`` as much as they outgrow its share of the outermost cache. What a task reads again, or keeps, comes
-        from the cache that holds all that the task touches: the innermost one for nothing."""
+        """Return the bytes that a task reads and writes, by location.
+
+        ``far`` is the fraction of the operator's tensors that exceeds the core's cache. ``outer`` is the fraction that exceeds
+        the core's portion of the outermost cache. Repeated reads and interior tensors come from the smallest cache that holds all
+        data of the task; the innermost cache is free."""
         found, seen = Counts(), set[str]()
         sizes = {n: _box_volume(boxes[n]) * itemsize(self.types[n].dtype) for n in (*self.stored, *self.kept) if n in boxes}
         touched, whole = sum(sizes.values()), _uncached_share(self.nbytes, self.capacity)
@@ -147,7 +152,7 @@ class PlainTasks:
         return found
 
     def _count_access(self, found: Counts, shares: Mapping[str, float], what: str, box: Box, name: str) -> None:
-        """What a task reads first, or writes."""
+        """Count the bytes and runs that a task reads for the first time, or writes."""
         size = box_bytes(box, self.types[name], self.line)
         _add_shares(found, {f"{where}_{what}": share for where, share in shares.items()}, size)
         runs = _count_runs(box, self.types[name])
@@ -160,12 +165,12 @@ def _add_shares(found: Counts, shares: Mapping[str, float], size: int) -> None:
 
 
 def _uncached_share(size: int, capacity: int) -> float:
-    """What share of so many bytes a cache no longer holds, that keeps what was used last: all of twice its size."""
+    """Return the fraction of ``size`` bytes that an LRU cache no longer holds: all if ``size`` is twice its capacity."""
     return min(1.0, max(0.0, size / capacity - 1.0))
 
 
 def _axis_cuts(extent: int, tile: int) -> Sequence[tuple[int, tuple[int, int]]]:
-    """How often a tile is along an axis, and where: full ones as the one in the middle, and what is left at the end."""
+    """Return the number of tiles along an axis and their ranges: full tiles (as the middle tile) and the remainder."""
     count, left = divmod(extent, tile)
     low = (count - 1) // 2 * tile
     full = [(count, (low, low + tile))] if count else []
@@ -181,8 +186,8 @@ def _box_volume(box: Box) -> int:
 
 
 def _count_runs(box: Box, kind: TensorType) -> int:
-    """How many runs of neighbouring elements of a tensor a box is; of a single one, which goes on where the task before ended,
-    none."""
+    """Return the number of contiguous runs of a box in a tensor. A single run continues the previous task's run, so it counts as
+    0."""
     count, whole = 1, True
     for (low, high), extent in zip(box[::-1], kind.shape[::-1], strict=True):
         if whole:

@@ -1,8 +1,7 @@
-"""Taps of a window that lie outside the image for a whole task: they are neither gathered nor multiplied.
+"""Taps of a window that are outside the image for a whole task: they are neither gathered nor multiplied.
 
-A 3 x 3 window with dilation 12 on an image of 33 x 33 has 43% of its products in the padding. Of a tile of 11 x 11 columns whole
-rows and columns of taps fall out, so that a corner has four taps left. What is left out is a product with a zero of the padding.
-"""
+Consider a 3 x 3 window with dilation 12 on an image of 33 x 33: 43% of its products are in the padding. A tile of 11 x 11 columns
+skips whole rows and columns of taps: a corner keeps four taps. Every skipped product has a zero of the padding as factor."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from rammer.ir import expr as ex
 
 from rammer_rocm.kernels.contraction import PanelProduct
 
-#: The most of its taps that an axis may have left on average, if leaving others out shall pay: loops over taps do not join.
+#: Maximum mean fraction of remaining taps for which skipping pays off: loops over taps with skips cannot be joined.
 WORTH = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Tap ``k`` of axis ``tap`` (``taps`` of them) reads place ``step * column + reach * k + constant`` of ``size``, for columns
-    along ``axis``, of which there are ``columns``."""
+    """The relation of a tap axis and a column axis. Tap ``k`` of axis ``tap`` (``taps`` taps) reads position ``step * column +
+    reach * k + constant`` of ``size``. The columns are along ``axis``, which has ``columns`` columns."""
 
     tap: str
     taps: int
@@ -32,20 +31,20 @@ class Skip:
     size: int
 
     def left(self, origin: int, count: int) -> tuple[int, int]:
-        """The taps, from the first to behind the last, that read the image anywhere in ``count`` columns from ``origin`` on."""
+        """Return the range of taps (first, end) that read the image in ``count`` columns from ``origin``."""
         last = self.step * (origin + count - 1) + self.constant
         low = max(0, -(last // self.reach))
         room = self.size - 1 - self.constant - self.step * origin
         return low, max(low, min(self.taps, room // self.reach + 1))
 
     def share(self, tile: int) -> float:
-        """The mean share of the taps that tasks of ``tile`` columns have left."""
+        """Return the mean fraction of taps that remain in tasks of ``tile`` columns."""
         origins = range(0, self.columns, tile)
         ends = [self.left(o, min(tile, self.columns - o)) for o in origins]
         return sum(high - low for low, high in ends) / (self.taps * len(ends))
 
     def text(self, origin: str, count: str) -> tuple[str, str]:
-        """C expressions of ``left``, where division rounds towards zero."""
+        """Return C expressions of ``left``; division rounds towards zero."""
         last = f"{self.step} * ({origin} + {count} - 1) + {self.constant}"
         room = f"{self.size - 1 - self.constant} - {self.step} * {origin}"
         low = f"max(0, ({self.reach - 1} - ({last})) / {self.reach})"
@@ -53,12 +52,12 @@ class Skip:
 
 
 def skips_of(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
-    """The taps that some task leaves out."""
+    """Return the taps that some task skips."""
     return tuple(s for s in outside_taps(p, binding) if s.share(p.tile[s.axis]) <= WORTH)
 
 
 def outside_taps(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
-    """The taps that may lie outside, whatever the tile: of a stored column operand with zeros around it."""
+    """Return the taps that may be outside the image for some tile: only of a stored column operand with zero padding."""
     if p.b.fill != 0.0 or p.quads is not None or p.b.tensor in p.before:
         return ()
     window, found = {r.name: r.extent for r in p.main.reduce}, list[Skip]()

@@ -1,4 +1,4 @@
-"""TaskFunction: the OpenCL C text of one task, whichever kernel family wrote it."""
+"""TaskFunction: the OpenCL C text of one task, for any kernel family."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from rammer.ir.device import VDevice
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """``void entry(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ...; ``helpers`` is what
-    the text needs besides the dialect's preamble, and a program has once.
+    """A function ``void entry(global T0 *p0, ..., scratch, int task)`` with ``scratch`` in bytes; ``types`` are T0 ....
 
-    ``inner`` is what it calls. One that ``stops`` at the lengths leaves what lies beyond.
-    """
+    ``helpers`` is the text that it needs besides the dialect's preamble, once per program. ``inner`` is the function that it
+    calls. If ``stops``, it skips work past the dynamic lengths."""
 
     entry: str
     text: str
@@ -28,5 +27,5 @@ class TaskFunction:
     stops: bool = False
 
 
-#: A family of this device's kernels. Units are described as virtual devices.
+#: A kernel family of this device. Devices are described as VDevice.
 Family: TypeAlias = KernelFamily[VDevice, TaskFunction, None]

@@ -1,4 +1,4 @@
-"""Tests before a task's function: of a task past the length of a run, and of one that has nothing new to compute."""
+"""Guards before a task's function: for tasks past a run's length, and for tasks without new work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer_rocm.kernels.task import TaskFunction
 
 
 def ended(operator: ROperator, function: TaskFunction, binding: Binding, dialect: CTarget) -> TaskFunction:
-    """``function`` behind a test of where the operator ends; itself where that is nowhere."""
+    """Return ``function`` guarded by a test of the operator's dynamic end, or unchanged if the operator has no endings."""
     if not operator.endings:
         return function
     lengths = {n: f"n{k}" for k, n in enumerate(operator.lengths)}
@@ -39,7 +39,7 @@ def ended(operator: ROperator, function: TaskFunction, binding: Binding, dialect
 def skip_unchanged_task(
     operator: ROperator, function: TaskFunction, writer: KernelWriter[TaskFunction], binding: Binding, dialect: CTarget
 ) -> TaskFunction:
-    """``function`` behind a test of whether it has anything new to compute; itself where it always has."""
+    """Return ``function`` guarded by a test for new work, or unchanged if every task always has new work."""
     rest = rest_of(operator)
     if rest is None:
         return function

@@ -1,4 +1,4 @@
-"""What every writer of a task function for CPUs does alike: its text, the tensors that it points at, and the function of both."""
+"""Common parts of writers of CPU task functions: text, tensor pointers, and the finished function."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rammer_rocm.kernels.task import TaskFunction
 
 
 class TaskText:
-    """A task function that is being written, with vectors of ``lanes``."""
+    """A task function under construction, with vectors of ``lanes``."""
 
     def __init__(self, binding: Binding, lanes: int) -> None:
         self.binding, self.lanes, self.text = binding, lanes, Text()
         self.arguments: dict[tuple[str, str], Argument] = {}
 
     def finished(self, family: str, scratch: int, helpers: str = "", stops: bool = False) -> TaskFunction:
-        """The function of what was written."""
+        """Return the finished function with the written text."""
         arguments = tuple(self.arguments.values())
         types = tuple(CPU_DIALECT.types[self.stored(a.tensor, a.packing)] for a in arguments)
         pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
@@ -29,11 +29,11 @@ class TaskText:
         return TaskFunction(name, text, arguments, types, scratch, helpers, stops=stops)
 
     def stored(self, tensor: str, packed: Packing | None = None) -> str:
-        """The element type of a tensor, or of its packed form, in memory."""
+        """Return the in-memory element type of a tensor, or of its packed form."""
         return packed.dtype if packed else self.binding.types[tensor].dtype
 
     def pointer(self, tensor: str, written: bool = False, packed: Packing | None = None) -> str:
-        """Name of the parameter for ``tensor``."""
+        """Return the name of the parameter for ``tensor``."""
         key = (tensor, packed.key if packed else "")
         self.arguments.setdefault(key, Argument(tensor, written, packed))
         return f"p{list(self.arguments).index(key)}"

@@ -1,7 +1,5 @@
-"""Scalar bodies as OpenCL vector expressions of several element types: what follows a product of bytes.
-
-float32 and int32 are computed with; bytes, 16-bit integers and float16 are loaded, converted and stored. 32-bit sums wrap.
-"""
+"""Scalar bodies as OpenCL vector expressions of several element types: the epilogue of a product of bytes. Arithmetic uses
+float32 and int32; bytes, 16-bit integers and float16 are loaded, converted and stored. 32-bit sums wrap."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from rammer_rocm.kernels.vector import Vector, round_vector, vector_type
 
 #: Element types that vectors load, convert and store.
 TYPES: Final = ("float32", "float16", "int32", "uint8", "int8", "int16", "uint16")
-#: Those that they compute with.
+#: Element types of vector arithmetic.
 _NUMBERS: Final = ("float32", "int32")
 _WRAPPING: Final = {"add": "+", "sub": "-", "mul": "*"}
 _COMPARE: Final = {"eq": "==", "lt": "<", "le": "<="}
@@ -29,16 +27,16 @@ _LOGIC: Final = {"and_": "&", "or_": "|"}
 
 @dataclass
 class TypedVector(Vector):
-    """The same with a type for every value; ``types`` are those of the tensors that are loaded."""
+    """A vector writer with a type for every value; ``types`` are those of the loaded tensors."""
 
     types: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, e: Expr) -> str:
-        """Name of a number. Raises Unsuited for what vectors cannot express."""
+        """Return the name of a number. Raises Unsuited for expressions that vectors cannot represent."""
         return self.typed(e, self._value_type(e))
 
     def typed(self, e: Expr, kind: str) -> str:
-        """The same of a literal that takes the type of what it stands beside."""
+        """Return the name of a number; a literal has the type ``kind`` of its sibling operand."""
         key = Cast(kind, e) if isinstance(e, Const) else e
         if key not in self.known:
             if kind not in TYPES:
@@ -58,7 +56,7 @@ class TypedVector(Vector):
         return f"({vector_type(self.width, CPU_DIALECT.types[kind])})({spell_literal(CPU_DIALECT, value, kind)})"
 
     def text_of(self, e: Expr) -> str:
-        """The text of one operation on named values."""
+        """Return the text of one operation on named values."""
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast):
@@ -96,7 +94,7 @@ class TypedVector(Vector):
         )
 
     def mask(self, e: Expr) -> str:
-        """Text of a condition: an integer vector of -1 and 0."""
+        """Return the text of a condition: an integer vector of -1 and 0."""
         if isinstance(e, Op) and e.fn in _COMPARE and not isinstance(e.args[0], Ref):
             kinds = {self._value_type(a) for a in e.args if not isinstance(a, Const)}
             if len(kinds) != 1 or not kinds <= {*_NUMBERS}:

@@ -1,4 +1,4 @@
-"""Scalar bodies as OpenCL vector expressions, in float32; what is in memory may be float16."""
+"""Scalar bodies as OpenCL vector expressions, in float32; values in memory may be float16."""
 
 from __future__ import annotations
 
@@ -27,41 +27,40 @@ _CALLS = {
 
 
 def vector_type(width: int, element: str = "float") -> str:
-    """``float`` or ``float16`` and the like."""
+    """Return the name of an OpenCL vector type, such as ``float`` or ``float16``."""
     return element if width == 1 else f"{element}{width}"
 
 
 def read_vector(dtype: str, width: int, address: str, number: int = 0) -> str:
-    """``width`` elements of ``dtype`` from ``address`` on, or the ``number``-th so many, as float32."""
+    """Return the load of ``width`` elements of ``dtype`` as float32 from ``address``, or of the ``number``-th vector there."""
     if dtype == "float16":
         return f"vload_half{width if width > 1 else ''}({number}, {address})"
     return f"vload{width}({number}, {address})" if width > 1 else f"*({address})"
 
 
 def write_vector(dtype: str, width: int, address: str, value: str) -> str:
-    """The statement that stores float32 ``value`` there as ``dtype``."""
+    """Return the statement that stores float32 ``value`` at ``address`` as ``dtype``."""
     if dtype == "float16":
         return f"vstore_half{width if width > 1 else ''}({value}, 0, {address});"
     return f"vstore{width}({value}, 0, {address});" if width > 1 else f"*({address}) = {value};"
 
 
 def round_vector(dtype: str, width: int, value: str) -> str:
-    """Return float32 ``value`` as memory of ``dtype`` would have it."""
+    """Return float32 ``value`` rounded to ``dtype`` as in memory."""
     return f"rm_hround{width if width > 1 else ''}({value})" if dtype == "float16" else value
 
 
 def read_element(dtype: str, pointer: str, place: str) -> str:
-    """One element as float32."""
+    """Return the load of one element as float32."""
     return format_load(CPU_DIALECT, pointer, place, dtype)
 
 
 @dataclass
 class Vector:
-    """Writes statements of ``width`` lanes into ``lines``; ``load`` gives the text of a load.
+    """A writer of vector statements with ``width`` lanes into ``lines``; ``load`` returns the text of a load.
 
-    Every operation gets a name of its own, so that a value used twice is written once. ``before`` gives the text of a mask of
-    the lanes at which an axis is less than an integer.
-    """
+    Every operation is named, so that a repeated value is written once. ``before`` returns the text of a mask of the lanes at
+    which an axis is less than an integer."""
 
     width: int
     load: Callable[[Load], str]
@@ -71,19 +70,19 @@ class Vector:
     before: Callable[[Ref, Expr], str] = lambda axis, end: f"{axis} < {end}"
 
     def value(self, e: Expr) -> str:
-        """Name of a floating-point value. Raises Unsuited for what vectors cannot express."""
+        """Return the name of a floating-point value. Raises Unsuited for expressions that vectors cannot represent."""
         if e not in self.known:
             self.known[e] = self.named(self.text_of(e), vector_type(self.width))
         return self.known[e]
 
     def named(self, text: str, kind: str) -> str:
-        """A variable that holds ``text``; its name."""
+        """Define a variable that holds ``text``, and return its name."""
         name = f"{self.prefix}{len(self.lines)}"
         self.lines.append(f"const {kind} {name} = {text};")
         return name
 
     def text_of(self, e: Expr) -> str:
-        """The text of one operation on named values."""
+        """Return the text of one operation on named values."""
         if isinstance(e, Const):
             if isinstance(e.value, bool):
                 raise Unsuited("a truth value as a number")
@@ -108,7 +107,7 @@ class Vector:
         raise Unsuited(f"{e.fn} in a vector expression")
 
     def _extremum_call(self, e: Op) -> str:
-        """NumPy's maximum and minimum: NaN wins. Beside a literal one comparison is enough."""
+        """Return NumPy's maximum or minimum, which propagates NaN. With a literal operand one comparison suffices."""
         sign = ">" if e.fn == "max" else "<"
         first, second = (self.value(a) for a in e.args)
         if isinstance(e.args[1], Const):
@@ -119,11 +118,11 @@ class Vector:
         return self.select(test, first, second)
 
     def select(self, mask: str, yes: str, no: str) -> str:
-        """``mask ? yes : no`` by lane."""
+        """Return the text of ``mask ? yes : no`` by lane."""
         return f"({mask} ? {yes} : {no})" if self.width == 1 else f"select({no}, {yes}, {mask})"
 
     def mask(self, e: Expr) -> str:
-        """Text of a condition: an integer vector of -1 and 0."""
+        """Return the text of a condition: an integer vector of -1 and 0."""
         if isinstance(e, Op) and e.fn == "lt" and isinstance(e.args[0], Ref):
             return self.before(e.args[0], e.args[1])
         if isinstance(e, Op) and e.fn in _COMPARE:
@@ -139,7 +138,7 @@ class Vector:
 
 
 def integer_text(e: Expr, load: Callable[[Load], str]) -> str:
-    """An integer that is the same in all lanes, of type long. Raises Unsuited for what is no sum of lengths."""
+    """Return an integer of type long that is equal in all lanes. Raises Unsuited unless it is a sum of lengths."""
     if isinstance(e, Const) and isinstance(e.value, int):
         return f"{e.value}l"
     if isinstance(e, Load) and not e.indices:
@@ -150,7 +149,7 @@ def integer_text(e: Expr, load: Callable[[Load], str]) -> str:
 
 
 def check_maps(operator: ROperator) -> None:
-    """Raises Unsuited where the maps around the contraction say what vectors cannot."""
+    """Raise Unsuited if vectors cannot represent the maps around the contraction."""
     for c in operator.computes:
         if not c.reduce:
             Vector(1, lambda load: load.tensor).value(c.body)

@@ -1,8 +1,8 @@
-"""Sliding windows without a copy for each tap: one padded copy of the tile's input serves them all.
+"""Sliding windows without a copy for each tap: one padded copy of the tile's input serves all taps.
 
-With stride 1, tap ``(kh, kw)`` of column ``(h, w)`` reads the copy at ``(h + kh) * pitch + (w + kw)``: neighbouring
-columns are neighbouring elements, so the multiplication can read the copy in place. Rows of the copy are
-longer than rows of the output, and the few columns that fall between two rows are computed and dropped.
+With stride 1, tap ``(kh, kw)`` of column ``(h, w)`` reads the copy at ``(h + kh) * pitch + (w + kw)``. Neighbouring columns are
+neighbouring elements, so the multiplication reads the copy in place. Rows of the copy are longer than rows of the output. The few
+columns between two rows are computed and dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rammer_rocm.kernels.gather import Region
 
 @dataclass(frozen=True)
 class PanelWindow:
-    """``taps`` are the reduction axes that move a column axis (elements a step), ``spans`` how far all taps of a
-    column axis reach; ``channels`` are the other reduction axes."""
+    """The sliding window of a panel product. ``taps`` are the reduction axes that move a column axis (elements per step).
+    ``spans`` is the reach of all taps of a column axis. ``channels`` are the other reduction axes."""
 
     p: PanelProduct
     taps: Mapping[str, tuple[str, int]]
@@ -33,34 +33,34 @@ class PanelWindow:
 
     @property
     def pitch(self) -> int:
-        """Elements from one row of the copy to the next."""
+        """Number of elements from one row of the copy to the next."""
         inner = self.p.columns[-1]
         return self.p.tile[inner] + self.spans[inner]
 
     @property
     def rows(self) -> int:
-        """Rows of the copy of a full tile."""
+        """Number of rows in the copy of a full tile."""
         outer = self.p.columns[:-1]
         return self.p.tile[outer[0]] + self.spans[outer[0]] if outer else 1
 
     @property
     def width(self) -> int:
-        """Columns computed for a full tile, those between rows included."""
+        """Number of columns computed for a full tile, including those between rows."""
         outer = self.p.columns[:-1]
         return (self.p.tile[outer[0]] - 1 if outer else 0) * self.pitch + self.p.tile[self.p.columns[-1]]
 
     @property
     def count(self) -> int:
-        """Copies: the product of the channels' extents."""
+        """Number of copies: the product of the channels' extents."""
         return math.prod(self.p.extent[c] for c in self.channels)
 
     def block(self, lanes: int) -> int:
-        """Elements between two channels: the copy, one vector of zeros, and no multiple of 4 KiB (cache sets)."""
+        """Return the elements between two channels: the copy and one vector of zeros, but no multiple of 4 KiB (cache sets)."""
         size = -(-self.rows * self.pitch // lanes) * lanes + lanes
         return size + lanes * (size % 1024 == 0)
 
     def region(self, lanes: int, walks: Mapping[str, AxisWalk] | None = None) -> Region:
-        """What to gather; of taps everything, whatever ``walks`` there are along them."""
+        """Return the region to gather; all positions of the taps are gathered regardless of ``walks``."""
         reduced = [r for r in self.p.main.reduce if r.name in self.channels]
         steps = dense_axes(reduced)
         columns = tuple((c, f"(e_{c} + {self.spans[c]})", self.p.tile[c] + self.spans[c]) for c in self.p.columns)
@@ -72,7 +72,7 @@ class PanelWindow:
         return Region(first, reduce, columns, str(self.pitch), own)
 
     def steps(self, lanes: int) -> dict[str, int]:
-        """Elements per step of each reduction axis."""
+        """Return the elements per step of each reduction axis."""
         result = {name: step for name, _, step in self.region(lanes).reduce}
         inner = self.p.columns[-1]
         for tap, (column, step) in self.taps.items():
@@ -81,7 +81,7 @@ class PanelWindow:
 
 
 def window_of(p: PanelProduct) -> PanelWindow:
-    """The window that slides over the columns of ``p``; Unsuited where it has strides or more than two axes."""
+    """Return the window that slides over the columns of ``p``. Raises Unsuited if it has strides or more than two axes."""
     if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
         raise Unsuited("columns are no whole rows")
     taps, spans = dict[str, tuple[str, int]](), dict.fromkeys(p.columns, 0)

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
-from rammer_testing.graphs.campaign import CampaignPlan
 from rammer_testing.graphs.call_forms import FORMS
+from rammer_testing.graphs.campaign import CampaignPlan
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.judge import Judge, Setting, registry_of
 from rammer_testing.graphs.record import Record

@@ -1,4 +1,4 @@
-"""Operators that are functions over ONNX's: importing this defines them all."""
+"""The operators that are functions over ONNX's; importing this package defines all of them."""
 
 from rammer.frontend.lower.contrib import (
     attention,

@@ -1,4 +1,4 @@
-"""Attention of ONNX Runtime: what its optimiser finds in encoders and decoders, as products around a softmax."""
+"""ONNX Runtime's attention operators, which its optimiser creates in encoders and decoders, as products around a softmax."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
-#: What a key that is out of sight for good is given.
+#: Mask value of keys that are never visible.
 _LEAST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "bfloat16": -3.3895313892515355e38}
 
 
 @dataclass(frozen=True)
 class HeadShapes:
-    """Extents of one use: batch, heads, queries, earlier keys and all keys."""
+    """The extents of one use: batch, heads, queries, earlier keys and all keys."""
 
     batch: int
     count: int
@@ -24,30 +24,30 @@ class HeadShapes:
 
 
 def attend_heads(b: FunctionBody, q: str, k: str, v: str, mask: str, scale: str) -> str:
-    """``Softmax(q @ k' * scale + mask) @ v``; operands are ``[batch, heads, length, width]``, and so is the result."""
+    """Return ``Softmax(q @ k' * scale + mask) @ v``; operands and result are ``[batch, heads, length, width]``."""
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), scale)
     return b.MatMul(b.Softmax(b.Add(scores, mask) if mask else scores, axis=-1), v)
 
 
 def split_heads(b: FunctionBody, x: str, batch: int, length: int, heads: int, width: int) -> str:
-    """``x [batch, length, heads * width]`` as ``[batch, heads, length, width]``."""
+    """Return ``x [batch, length, heads * width]`` as ``[batch, heads, length, width]``."""
     return b.Transpose(b.reshape(x, batch, length, heads, width), perm=[0, 2, 1, 3])
 
 
 def joined_heads(b: FunctionBody, x: str, batch: int, length: int, hidden: int) -> str:
-    """The inverse."""
+    """Return ``x [batch, heads, length, width]`` as ``[batch, length, heads * width]``."""
     return b.reshape(b.Transpose(x, perm=[0, 2, 1, 3]), batch, length, hidden)
 
 
 def causal_mask(b: FunctionBody, at: HeadShapes, like: int = 0) -> str:
-    """``[1, 1, length, total]``: 0 for keys up to the query's own place, else the least number."""
+    """Return a mask ``[1, 1, length, total]``: 0 for keys up to the query's position, else the least number."""
     seen = np.arange(at.total)[None, :] <= at.past + np.arange(at.length)[:, None]
     values = np.where(seen, 0.0, _LEAST[b.dtype(like)])[None, None]
     return b.cast(b.constant(values.astype(np.float32)), b.dtype(like))
 
 
 def add_masks(b: FunctionBody, *masks: str) -> str:
-    """The sum of those that are given, "" for none."""
+    """Return the sum of the non-empty masks, or "" if all are empty."""
     given = [m for m in masks if m]
     total = given[0] if given else ""
     for mask in given[1:]:
@@ -56,13 +56,15 @@ def add_masks(b: FunctionBody, *masks: str) -> str:
 
 
 def mask_bias(b: FunctionBody, seen: str, like: int = 0) -> str:
-    """0 where ``seen`` (of bool) is true, else the filter value."""
+    """Return 0 where ``seen`` (bool) is true, else the filter value."""
     return b.Where(seen, b.number(0.0, like), b.number(b.use.attr("mask_filter_value", -10000.0), like))
 
 
 def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
-    """The mask that input ``index`` says, as ``[batch or 1, 1, length or 1, total]``; "" where there is none. It has a number
-    for each key (rank 2), for each query and key (3 and 4), or where keys end in each row, and perhaps where they begin (1)."""
+    """Return the mask of input ``index`` as ``[batch or 1, 1, length or 1, total]``, or "" if it is absent.
+
+    The input has one number per key (rank 2), or per query and key (ranks 3 and 4). With rank 1 it has the end of the keys in
+    each row and optionally the start."""
     if not b.has(index):
         return ""
     shape, mask = b.shape(index), b.input(index)
@@ -80,7 +82,7 @@ def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
 
 
 def _range_mask(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
-    """Whether a key is before the end of its row, and not before its beginning."""
+    """Return True where a key is before the end of its row and not before the start."""
     if count not in (at.batch, 2 * at.batch):
         raise Declined(f"a mask of {count} numbers for {at.batch} rows")
     place = b.constant(np.arange(at.total, dtype=np.int32))
@@ -93,7 +95,7 @@ def _range_mask(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
 
 
 def default_scale(b: FunctionBody, width: int) -> float:
-    """The attribute, or one by the root of the width."""
+    """Return the attribute ``scale``, or 1 over the root of the width if it is absent."""
     return float(b.use.attr("scale", 0.0)) or 1.0 / float(np.sqrt(max(width, 1)))
 
 
@@ -105,7 +107,7 @@ def default_scale(b: FunctionBody, width: int) -> float:
     scale=0.0, past_present_share_buffer=0,
 )  # fmt: skip
 def expand_attention(b: FunctionBody) -> list[str]:
-    """Projections and attention in one."""
+    """Expand Attention: projections and attention in one operator."""
     _check_plain(b, 6)
     (batch, length, _), heads = b.shape(0, 3), b.attr("num_heads")
     sizes = list(b.attr("qkv_hidden_sizes")) or [b.shape(1, 2)[1] // 3] * 3
@@ -124,7 +126,7 @@ def self_attended(
     places: tuple[int, int, int],
     like: int = 0,
 ) -> list[str]:
-    """Attention of projections, with mask, past and bias at these inputs; the result and the keys and values so far. Input
+    """Return attention over projections, with mask, past and bias at these inputs, and the present keys and values. Input
     ``like`` has their element type."""
     (batch, length, heads), (mask, past, bias) = extents, places
     if heads < 1 or len(sizes) != 3 or sizes[0] != sizes[1] or any(n % heads for n in sizes):
@@ -161,7 +163,7 @@ def _check_plain(b: FunctionBody, shared: int) -> None:
     num_heads=int, mask_filter_value=-10000.0, scale=0.0, unidirectional=0,
 )  # fmt: skip
 def multi_head_attention(b: FunctionBody) -> list[str]:
-    """Attention of projections that are there, packed or not; new keys are put behind those from before, or into their buffer."""
+    """Expand MultiHeadAttention over projections, packed or not. New keys are appended to the past or written into its buffer."""
     if b.has(9):
         raise Declined("beams that share keys and values are not supported")
     if b.attr("num_heads") < 1:
@@ -188,7 +190,8 @@ def multi_head_attention(b: FunctionBody) -> list[str]:
 
 
 def _in_buffers(b: FunctionBody, new: tuple[str, str], extents: tuple[int, int, int]) -> tuple[str, str, int, list[str]]:
-    """Return buffers with ``new`` keys and values behind those of which input 8 has the number, their length, and masks."""
+    """Return the buffers with the ``new`` keys and values after the past ones, their length, and masks. Input 8 holds the number
+    of past keys."""
     (batch, length, keys), room = extents, b.shape(6, 4)[2]
     heads, places = b.attr("num_heads"), b.constant(np.arange(room).reshape(1, 1, room, 1))
     past = b.reshape(b.cast(b.input(8), "int64"), 1, 1, 1, 1)
@@ -212,7 +215,7 @@ def _in_buffers(b: FunctionBody, new: tuple[str, str], extents: tuple[int, int, 
 
 
 def pad_mask(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: int) -> str:
-    """Add zeros for keys that are hidden anyway."""
+    """Return the mask extended with zeros for keys that are hidden anyway."""
     if have == want:
         return mask
     if have > want:
@@ -221,7 +224,7 @@ def pad_mask(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want:
 
 
 def _split_operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
-    """Queries, keys and values by heads, with bias; and batch, queries and the width of a head."""
+    """Return queries, keys and values by heads, with bias, and (batch, queries, width of a head)."""
     heads, shape = b.attr("num_heads"), b.shape(0)
     if len(shape) == 5:
         batch, length, _, count, width = shape
@@ -243,7 +246,7 @@ def _split_operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int
             raise Declined("packed keys and values with a bias are not supported")
         return q, _unpack_heads(b, b.input(1), 0, 2), _unpack_heads(b, b.input(1), 1, 2), (batch, length, width)
     if rank == 4:
-        return q, b.input(1), b.input(2), (batch, length, width)  # which have their bias
+        return q, b.input(1), b.input(2), (batch, length, width)  # already with bias
     keys, wide = b.shape(1, 3)[1], b.shape(2, 3)[2]
     k = split_heads(b, _add_bias(b, b.input(1), bias[1]), batch, keys, heads, width)
     v = split_heads(b, _add_bias(b, b.input(2), bias[2]), batch, keys, heads, wide // heads)
@@ -251,7 +254,7 @@ def _split_operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int
 
 
 def _key_extents(b: FunctionBody, length: int, width: int) -> tuple[int, int]:
-    """Keys besides those of the past, and the width of a head's values."""
+    """Return the number of keys without the past, and the width of a head's values."""
     if len(b.shape(0)) == 5:
         return length, width
     shape = b.shape(1)
@@ -274,6 +277,6 @@ def _add_bias(b: FunctionBody, x: str, bias: str) -> str:
 
 
 def _unpack_heads(b: FunctionBody, x: str, which: int, count: int) -> str:
-    """One of ``count`` packed tensors of ``[batch, length, heads, count, width]``, by heads."""
+    """Return tensor ``which`` of ``count`` packed ones, ``[batch, length, heads, count, width]``, by heads."""
     part = b.split(x, 3, [1] * count)[which]
     return b.Transpose(b.Squeeze(part, b.constant([3])), perm=[0, 2, 1, 3])

@@ -1,4 +1,4 @@
-"""Weights in blocks of a few bits, each with a scale: ONNX's DequantizeLinear of constants that stay as they are."""
+"""Block-quantised weights of a few bits with a scale per block, as ONNX's DequantizeLinear of unchanged constants."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contr
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: What unsigned integers of so many bits are in a body: at its opset, DequantizeLinear knows none of 2.
+#: Types of unsigned integers by bits; DequantizeLinear of the body's opset has no 2-bit type.
 _KINDS = {2: ml_dtypes.uint4, 4: ml_dtypes.uint4, 8: np.uint8}
 
 
 def unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """Integers of ``bits`` along the last axis, the lowest first in each byte; ``count`` of them."""
+    """Return ``count`` integers of ``bits`` along the last axis, the lowest bits of each byte first."""
     each = 8 // bits
     parts = packed[..., None] >> (np.arange(each, dtype=np.uint8) * np.uint8(bits)) & np.uint8((1 << bits) - 1)
     wide = parts.reshape(*packed.shape[:-1], packed.shape[-1] * each)[..., :count]
@@ -28,8 +28,8 @@ def unpack_bits(packed: Array, bits: int, count: int) -> Array:
     K=int, N=int, bits=4, block_size=int, accuracy_level=0, weight_prepacked=0,
 )  # fmt: skip
 def mat_mul_n_bits(b: FunctionBody) -> str:
-    """``A @ dequantised(B)' + bias``: ``B [N, blocks, bytes]``, a scale and perhaps a zero point for each block, or for the
-    blocks that ``g_idx`` says of each column."""
+    """Return ``A @ dequantised(B)' + bias``. ``B [N, blocks, bytes]`` has a scale and an optional zero point per block. ``g_idx``
+    may assign columns to blocks."""
     bits, block, rows, depth = b.attr("bits"), b.attr("block_size"), b.attr("N"), b.attr("K")
     if bits not in _KINDS:
         raise Declined(f"{bits} bits are not supported; 2, 4 and 8 are")
@@ -53,7 +53,7 @@ def mat_mul_n_bits(b: FunctionBody) -> str:
 
 
 def _weight_integers(b: FunctionBody, shape: tuple[int, int, int], bits: int, depth: int) -> str:
-    """Return the integers of input 1, ``[rows, depth]``: as packed constants where they are known."""
+    """Return the integers of input 1, ``[rows, depth]``, as packed constants if the input is constant."""
     rows, blocks, block = shape
     packed = b.known(1)
     if packed is not None:
@@ -64,7 +64,7 @@ def _weight_integers(b: FunctionBody, shape: tuple[int, int, int], bits: int, de
 
 
 def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> str:
-    """Return one for each block, integers or floats; half of the range where they are left out."""
+    """Return a zero point per block, integers or floats; half of the range if the input is absent."""
     rows, blocks = shape
     plain = b.known(1) is not None
     if not b.has(3):
@@ -85,8 +85,8 @@ def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> str:
     gather_axis=0, quantize_axis=1, block_size=128, bits=4,
 )  # fmt: skip
 def gather_block_quantized(b: FunctionBody) -> str:
-    """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised. A place outside
-    of the table has zeros."""
+    """Return rows of a block-quantised table: bytes, scales and zero points are gathered, then dequantised. An index out of range
+    gives zeros."""
     shape, bits, kind = b.shape(0), b.attr("bits"), b.dtype(0)
     rank = len(shape)
     if not rank or len(b.shape(2)) != rank:
@@ -110,7 +110,7 @@ def _gathered_integers(b: FunctionBody, places: str, axes: tuple[int, int, int],
         raise Declined(f"axis {along} is gathered and quantised")
     if kind == "uint8" and (along != len(shape) - 1 or bits not in _KINDS):
         raise Declined("packed bytes are supported of 2, 4 or 8 bits, where the last axis is quantised")
-    wide = {"int4": "int8", "uint4": "uint8"}.get(kind, kind)  # ONNX's Gather takes no 4 bits
+    wide = {"int4": "int8", "uint4": "uint8"}.get(kind, kind)  # ONNX's Gather has no 4-bit types
     data = b.Gather(b.cast(b.input(0), wide) if wide != kind else b.input(0), places, axis=gather)
     scales, zero = b.Gather(b.input(2), places, axis=gather), _gathered_points(b, places, gather, bits, kind)
     if kind == "uint8":
@@ -119,7 +119,7 @@ def _gathered_integers(b: FunctionBody, places: str, axes: tuple[int, int, int],
 
 
 def _gathered_points(b: FunctionBody, places: str, gather: int, bits: int, kind: str) -> str:
-    """Return the zero points of what is gathered, in 8 bits."""
+    """Return the zero points of the gathered rows, in 8 bits."""
     blocks = b.shape(2)[-1]
     wide = "int8" if kind == "int4" else "uint8"
     if not b.has(3):
@@ -131,7 +131,7 @@ def _gathered_points(b: FunctionBody, places: str, gather: int, bits: int, kind:
 
 
 def _gathered_floats(b: FunctionBody, places: str, gather: int, along: int) -> str:
-    """Return rows of short floats times their scales, of which one may serve a whole axis."""
+    """Return gathered rows of short floats times their scales; one scale may serve a whole axis."""
     shape, scales, block = b.shape(0), b.shape(2), b.attr("block_size") or max(b.shape(0)[along], 1)
     fits = all(n in (shape[i], 1) for i, n in enumerate(scales) if i != along)
     if b.has(3) or block < 0 or scales[along] != -(-shape[along] // block) or not fits:
@@ -139,12 +139,12 @@ def _gathered_floats(b: FunctionBody, places: str, gather: int, along: int) -> s
     wide = b.Gather(b.input(2), b.constant(np.arange(shape[along]) // block), axis=along)
     if scales[gather] == 1 and gather != along:
         wide = b.Expand(wide, b.constant([n if i == gather else 1 for i, n in enumerate(shape)]))
-    data = b.Gather(b.cast(b.input(0), "float16"), places, axis=gather)  # which holds every number of these types
+    data = b.Gather(b.cast(b.input(0), "float16"), places, axis=gather)  # float16 holds every number of these types
     return b.Mul(b.cast(data, b.dtype(2)), b.Gather(wide, places, axis=gather))
 
 
 def emit_unpack(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:
-    """Open bytes into integers of ``bits`` along the last axis, on the device: ``unpack_bits`` of what is not known."""
+    """Unpack bytes into integers of ``bits`` along the last axis on the device, as ``unpack_bits`` does for constants."""
     if bits == 8:
         return packed
     shifts = sorted(range(0, 8, bits), reverse=high_first)
@@ -160,7 +160,7 @@ def emit_unpack(b: FunctionBody, packed: str, bits: int, count: int, high_first:
     "MatMulBnb4", "A: T, B: U, absmax: T -> Y: T", K=int, N=int, block_size=int, quant_type=int, transB=1, training_mode=0
 )  # fmt: skip
 def mat_mul_bnb4(b: FunctionBody) -> str:
-    """``A @ dequantised(B)'``: places in a table of 16 numbers, high halves of bytes first, in blocks that run on over rows."""
+    """Return ``A @ dequantised(B)'``: 4-bit indices into a table of 16 numbers, high halves first, in blocks that span rows."""
     rows, depth, block, kind = b.attr("N"), b.attr("K"), b.attr("block_size"), b.attr("quant_type")
     count = rows * depth
     if kind not in (0, 1) or block < 1 or rows < 1 or depth < 1:
@@ -176,7 +176,7 @@ def mat_mul_bnb4(b: FunctionBody) -> str:
     return b.MatMul(b.input(0), b.Transpose(weights, perm=[1, 0]) if b.attr("transB") else weights)
 
 
-#: The numbers of 4 bits: floats of 4 bits, and the quantiles of a normal distribution.
+#: The numbers of the 4-bit codes: 4-bit floats, and the quantiles of a normal distribution.
 _TABLES = (
     np.concatenate([sign * np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12 for sign in (1, -1)]).astype(np.float32),
     np.array(

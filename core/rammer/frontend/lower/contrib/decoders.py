@@ -1,4 +1,4 @@
-"""Attention of decoders whose keys and values stay in buffers of a fixed length: one token at a time, or in sparse blocks."""
+"""Decoder attention whose keys and values stay in buffers of fixed length: one token per call, or sparse blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer.frontend.lower.contrib.attention import (
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 from rammer.frontend.lower.contrib.rotary import gather_angles, rotate_columns
 
-#: What a key that is not seen is given.
+#: Mask value of hidden keys.
 _LEAST = {"float16": -65504.0}
 
 
@@ -33,7 +33,7 @@ def _least_number(b: FunctionBody) -> str:
     num_heads=int, scale=float | None, mask_filter_value=float | None, past_present_share_buffer=int | None, output_qk=int | None,
 )  # fmt: skip
 def decoder_masked_attention(b: FunctionBody) -> list[str]:
-    """Attention of one query for each row: to keys that are there, or to a buffer that its own key is put into."""
+    """Expand DecoderMaskedMultiHeadAttention: one query per row, over the input keys or a buffer that includes the new key."""
     heads, (batch, length, hidden) = b.attr("num_heads"), b.shape(0, 3)
     if b.has(9) or length != 1 or heads < 1:
         raise Declined(f"{length} queries by {heads} heads{', with beams' if b.has(9) else ''}")
@@ -63,7 +63,7 @@ def decoder_masked_attention(b: FunctionBody) -> list[str]:
 
 
 def _update_buffers(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[str, str, int, list[str]]:
-    """Return keys and values with ``new`` ones at their place, the length of the buffers, and what hides keys."""
+    """Return keys and values with the ``new`` ones inserted, the length of the buffers, and the masks that hide keys."""
     if not b.use.attr("past_present_share_buffer", 0) or not b.has(7):
         raise Declined("keys from before need past_present_share_buffer and past_sequence_length")
     total = b.shape(5, 4)[2]
@@ -83,7 +83,7 @@ def _update_buffers(b: FunctionBody, new: list[str], batch: int, heads: int) -> 
 
 @dataclass(frozen=True)
 class SparseGroup:
-    """Extents of one use: ``groups`` heads share each of ``shared`` keys and values, of which ``total`` have room."""
+    """The extents of one use: ``groups`` heads share each of ``shared`` keys and values, in buffers of ``total`` positions."""
 
     batch: int
     shared: int
@@ -94,7 +94,7 @@ class SparseGroup:
 
     @staticmethod
     def of(b: FunctionBody) -> SparseGroup:
-        """Return the extents that operands and attributes say."""
+        """Return the extents from operands and attributes."""
         heads, shared, (batch, length, hidden) = b.attr("num_heads"), b.attr("kv_num_heads"), b.shape(0, 3)
         if shared < 1 or heads < 1 or heads % shared:
             raise Declined(f"{heads} heads share {shared} keys")
@@ -111,14 +111,14 @@ class SparseGroup:
         return [split_heads(b, x, self.batch, self.length, n, self.width) for x, n in zip(parts, counts, strict=True)]
 
     def before(self, b: FunctionBody) -> str:
-        """Return how many keys each row has from before, ``[batch, 1, 1, 1]``: none in a prompt."""
+        """Return the number of past keys of each row, ``[batch, 1, 1, 1]``: 0 in a prompt."""
         longest = b.reshape(b.cast(b.input(7), "int64"), 1, 1, 1, 1)
         ends = b.reshape(b.cast(b.input(8), "int64"), self.batch, 1, 1, 1)
         is_prompt, length = b.Equal(longest, b.constant(self.length)), b.constant(self.length)
         return b.Where(is_prompt, b.constant(0), b.Max(b.Sub(ends, length), b.constant(0)))
 
     def present(self, b: FunctionBody, new: str, index: int, before: str) -> str:
-        """Return the buffer of input ``index`` with ``new`` keys behind those from before."""
+        """Return the buffer of input ``index`` with the ``new`` keys after the past ones."""
         places = b.constant(np.arange(self.total).reshape(1, 1, self.total, 1))
         which = b.Clip(b.Sub(places, before), b.constant(0), b.constant(self.length - 1))
         wide = b.constant([self.batch, self.shared, self.total, self.width])
@@ -127,7 +127,7 @@ class SparseGroup:
         return b.Where(inside, moved, b.input(index))
 
     def seen(self, b: FunctionBody, before: str) -> str:
-        """Return which keys each query sees, ``[batch, heads, length, total]``: earlier ones, in the blocks of its layout."""
+        """Return a mask ``[batch, heads, length, total]`` that is true for earlier keys in the blocks of the query's layout."""
         block, (layouts, rows), (_, most) = b.attr("sparse_block_size"), b.shape(5, 2), b.shape(6, 2)
         heads, blocks = self.shared * self.groups, rows - 1
         if block < 1 or layouts < 1 or heads % layouts or blocks < 1:
@@ -157,7 +157,7 @@ class SparseGroup:
     rotary_interleaved=int | None,
 )  # fmt: skip
 def sparse_attention(b: FunctionBody) -> list[str]:
-    """Causal attention to the blocks of keys that a layout has for each block of queries."""
+    """Expand SparseAttention: causal attention to the key blocks that a layout lists for each query block."""
     at = SparseGroup.of(b)
     q, k, v = at.operands(b)
     before = at.before(b)

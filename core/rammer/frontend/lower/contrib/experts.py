@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token is computed by the few networks that its router prefers, and their results are added."""
+"""Mixtures of experts: the router selects a few networks per token, and their results are added."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from rammer.frontend.lower.contrib.blocks import emit_unpack, unpack_bits
 from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, contrib_function
 
-#: Input places of a projection: weights, bias, and for integers scales and zero points.
+#: Input indices of a projection: weights, bias and, for integers, scales and zero points.
 _FLOATS = ((2, 3), (4, 5), (6, 7))
 _INTEGERS = ((2, 4, 3, 11), (5, 7, 6, 12), (8, 10, 9, 13))
-#: Routing weights up to this one count for nothing in QMoE, as in ONNX Runtime.
+#: QMoE ignores routing weights up to this value, as ONNX Runtime does.
 _LEAST_SHARE = 1e-8
-#: From the experts' numbers ("" for all experts in order) to weights ``[experts, rows, columns]``.
+#: Function from expert numbers ("" for all experts in order) to weights ``[experts, rows, columns]``.
 Weights: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The chosen experts of each token: numbers ``which`` and shares, both ``[tokens, k]``. ``gathered`` computes each pair of a
-    token and an expert by weights gathered for it; otherwise all experts compute all tokens."""
+    """The chosen experts of each token: numbers ``which`` and weights ``share``, both ``[tokens, k]``. If ``gathered``, each pair
+    of token and expert is computed with weights gathered for it. Otherwise all experts compute all tokens."""
 
     tokens: int
     experts: int
@@ -34,24 +34,24 @@ class Routes:
 
     @property
     def gathered(self) -> bool:
-        """Return True if fewer weights are read that way than the experts have."""
+        """True if gathering reads fewer weights than the experts have."""
         return self.tokens * self.k < self.experts
 
 
 def select_experts(b: FunctionBody, scores: str, experts: int, k: int) -> tuple[str, str]:
-    """Return the ``k`` greatest of ``scores [tokens, experts]`` and their places; of equal scores the last places."""
+    """Return the ``k`` greatest of ``scores [tokens, experts]`` and their indices; among equal scores, the last indices."""
     backward = [b.constant([v]) for v in (-1, -(experts + 1), 1, -1)]
     best, place = b.op("TopK", b.Slice(scores, *backward), b.constant([k]), outputs=2, axis=1)
     return best, b.Sub(b.constant(experts - 1), place)
 
 
 def normalised_shares(b: FunctionBody, shares: str) -> str:
-    """Divide shares by their sum over a token's experts."""
+    """Return the shares divided by their sum over a token's experts."""
     return b.Div(shares, b.ReduceSum(shares, b.constant([1]), keepdims=1))
 
 
 def check_router(b: FunctionBody) -> tuple[int, int, int]:
-    """Return the numbers of tokens, experts and chosen experts. Declined where operands or attributes do not go together."""
+    """Return the numbers of tokens, experts and chosen experts. Raise Declined if operands or attributes do not match."""
     shape, (rows, experts), k = b.shape(0), b.shape(1, 2), b.attr("k")
     tokens = int(np.prod(shape[:-1]))
     if len(shape) not in (2, 3) or rows != tokens:
@@ -65,16 +65,16 @@ def check_router(b: FunctionBody) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Experts:
-    """The networks of one use: sizes, and the weights and bias of each of up to three projections."""
+    """The networks of one use: sizes, and weights and bias of up to three projections."""
 
     hidden: int
     inner: int
-    fused: bool  #: The first projection has the rows of the third, too.
+    fused: bool  #: The first projection includes the rows of the third.
     weights: tuple[Weights | None, Weights | None, Weights | None]
     biases: tuple[str, str, str]
 
     def mixed(self, b: FunctionBody, routes: Routes) -> str:
-        """Return the sum of the chosen experts' results, by their shares: ``[tokens, hidden]``, in float32."""
+        """Return the weighted sum of the chosen experts' results, ``[tokens, hidden]``, in float32."""
         tokens, experts, k = routes.tokens, routes.experts, routes.k
         x = b.cast(b.input(0), "float32")
         if routes.gathered:
@@ -111,13 +111,12 @@ class Experts:
 
 
 def _apply_shares(b: FunctionBody, y: str, shares: str) -> str:
-    """Return ``y * shares``, 0 where a share is 0: other experts' infinities are not part of the sum."""
+    """Return ``y * shares``, 0 where a share is 0: infinities of other experts do not enter the sum."""
     zero = b.constant(0, "float32")
     return b.Where(b.Equal(shares, zero), zero, b.Mul(y, shares))
 
 
 def _apply_activation(b: FunctionBody, x: str) -> str:
-    """Apply the activation that is named."""
     name = b.attr("activation_type")
     if name == "relu":
         return b.Relu(x)
@@ -131,7 +130,7 @@ def _apply_activation(b: FunctionBody, x: str) -> str:
 
 
 def _split_gates(b: FunctionBody, x: str, inner: int) -> tuple[str, str]:
-    """Split the columns of ``x`` into gates and values: neighbours or halves."""
+    """Split the columns of ``x`` into gates and values, interleaved or in halves."""
     if b.attr("swiglu_fusion") == 1:
         ends, axis, step = b.constant([2 * inner]), b.constant([2]), b.constant([2])
         gate, value = (b.Slice(x, b.constant([i]), ends, axis, step) for i in range(2))
@@ -152,7 +151,7 @@ def _apply_swiglu(b: FunctionBody, gate: str, value: str) -> str:
 
 
 def check_fusion(b: FunctionBody, has_third: bool) -> bool:
-    """Return True if the first projection has the rows of the third, too."""
+    """Return True if the first projection includes the rows of the third."""
     if b.attr("activation_type") != "swiglu":
         return False
     fusion = b.attr("swiglu_fusion")
@@ -173,7 +172,7 @@ def _restore_output(b: FunctionBody, y: str) -> str:
     swiglu_limit=float | None, swiglu_fusion=0,
 )  # fmt: skip
 def mixture_of_experts(b: FunctionBody) -> str:
-    """Shares are the softmax over all experts, of which the greatest are taken."""
+    """Expand MoE: routing weights are the greatest values of the softmax over all experts."""
     tokens, experts, k = check_router(b)
     hidden = b.shape(0)[-1]
     inner = int(np.prod(b.shape(4, 3)[1:])) // max(hidden, 1)
@@ -190,7 +189,7 @@ def mixture_of_experts(b: FunctionBody) -> str:
 
 
 def _stored_weights(b: FunctionBody, place: int, shape: tuple[int, int, int]) -> Weights:
-    """Return weights as they are. An older shape, with rows and columns exchanged, is the same memory."""
+    """Return weights unchanged. An older shape with rows and columns exchanged has the same memory layout."""
     given = b.shape(place, 3)
     if given[0] != shape[0] or sorted(given[1:]) != sorted(shape[1:]):
         raise Declined(f"input {place} has the shape {list(given)}, where it needs {list(shape)}")
@@ -210,7 +209,7 @@ def _stored_weights(b: FunctionBody, place: int, shape: tuple[int, int, int]) ->
     weights_prepacked=-1, accuracy_level=0,
 )  # fmt: skip
 def quantised_mixture_of_experts(b: FunctionBody) -> str:
-    """Weights are integers with a scale for each row or block; shares are the softmax over the chosen experts."""
+    """Expand QMoE: integer weights with a scale per row or block; routing weights are the softmax over the chosen experts."""
     tokens, experts, k = check_router(b)
     if b.attr("quant_type") != "int" or any(b.has(place) for place in range(15, 21)):
         raise Declined(f"weights of quant_type {b.attr('quant_type')!r} are not supported; 'int' is")
@@ -237,7 +236,7 @@ def quantised_mixture_of_experts(b: FunctionBody) -> str:
 
 
 def _given_shares(b: FunctionBody, which: str) -> str:
-    """Return the shares that ``router_weights`` has for the chosen experts."""
+    """Return the routing weights of ``router_weights`` for the chosen experts."""
     if b.shape(14) != b.shape(1):
         raise Declined(f"router_weights have the shape {list(b.shape(14))}, where the router has {list(b.shape(1))}")
     share = b.GatherElements(b.cast(b.input(14), "float32"), which, axis=1)
@@ -249,7 +248,8 @@ def _given_shares(b: FunctionBody, which: str) -> str:
 
 @dataclass(frozen=True)
 class StoredIntegers:
-    """Integers of ``bits`` in bytes, with scales and zero points at these input places; ``shape`` is experts, rows, columns."""
+    """Packed integers of ``bits`` in bytes, with scales and zero points at these input indices. ``shape`` is experts, rows,
+    columns."""
 
     place: int
     scale: int
@@ -258,7 +258,7 @@ class StoredIntegers:
     shape: tuple[int, int, int]
 
     def checked(self, b: FunctionBody) -> Weights:
-        """Return the weights as numbers. Declined where shapes do not go together."""
+        """Return the dequantised weights. Raise Declined if shapes do not match."""
         experts, rows, columns = self.shape
         if int(np.prod(b.shape(self.place, 3))) * 8 != experts * rows * columns * self.bits or columns * self.bits % 8:
             raise Declined(
@@ -280,14 +280,14 @@ class StoredIntegers:
         return shape[2] if whole and shape[2] == (-(-columns // block) if block > 0 else 1) else 0
 
     def scaled(self, b: FunctionBody, codes: str, scales: str, zero: str) -> str:
-        """Return the numbers that ``codes`` stand for."""
+        """Return the dequantised values of ``codes``."""
         blocks = self.blocks(b)
         scales = b.cast(scales, "float32")
         scales = b.Unsqueeze(scales, b.constant([2])) if len(b.shape(self.scale)) == 2 else scales
         return b.DequantizeLinear(codes, scales, zero, axis=2, block_size=b.attr("block_size") if blocks > 1 else self.shape[2])
 
     def numbers(self, b: FunctionBody, packed: Array, zero: Array) -> str:
-        """Return all weights, which are constants."""
+        """Return all weights, dequantised from constants."""
         experts, rows, columns = self.shape
         codes = b.constant(np.ascontiguousarray(unpack_bits(packed.reshape(experts, rows, -1), self.bits, columns)))
         blocks = self.blocks(b)
@@ -301,7 +301,7 @@ class StoredIntegers:
         return self.scaled(b, codes, b.input(self.scale), b.constant(np.ascontiguousarray(points.astype(kind))))
 
     def gathered(self, b: FunctionBody, chosen: str) -> str:
-        """Return the weights of the ``chosen`` experts, or of all where ``chosen`` is ""."""
+        """Return the weights of the ``chosen`` experts, or of all experts if ``chosen`` is ""."""
 
         def picked(place: int, *shape: int) -> str:
             given = b.reshape(b.input(place), *shape) if shape else b.input(place)

@@ -1,8 +1,7 @@
-"""Operators as functions over ONNX's: the body of one use, written for its types, shapes and attributes.
+"""Operators as functions over ONNX's operators: a body is written for the types, shapes and attributes of each use.
 
-Expanding comes before inference and lowering (``frontend.bind.binder``), so no device knows of such an operator, and what its
-body makes is folded, fused and scheduled as if the model had been exported so.
-"""
+Expansion precedes inference and lowering (``frontend.bind.binder``). Devices never see these operators, and their bodies are
+folded, fused and scheduled like the rest of the model."""
 
 from __future__ import annotations
 
@@ -20,22 +19,22 @@ from rammer.frontend.read.schemas import MICROSOFT, add_schema, get_schema
 from rammer.ir.operator_use import Use
 from rammer.ir.types import TensorType
 
-#: The opset of bodies, and the domain of operators that only bodies hold.
+#: The opset of bodies, and the domain of operators that occur only in bodies.
 OPSET, INTERNAL_DOMAIN = 23, "rammer"
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: A value of a body: the name of a tensor, or a number to make a constant of, in the type of the operand beside it.
+#: A value of a body: a tensor name, or a number that becomes a constant of the type of the adjacent operand.
 Operand: TypeAlias = "str | int | float"
 
 
 class Declined(Exception):
-    """This use has no body; the message says why."""
+    """This use has no body; the message gives the reason."""
 
 
 @dataclass
 class FunctionBody:
-    """The body of one use, written operator by operator; ``b.Add(x, y)`` appends one and gives the name of its result. Names of
-    results begin with ``prefix``, which tells those of a body inside from those around it."""
+    """The body of one use, written operator by operator: ``b.Add(x, y)`` appends an operator and returns its result's name. Names
+    of results begin with ``prefix``, which separates nested bodies from the bodies around them."""
 
     use: Use
     nodes: list[NodeProto] = field(default_factory=list)
@@ -45,34 +44,34 @@ class FunctionBody:
     opset: int = OPSET
 
     def input(self, index: int) -> str:
-        """Name of input ``index``, "" where it is left out."""
+        """Return the name of input ``index``, or "" if it is absent."""
         return f"in{index}" if self.use.has(index) else ""
 
     def has(self, index: int) -> bool:
-        """Whether optional input ``index`` is given."""
+        """Return True if optional input ``index`` is present."""
         return self.use.has(index)
 
     def wants(self, index: int) -> bool:
-        """Whether output ``index`` is asked for."""
+        """Return True if output ``index`` is used."""
         return index < len(self.use.wanted) and bool(self.use.wanted[index])
 
     def shape(self, index: int = 0, rank: int | None = None) -> tuple[int, ...]:
-        """Shape of an input. Declined where it has not ``rank`` axes."""
+        """Return the shape of an input. Raise Declined if it does not have ``rank`` axes."""
         shape = self.use.shape(index)
         if rank is not None and len(shape) != rank:
             raise Declined(f"input {index} has the shape {list(shape)}, where it needs {rank} axes")
         return shape
 
     def dtype(self, index: int = 0) -> str:
-        """Element type of an input."""
+        """Return the element type of an input."""
         return self.use.dtype(index)
 
     def attr(self, name: str) -> Any:
-        """An attribute; its default, or () for a list, where it is left out."""
+        """Return an attribute, or its default (() for a list) if it is absent."""
         return self.use.attr(name, ())
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """Append an operator; names of its results. Inputs at the end may be left out as ``""``."""
+        """Append an operator and return the names of its results. Trailing inputs may be omitted as ``""``."""
         name = f"{self.prefix}v{len(self.nodes)}"
         made = [f"{name}_{i}" if outputs > 1 else name for i in range(outputs)]
         last = max((i for i, name in enumerate(inputs) if name), default=-1)
@@ -80,13 +79,13 @@ class FunctionBody:
         return made
 
     def __getattr__(self, kind: str) -> Callable[..., str]:
-        """``b.Add(x, y, axis=1)``: an operator with one result."""
+        """Return a function that appends an operator with one result: ``b.Add(x, y, axis=1)``."""
         if not kind[0].isupper():
             raise AttributeError(kind)
         return lambda *inputs, **attributes: self.op(kind, *inputs, **attributes)[0]
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
-        """A constant: an array as it is, numbers in ``dtype``. Declined where one does not fit, which attributes may have."""
+        """Add a constant: an array unchanged, or numbers in ``dtype``. Raise Declined if a number does not fit."""
         try:
             array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
         except OverflowError:
@@ -96,27 +95,27 @@ class FunctionBody:
         return name
 
     def number(self, value: float, like: int = 0) -> str:
-        """A number in the element type of input ``like``."""
+        """Add a number as a constant in the element type of input ``like``."""
         return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(CODES[self.dtype(like)])))
 
     def cast(self, x: str, dtype: str) -> str:
-        """``x`` in another element type, by NumPy's name."""
+        """Return ``x`` converted to another element type (NumPy's name)."""
         return self.Cast(x, to=CODES[dtype])
 
     def reshape(self, x: str, *shape: int) -> str:
-        """``x`` in another shape; extents of 0 are none."""
+        """Return ``x`` in another shape; an extent of 0 means zero elements."""
         return self.Reshape(x, self.constant(list(shape)), allowzero=1)
 
     def slice(self, x: str, axis: int, start: int, stop: int) -> str:
-        """Elements ``start`` to ``stop`` along an axis."""
+        """Return the elements ``start`` to ``stop`` of ``x`` along an axis."""
         return self.Slice(x, self.constant([start]), self.constant([stop]), self.constant([axis]))
 
     def split(self, x: str, axis: int, parts: Sequence[int]) -> list[str]:
-        """Parts of ``x`` along an axis."""
+        """Split ``x`` into parts along an axis."""
         return self.op("Split", x, self.constant(list(parts)), outputs=len(parts), axis=axis)
 
     def known(self, index: int) -> Array | None:
-        """Elements of an input, None where they are run-time data."""
+        """Return the elements of an input, or None if it is run-time data."""
         return self.use.value(index)
 
 
@@ -125,19 +124,19 @@ Writer: TypeAlias = "Callable[[FunctionBody], str | Sequence[str]]"
 
 @dataclass(frozen=True)
 class OperatorFunction:
-    """What writes the bodies of an operator; where ``hosted``, a use that has none runs on the host."""
+    """The writer of an operator's bodies. If ``hosted``, a use without a body runs on the host."""
 
     write: Writer
     hosted: bool = False
-    #: Places of operands that decide shapes: bodies are written for their values.
+    #: Indices of operands that decide shapes; bodies are written for their values.
     deciding: tuple[int, ...] = ()
-    #: What ONNX Runtime does otherwise, where its results are others.
+    #: Difference from ONNX Runtime, if its results differ.
     departs: str = ""
 
 
 #: (domain, operator) -> function.
 FUNCTIONS: Final = dict[tuple[str, str], OperatorFunction]()
-#: Element type, by NumPy's name -> ONNX's number.
+#: Element type (NumPy's name) -> ONNX's number.
 CODES: Final[Mapping[str, int]] = {
     nd.element_type(code): code
     for code in TensorProto.DataType.values()
@@ -148,8 +147,8 @@ CODES: Final[Mapping[str, int]] = {
 def contrib_function(
     op: str, signature: str, *, hosted: bool = False, deciding: tuple[int, ...] = (), departs: str = "", **attributes: Any
 ) -> Callable[[Writer], Writer]:
-    """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
-    ``signature`` and ``attributes`` are those of ``schemas.add_schema``, the others those of ``OperatorFunction``."""
+    """Decorate a function that writes the bodies of an ONNX Runtime operator and returns the names of its results. ``signature``
+    and ``attributes`` are those of ``schemas.add_schema``; the others are fields of ``OperatorFunction``."""
 
     def register(write: Writer) -> Writer:
         add_schema(MICROSOFT, op, signature, attributes)
@@ -160,7 +159,7 @@ def contrib_function(
 
 
 def list_departures(model: ModelProto) -> list[str]:
-    """What ONNX Runtime does otherwise in this model's operators: a line each."""
+    """Return one line per operator of this model whose results differ from ONNX Runtime's."""
     found = {n.op_type: f.departs for n in model.graph.node if (f := FUNCTIONS.get((n.domain, n.op_type))) and f.departs}
     return [f"ONNX Runtime's {op} {departs}" for op, departs in found.items()]
 
@@ -168,8 +167,8 @@ def list_departures(model: ModelProto) -> list[str]:
 def expand_use(
     proto: NodeProto, version: int, types: Sequence[TensorType | None], values: Sequence[Array | None]
 ) -> Expansion | None:
-    """What to run instead of ``proto``, whose operands have these types, and values where they are known; None for an operator
-    that is no function here, and for a use that the host runs. BadInput for one that nothing runs."""
+    """Return the expansion of ``proto`` for these operand types and constant values. Return None for an operator that is not a
+    function here, and for a use that the host runs. Raise BadInput for a use that is unsupported everywhere."""
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     found = FUNCTIONS.get((domain, proto.op_type))
     if found is None:
@@ -188,7 +187,7 @@ def expand_use(
         if name and not (i < len(outputs) and outputs[i]):
             raise BadInput(f"{proto.op_type} does not compute its output {i} here", nd.node_title(proto), "leave it out")
     inputs = tuple(f"in{i}" for i in range(len(proto.input)))
-    # ``Identity`` lets a result be an operand or a constant.
+    # ``Identity`` allows a result to be an operand or a constant.
     same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]
     outs = tuple(f"out{i}" if name else "" for i, name in enumerate(outputs))
     opsets = {domain: version, "": body.opset, INTERNAL_DOMAIN: 1}
@@ -196,7 +195,7 @@ def expand_use(
 
 
 def attributes_with_defaults(proto: NodeProto, version: int) -> dict[str, Any]:
-    """The attributes of a node as Python values, those that have a default and are left out included."""
+    """Return the attributes of a node as Python values, with defaults for absent ones."""
     given = {a.name: nd.attribute_value(a) for a in proto.attribute}
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     declared = get_schema(proto.op_type, version, domain).attributes

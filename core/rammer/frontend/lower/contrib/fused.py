@@ -1,4 +1,4 @@
-"""Products, convolutions and activations that ONNX Runtime's optimiser makes one operator of."""
+"""Fused products, convolutions and activations that ONNX Runtime's optimiser creates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contr
 _WINDOW: dict[str, Any] = {
     "auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int], "pads": list[int], "dilations": list[int],
 }  # fmt: skip
-#: Activations of FusedConv and FusedGemm, with the attributes that their parameters are.
+#: Activations of FusedConv and FusedGemm, with the attributes that their parameters set.
 _ACTIVATIONS = {
     "": (), "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "Clip": ("min", "max"),
     "HardSigmoid": ("alpha", "beta"), "HardSwish": (), "Softplus": (), "Softsign": (), "Elu": ("alpha",),
@@ -21,7 +21,7 @@ _ACTIVATIONS = {
 
 
 def apply_activation(b: FunctionBody, x: str, name: str, parameters: Sequence[float]) -> str:
-    """``x`` behind an activation by its name in ONNX. Declined for one that is not known."""
+    """Apply an activation (ONNX's name) to ``x``. Raise Declined if it is unsupported."""
     if name not in _ACTIVATIONS:
         raise Declined(f"the activation {name!r} is not supported; {', '.join(n for n in _ACTIVATIONS if n)} are")
     if len(parameters) > len(_ACTIVATIONS[name]):
@@ -36,7 +36,7 @@ def apply_activation(b: FunctionBody, x: str, name: str, parameters: Sequence[fl
 
 
 def given_attributes(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
-    """The attributes of these names that are not left out."""
+    """Return those of the named attributes that are present."""
     return {n: b.attr(n) for n in names if b.attr(n) != ()}
 
 
@@ -44,7 +44,7 @@ def given_attributes(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
     "FusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
 )  # fmt: skip
 def fused_conv(b: FunctionBody) -> str:
-    """``activation(Conv(X, W, B) + Z)``."""
+    """Expand FusedConv: ``activation(Conv(X, W, B) + Z)``."""
     y = b.op("Conv", b.input(0), b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     if b.has(3):
         y = b.Add(y, b.input(3))
@@ -55,7 +55,7 @@ def fused_conv(b: FunctionBody) -> str:
     "NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
 )
 def nhwc_fused_conv(b: FunctionBody) -> str:
-    """The same with channels last; weights as ever."""
+    """Expand NhwcFusedConv: FusedConv with channels last; the weight layout is unchanged."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
     y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     y = channels_last(b, y, len(b.shape(0)))
@@ -66,30 +66,31 @@ def nhwc_fused_conv(b: FunctionBody) -> str:
 
 @contrib_function("NhwcConv", "X: T, W: T, B?: T -> Y: T", group=1, **_WINDOW)
 def nhwc_conv(b: FunctionBody) -> str:
-    """Conv with channels last."""
+    """Expand NhwcConv: Conv with channels last."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
     y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     return channels_last(b, y, len(b.shape(0)))
 
 
 def channels_first(b: FunctionBody, x: str, rank: int) -> str:
-    """``x [n, .., c]`` as ``[n, c, ..]``."""
+    """Transpose ``x [n, .., c]`` to ``[n, c, ..]``."""
     return b.Transpose(x, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
 def channels_last(b: FunctionBody, x: str, rank: int) -> str:
-    """``x [n, c, ..]`` as ``[n, .., c]``."""
+    """Transpose ``x [n, c, ..]`` to ``[n, .., c]``."""
     return b.Transpose(x, perm=[0, *range(2, rank), 1])
 
 
 @contrib_function("FusedMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
 def fused_mat_mul(b: FunctionBody) -> str:
-    """``alpha * op(A) @ op(B)``; ``transBatch`` moves the first axis behind the other batch axes, before ``trans``."""
+    """Expand FusedMatMul: ``alpha * op(A) @ op(B)``. ``transBatch`` moves the first axis after the other batch axes, before
+    ``trans`` applies."""
     return transposed_product(b)
 
 
 def transposed_product(b: FunctionBody) -> str:
-    """The body of both names."""
+    """Return the body of both FusedMatMul and TransposeMatMul."""
     sides = []
     for index, side in enumerate("AB"):
         order = list(range(len(b.shape(index))))
@@ -105,7 +106,7 @@ def transposed_product(b: FunctionBody) -> str:
 
 @contrib_function("TransposeMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, alpha=1.0)
 def transpose_mat_mul(b: FunctionBody) -> str:
-    """The older name."""
+    """Expand TransposeMatMul, the older name of FusedMatMul."""
     return transposed_product(b)
 
 
@@ -114,7 +115,7 @@ def transpose_mat_mul(b: FunctionBody) -> str:
     activation_alpha=0.0, activation_beta=0.0, activation_gamma=0.0,
 )  # fmt: skip
 def fused_gemm(b: FunctionBody) -> str:
-    """``activation(Gemm(A, B, C))``."""
+    """Expand FusedGemm: ``activation(Gemm(A, B, C))``."""
     names = ("transA", "transB", "alpha", "beta")
     y = b.op("Gemm", b.input(0), b.input(1), b.input(2), **{n: b.attr(n) for n in names})[0]
     name = b.attr("activation")
@@ -124,33 +125,33 @@ def fused_gemm(b: FunctionBody) -> str:
 
 @contrib_function("Gelu", "X: T -> Y: T")
 def expand_gelu(b: FunctionBody) -> str:
-    """ONNX's Gelu."""
+    """Expand Gelu to ONNX's Gelu."""
     return b.Gelu(b.input(0))
 
 
 @contrib_function("BiasGelu", "A: T, B: T -> C: T")
 def bias_gelu(b: FunctionBody) -> str:
-    """``Gelu(A + B)``."""
+    """Expand BiasGelu: ``Gelu(A + B)``."""
     return b.Gelu(b.Add(b.input(0), b.input(1)))
 
 
 @contrib_function("FastGelu", "X: T, bias?: T -> Y: T")
 def fast_gelu(b: FunctionBody) -> str:
-    """Gelu by a hyperbolic tangent."""
+    """Expand FastGelu: Gelu with a hyperbolic tangent."""
     x = b.Add(b.input(0), b.input(1)) if b.has(1) else b.input(0)
     return b.Gelu(x, approximate="tanh")
 
 
 @contrib_function("QuickGelu", "X: T -> Y: T", alpha=1.702)
 def quick_gelu(b: FunctionBody) -> str:
-    """``x * Sigmoid(alpha * x)``."""
+    """Expand QuickGelu: ``x * Sigmoid(alpha * x)``."""
     x = b.input(0)
     return b.Mul(x, b.Sigmoid(b.Mul(x, b.number(b.attr("alpha")))))
 
 
 @contrib_function("BiasSplitGelu", "X: T, bias: T -> Y: T")
 def bias_split_gelu(b: FunctionBody) -> str:
-    """The first half of ``X + bias`` along the last axis, times the Gelu of the other."""
+    """Expand BiasSplitGelu: the first half of ``X + bias`` along the last axis, times the Gelu of the second half."""
     width, axis = b.shape(0)[-1], len(b.shape(0)) - 1
     one, two = b.split(b.Add(b.input(0), b.input(1)), axis, [width // 2, width - width // 2])
     return b.Mul(one, b.Gelu(two))
@@ -158,13 +159,15 @@ def bias_split_gelu(b: FunctionBody) -> str:
 
 @contrib_function("BiasAdd", "X: T, bias: T, skip: T -> Y: T")
 def bias_add(b: FunctionBody) -> str:
-    """``X + bias + skip``."""
+    """Expand BiasAdd: ``X + bias + skip``."""
     return b.Add(b.Add(b.input(0), b.input(1)), b.input(2))
 
 
 @contrib_function("BiasSoftmax", "data: T, bias: T -> output: T", axis=1, is_inner_broadcast=int)
 def bias_softmax(b: FunctionBody) -> str:
-    """Softmax of ``data + bias`` over all axes from ``axis`` on; the bias has fewer batches, outer or inner ones."""
+    """Expand BiasSoftmax: softmax of ``data + bias`` over all axes from ``axis`` on.
+
+    The bias may lack outer or inner batch axes."""
     shape, given_shape = b.shape(0), b.shape(1)
     axis = b.attr("axis") % max(len(shape), 1)
     bias = b.input(1)
@@ -179,19 +182,19 @@ def bias_softmax(b: FunctionBody) -> str:
 
 @contrib_function("Trilu", "X: A, k?: L -> Y: A", deciding=(1,), upper=1)
 def expand_trilu(b: FunctionBody) -> str:
-    """ONNX's Trilu."""
+    """Expand Trilu to ONNX's Trilu."""
     return b.op("Trilu", *(b.input(i) for i in range(2) if b.has(i)), upper=b.attr("upper"))[0]
 
 
 @contrib_function("GatherND", "data: Z, indices: I -> output: Z")
 def gather_nd(b: FunctionBody) -> str:
-    """ONNX's GatherND."""
+    """Expand GatherND to ONNX's GatherND."""
     return b.GatherND(b.input(0), b.cast(b.input(1), "int64"))
 
 
 @contrib_function("ExpandDims", "X: Z, axis: M -> Y: Z", deciding=(1,))
 def expand_dims(b: FunctionBody) -> str:
-    """ONNX's Unsqueeze, of one axis."""
+    """Expand ExpandDims to ONNX's Unsqueeze of one axis."""
     axis = b.known(1)
     if axis is None:
         raise Declined("its axis is run-time data")
@@ -200,13 +203,13 @@ def expand_dims(b: FunctionBody) -> str:
 
 @contrib_function("Range", "start: A, limit: A, delta?: A -> Y: A", deciding=(0, 1, 2))
 def expand_range(b: FunctionBody) -> str:
-    """ONNX's Range, in steps of 1 where they are left out."""
+    """Expand Range to ONNX's Range with a default step of 1."""
     return b.Range(b.input(0), b.input(1), b.input(2) if b.has(2) else b.number(1))
 
 
 @contrib_function("Pad", "data: T, pads: L, value?: T -> output: T", deciding=(1,), mode="constant")
 def expand_pad(b: FunctionBody) -> str:
-    """ONNX's Pad; ``pads`` may have a first axis of one."""
+    """Expand Pad to ONNX's Pad; ``pads`` may have a first axis of extent 1."""
     count, given_pads = 2 * len(b.shape(0)), b.known(1)
     if given_pads is not None and given_pads.size != count:
         raise Declined(f"pads has {given_pads.size} elements, where {count // 2} axes need {count}")

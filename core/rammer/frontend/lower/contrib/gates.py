@@ -16,13 +16,13 @@ def _input_float32(b: FunctionBody, index: int) -> str:
 
 @contrib_function("GatedAdd", "X: T, Y: T, gate: T -> output: T")
 def gated_add(b: FunctionBody) -> str:
-    """``X + Y * gate``, a gate for each row."""
+    """Expand GatedAdd: ``X + Y * gate``, with a gate per row."""
     return b.Add(b.input(0), b.Mul(b.input(1), b.input(2)))
 
 
 @contrib_function("ScaledSiLU", "X: T, scale?: S -> Y: T", alpha=1.0)
 def scaled_silu(b: FunctionBody) -> str:
-    """``Z * Sigmoid(Z)`` of the scaled input."""
+    """Expand ScaledSiLU: ``Z * Sigmoid(Z)`` of the scaled input."""
     scale = b.reshape(_input_float32(b, 1)) if b.has(1) else b.constant(b.attr("alpha"), "float32")
     z = b.cast(b.Mul(scale, _input_float32(b, 0)), b.dtype())
     opening = b.cast(b.Sigmoid(b.cast(z, "float32")), b.dtype())
@@ -30,7 +30,7 @@ def scaled_silu(b: FunctionBody) -> str:
 
 
 def split_branches(b: FunctionBody, index: int = 0) -> tuple[str, tuple[int, ...]]:
-    """Return an input in float32 as ``[..., branches, columns]``, and that shape; ``num_branches`` says that it is flat."""
+    """Return an input in float32 as ``[..., branches, columns]``, and that shape; a flat input has ``num_branches``."""
     shape, count = b.shape(index), b.attr("num_branches")
     if count:
         if not shape or count < 0 or shape[-1] % count:
@@ -43,7 +43,7 @@ def split_branches(b: FunctionBody, index: int = 0) -> tuple[str, tuple[int, ...
 
 @contrib_function("BranchwiseRMSNorm", "X: T, scale?: S -> Y: T", num_branches=0, epsilon=1e-5)
 def branchwise_rms_norm(b: FunctionBody) -> str:
-    """Root-mean-square norm of each branch, with a scale for all of them or for each."""
+    """Expand BranchwiseRMSNorm: root-mean-square norm of each branch, with a shared scale or one per branch."""
     x, shape = split_branches(b)
     branches, columns = shape[-2:]
     y = b.RMSNormalization(x, b.constant(np.ones(columns, np.float32)), axis=-1, epsilon=b.attr("epsilon"))
@@ -57,7 +57,7 @@ def branchwise_rms_norm(b: FunctionBody) -> str:
 
 @contrib_function("HyperConnectionPreMix", "streams: T, pre_mix: S -> output: T", num_branches=0, reduction_scale=1.0)
 def hyper_connection_pre_mix(b: FunctionBody) -> str:
-    """The sum of streams, each by its gate."""
+    """Expand HyperConnectionPreMix: the gated sum of the streams."""
     x, shape = split_branches(b)
     total = b.ReduceSum(b.Mul(x, _shape_gates(b, 1, shape)), b.constant([-2]), keepdims=0)
     scale = b.attr("reduction_scale")
@@ -65,7 +65,7 @@ def hyper_connection_pre_mix(b: FunctionBody) -> str:
 
 
 def _shape_gates(b: FunctionBody, index: int, shape: tuple[int, ...]) -> str:
-    """Return gates that meet ``[..., branches, columns]``: one for each branch, or for each of its columns."""
+    """Return gates that broadcast to ``[..., branches, columns]``: one per branch, or one per column of each branch."""
     (*lead, branches, columns), given = shape, b.shape(index)
     if given in ((*lead, branches), (*lead, branches, 1)):
         return b.reshape(_input_float32(b, index), *lead, branches, 1)
@@ -78,7 +78,7 @@ def _shape_gates(b: FunctionBody, index: int, shape: tuple[int, ...]) -> str:
     "HyperConnectionPostMix", "streams: T, block_output: T, post_mix: S, stream_mix?: S -> output: T", num_branches=0
 )
 def hyper_connection_post_mix(b: FunctionBody) -> str:
-    """Mixed streams, and one output added to each by its gate."""
+    """Expand HyperConnectionPostMix: mixed streams, each with one output added through its gate."""
     x, shape = split_branches(b)
     if b.has(3):
         x = b.MatMul(b.Transpose(_input_float32(b, 3), perm=_swapped_axes(len(b.shape(3)))), x)
@@ -87,7 +87,7 @@ def hyper_connection_post_mix(b: FunctionBody) -> str:
 
 
 def _swapped_axes(rank: int) -> list[int]:
-    """Return the order of axes in which the last two are exchanged."""
+    """Return the axis order with the last two exchanged."""
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
@@ -97,7 +97,7 @@ def _swapped_axes(rank: int) -> list[int]:
     epsilon=1e-5,
 )  # fmt: skip
 def engram_gate(b: FunctionBody) -> list[str]:
-    """A value that all branches share, by the gate of each: how well a normalised key fits to its query."""
+    """Expand EngramGate: a value shared by all branches, gated per branch by the match of its normalised key and query."""
     _, _, _, columns = b.shape(0, 4)
     key, query = (b.Mul(_rms_normalise(b, _input_float32(b, i), columns), _input_float32(b, i + 3)) for i in range(2))
     dot = b.ReduceSum(b.Mul(key, query), b.constant([-1]), keepdims=1)

@@ -1,4 +1,4 @@
-"""Attention whose queries share keys, with those of earlier calls: decoders as ONNX Runtime's model builder writes them."""
+"""Grouped-query attention over keys of this and earlier calls: decoders as ONNX Runtime's model builder writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer.frontend.read.limits import MAX_POSITIONS
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """How a buffer of keys or values stores numbers: as they are, or as integers of ``bits`` with a scale (an input's place)."""
+    """The storage of a buffer of keys or values: plain numbers, or integers of ``bits`` with a scale (an input's index)."""
 
     kind: str
     width: int
@@ -24,7 +24,7 @@ class StoredKeys:
 
     @staticmethod
     def of(b: FunctionBody, at: QueryGroup, place: int, mode: str) -> StoredKeys:
-        """Return how the buffer of input ``place`` stores numbers. Declined for scales that do not fit."""
+        """Return the storage of the buffer of input ``place``. Raise Declined if scales do not fit."""
         given = b.dtype(place) if b.has(place) else ""
         if mode == "NONE":
             if given not in ("", b.dtype()):
@@ -39,12 +39,12 @@ class StoredKeys:
         return StoredKeys(kind, at.width * bits // 8, bits, scale)
 
     def scales(self, b: FunctionBody, at: QueryGroup) -> str:
-        """Return scales that meet ``[batch, shared, places, width]``."""
+        """Return scales that broadcast to ``[batch, shared, places, width]``."""
         whole = int(np.prod(b.shape(self.scale))) == 1
         return b.reshape(b.input(self.scale), *((1, 1, 1, 1) if whole else (1, at.shared, 1, at.width)))
 
     def packed(self, b: FunctionBody, at: QueryGroup, x: str) -> str:
-        """Return new keys or values as they are stored."""
+        """Return new keys or values in their storage type."""
         if not self.bits:
             return x
         most = 1 << (self.bits - 1)
@@ -58,7 +58,7 @@ class StoredKeys:
         return b.BitwiseOr(low, b.BitShift(high, b.constant(4, "uint8"), direction="LEFT"))
 
     def opened(self, b: FunctionBody, at: QueryGroup, x: str) -> str:
-        """Return the numbers that are stored."""
+        """Return the numbers in the buffer, dequantised."""
         if not self.bits:
             return x
         codes = emit_unpack(b, x, 4, at.width) if self.bits == 4 else x
@@ -69,8 +69,8 @@ class StoredKeys:
 
 @dataclass(frozen=True)
 class QueryGroup:
-    """Extents of one use: ``groups`` heads share each of ``shared`` keys and values; a call has ``length`` queries, ``buffer``
-    places of earlier keys (0 in the first call, which does not read them), and gives ``total`` places."""
+    """The extents of one use: ``groups`` heads share each of ``shared`` keys and values. A call has ``length`` queries and
+    returns ``total`` positions. Its past has ``buffer`` positions, 0 in the first call, which does not read them."""
 
     batch: int
     shared: int
@@ -82,7 +82,7 @@ class QueryGroup:
 
     @staticmethod
     def of(b: FunctionBody) -> QueryGroup:
-        """The extents that operands and attributes say."""
+        """Return the extents from operands and attributes."""
         heads, shared = b.attr("num_heads"), b.attr("kv_num_heads")
         if shared < 1 or heads < 1 or heads % shared:
             raise Declined(f"{heads} heads share {shared} keys")
@@ -102,11 +102,11 @@ class QueryGroup:
 
     @property
     def first(self) -> bool:
-        """Whether there is nothing before."""
+        """True if the past is empty."""
         return not self.buffer
 
     def operands(self, b: FunctionBody) -> list[str]:
-        """Queries, keys and values by heads."""
+        """Return queries, keys and values by heads."""
         heads, width = self.shared * self.groups, self.width
         sizes, counts = [heads * width, self.shared * width, self.shared * width], [heads, self.shared, self.shared]
         parts = [b.input(i) for i in range(3)] if b.has(1) else b.split(b.input(0), 2, sizes)
@@ -117,14 +117,14 @@ class QueryGroup:
         return made
 
     def past(self, b: FunctionBody) -> str:
-        """How many keys each row has from before, ``[batch, 1]``: ``seqlens_k`` is the last one's place."""
+        """Return the number of past keys of each row, ``[batch, 1]``; ``seqlens_k`` is the position of the last key."""
         if self.first:
             return b.constant(np.zeros((self.batch, 1), np.int64))
         last = b.reshape(b.cast(b.input(5), "int64"), self.batch, 1)
         return b.Max(b.Sub(last, b.constant(self.length - 1)), b.constant(0))
 
     def present(self, b: FunctionBody, new: str, index: int, past: str, stored: StoredKeys) -> str:
-        """``[batch, shared, total, width]``: those before, of input ``index``, then ``new`` ones, then zeros."""
+        """Return ``[batch, shared, total, width]``: the past keys of input ``index``, then the ``new`` ones, then zeros."""
         places = b.constant(np.arange(self.total)[None, None, :, None])
         before = b.reshape(past, self.batch, 1, 1, 1)
         if self.first:
@@ -144,7 +144,7 @@ class QueryGroup:
         return b.Concat(x, b.cast(b.constant(zeros), stored.kind), axis=2)
 
     def seen(self, b: FunctionBody, past: str) -> str:
-        """Return which keys a query sees, ``[batch, 1, 1, length, total]``."""
+        """Return the mask of visible keys per query, ``[batch, 1, 1, length, total]``."""
         keys = b.constant(np.arange(self.total)[None, None, None, None, :])
         ahead = np.arange(self.length) if b.attr("causal") else np.full(self.length, self.length - 1)
         own = b.Add(b.reshape(past, self.batch, 1, 1, 1, 1), b.constant(ahead[None, None, None, :, None]))
@@ -155,7 +155,8 @@ class QueryGroup:
         return seen
 
     def attended(self, b: FunctionBody, q: str, k: str, v: str, past: str) -> list[str]:
-        """The values that queries look at, ``[batch, heads, length, width]``; and products or shares, as ``qk_output`` says."""
+        """Return the attention result, ``[batch, heads, length, width]``, and the products or weights
+        selected by ``qk_output``."""
         q = b.reshape(q, self.batch, self.shared, self.groups, self.length, self.width)
         k, v = (b.reshape(x, self.batch, self.shared, 1, self.total, self.width) for x in (k, v))
         scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 2, 4, 3])), b.number(default_scale(b, self.width)))
@@ -177,7 +178,7 @@ class QueryGroup:
         return [b.reshape(b.MatMul(shares, v), *shape, self.width), shown]
 
     def _bias(self, b: FunctionBody) -> str:
-        """The bias for the keys that there are, by groups."""
+        """Return the bias, padded or cut to the number of keys, by groups."""
         batch, heads, length, total = b.shape(10, 4)
         bias = b.input(10)
         if total < self.total:
@@ -190,7 +191,7 @@ class QueryGroup:
         return b.reshape(bias, batch, shared, groups, length, self.total)
 
     def _softmax_scores(self, b: FunctionBody, scores: str) -> str:
-        """Softmax; with a sink, as if there were one more key."""
+        """Return the softmax; a sink acts as one more key."""
         if not b.has(11) and not b.attr("smooth_softmax"):
             return b.Softmax(scores, axis=-1)
         shape = (1, self.shared, self.groups, 1, 1)
@@ -210,7 +211,7 @@ class QueryGroup:
     causal=1, qk_norm_epsilon=1e-6,
 )  # fmt: skip
 def group_query_attention(b: FunctionBody) -> list[str]:
-    """Causal attention, over keys and values that several heads share."""
+    """Expand GroupQueryAttention: causal attention with keys and values shared by several heads."""
     at = QueryGroup.of(b)
     q, k, v = at.operands(b)
     past = at.past(b)

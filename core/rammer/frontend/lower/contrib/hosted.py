@@ -1,4 +1,4 @@
-"""Operators that run on the host, in all uses or in some: words, paths, results whose lengths data decide, large inverses."""
+"""Operators that run on the host in all or some uses: strings, paths, data-dependent result lengths, large inverses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from rammer.frontend.lower.contrib.function import CODES, Declined, FunctionBody, contrib_function
 
-#: Rows of the largest matrix whose inverse is written step by step.
+#: Rows of the largest matrix whose inverse is unrolled.
 MOST_ROWS = 16
-#: The first version of ONNX that reads the bits of a number as another type.
+#: The first ONNX opset that reinterprets the bits of a number as another type.
 _BITS_OPSET = 26
 #: Operators without a tensor expression.
 HOST_ONLY: Final = ("Tokenizer", "DynamicTimeWarping", "Unique", "BifurcationDetector")
 
 
 def without_expression(b: FunctionBody) -> str:
-    """Decline every use."""
+    """Decline every use of the operator."""
     raise Declined(f"{b.use.op} has no tensor expression")
 
 
@@ -34,7 +34,7 @@ contrib_function(
 
 @contrib_function("Inverse", "X: T -> Y: T", hosted=True)
 def expand_inverse(b: FunctionBody) -> str:
-    """Gauss-Jordan elimination with the largest pivot of each column; large matrices are inverted on the host."""
+    """Expand Inverse: Gauss-Jordan elimination with the largest pivot of each column; the host inverts large matrices."""
     shape = b.shape(0)
     if len(shape) < 2 or shape[-1] != shape[-2] or not 1 <= shape[-1] <= MOST_ROWS:
         raise Declined(f"matrices of {list(shape)} are inverted on the host")
@@ -58,7 +58,7 @@ def expand_inverse(b: FunctionBody) -> str:
 
 @contrib_function("MurmurHash3", "X: Y -> Y: N", hosted=True, seed=0, positive=1)
 def murmur_hash3(b: FunctionBody) -> str:
-    """The 32-bit hash of each number's bits; of strings on the host."""
+    """Expand MurmurHash3: the 32-bit hash of each number's bits; the host hashes strings."""
     if not b.use.inputs[0]:
         raise Declined("strings are hashed on the host")
     b.opset = _BITS_OPSET

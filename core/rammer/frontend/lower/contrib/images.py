@@ -1,4 +1,4 @@
-"""Operators on images that ONNX has in another form, or not at all."""
+"""Operators on images that ONNX has in another form or lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WINDOW: dict[str, Any] = {"auto_pad": "NOTSET", "kernel_shape": list[int], "str
 
 @contrib_function("GridSample", "X: T, Grid: T -> Y: T2", mode="bilinear", padding_mode="zeros", align_corners=0)
 def grid_sample(b: FunctionBody) -> str:
-    """ONNX's, of images."""
+    """Expand GridSample to ONNX's GridSample, for images."""
     if b.attr("mode") not in _MODES or len(b.shape(0)) != 4:
         raise Declined(f"the mode {b.attr('mode')!r} of a tensor of {list(b.shape(0))}")
     names = ("padding_mode", "align_corners")
@@ -29,7 +29,7 @@ def grid_sample(b: FunctionBody) -> str:
     group=1, dilations=list[int], output_padding=list[int], **_WINDOW,
 )  # fmt: skip
 def conv_transpose_with_dynamic_pads(b: FunctionBody) -> str:
-    """ONNX's, with its pads as an operand."""
+    """Expand ConvTransposeWithDynamicPads to ONNX's ConvTranspose, with its pads as an operand."""
     pads: dict[str, Any] = {"pads": [int(p) for p in _known_input(b, 2).ravel()]} if b.has(2) else {}
     if pads and len(pads["pads"]) != 2 * (len(b.shape(0)) - 2):
         raise Declined(f"pads are {pads['pads'][:9]} of an input of {list(b.shape(0))}")
@@ -45,8 +45,8 @@ def _known_input(b: FunctionBody, index: int) -> np.ndarray[Any, Any]:
 
 @contrib_function("MaxpoolWithMask", "X: F, M: M -> Y: F", pads=list[int], storage_order=0, **_WINDOW)
 def maxpool_with_mask(b: FunctionBody) -> str:
-    """The greatest element of a window's rows, each up to its first masked one; the first element of an image is not masked.
-    The mask of a channel begins where ONNX Runtime reads it, which is its own only for a mask of one channel."""
+    """Expand MaxpoolWithMask: the maximum of a window's rows, each up to its first masked element. The first element of an image
+    is never masked. A channel reads its mask at ONNX Runtime's offset, which is correct only for a mask of one channel."""
     shape, mask = b.shape(0), b.shape(1)
     source, rank = shape[2:], len(shape) - 2
     kernel = tuple(b.attr("kernel_shape"))
@@ -78,7 +78,7 @@ def maxpool_with_mask(b: FunctionBody) -> str:
 def _window_elements(
     dims: Any, kernel: tuple[int, ...], source: tuple[int, ...]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return ``[windows, rows, columns]``: the flat places of each window's elements, and whether they are in the image."""
+    """Return ``[windows, rows, columns]``: the flat indices of each window's elements, and a mask of those inside the image."""
     rank = len(source)
     flat, inside = np.zeros((1,) * (2 * rank), np.int64), np.ones((1,) * (2 * rank), bool)
     for axis, (dim, size, extent) in enumerate(zip(dims, kernel, source, strict=True)):
@@ -95,7 +95,7 @@ def _window_elements(
     extrapolation_value=0.0,
 )  # fmt: skip
 def crop_and_resize(b: FunctionBody) -> str:
-    """Boxes of images, each sampled on a grid whose corners are those of the box."""
+    """Expand CropAndResize: boxes of images, each sampled on a grid that spans the box corner to corner."""
     (count, channels, height, width), (boxes, corners), mode = b.shape(0, 4), b.shape(1, 2), b.attr("mode")
     size = [int(n) for n in _known_input(b, 3).ravel()]
     if (
@@ -147,7 +147,7 @@ def _sample_coordinates(b: FunctionBody, axis: int, extent: int, steps: int) -> 
 
 
 def _nearest_index(b: FunctionBody, x: str, extent: int) -> str:
-    """Return a coordinate as a place, the nearest one of the image."""
+    """Return the index of the nearest pixel of a coordinate."""
     return b.cast(b.Clip(x, b.number(0.0), b.number(extent - 1)), "int64")
 
 
@@ -156,7 +156,7 @@ def _interpolate_linear(b: FunctionBody, one: str, two: str, share: str) -> str:
 
 
 def affine_grid(b: FunctionBody) -> str:
-    """Return ``theta [N, d, d + 1]`` applied to the positions of ``size``: the sum of a scaled column for each axis."""
+    """Expand AffineGrid: ``theta [N, d, d + 1]`` applied to the positions of ``size``, as a sum of one scaled column per axis."""
     size = b.known(1)
     count = 0 if size is None else size.size - 2
     if size is None or count not in (2, 3):
@@ -180,10 +180,8 @@ def affine_grid(b: FunctionBody) -> str:
 
 
 def base_positions(b: FunctionBody, extent: int, *, align_corners: bool) -> str:
-    """Return the float64 centers of pixels between -1 and 1, or from -1 to 1 if ``align_corners``.
-
-    The only position of an aligned extent of 1 is 1, as ONNX Runtime computes it; ONNX's body divides by zero.
-    """
+    """Return the float64 centers of pixels between -1 and 1, or from -1 to 1 if ``align_corners``. An aligned extent of 1 has the
+    position 1, as in ONNX Runtime; ONNX's body divides by zero."""
     if align_corners and extent == 1:
         return b.constant([1.0], "float64")
     step, start = (2 / (extent - 1), -1.0) if align_corners else (2 / max(extent, 1), 1 / max(extent, 1) - 1)

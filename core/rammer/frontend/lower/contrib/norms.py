@@ -1,4 +1,4 @@
-"""Normalisations of the last axis, with the residual before them, and what begins a BERT."""
+"""Normalisations of the last axis, with the residual addition before them, and the embeddings of a BERT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contr
 
 
 def apply_layer_norm(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool = False) -> list[str]:
-    """Layer normalisation over the last axis: the result, and where asked for mean and inverse deviation."""
+    """Return the layer normalisation over the last axis and, if ``stats``, its mean and inverse deviation."""
     made = b.op(
         "LayerNormalization", x, gamma, *([beta] if beta else []), outputs=3 if stats else 1, axis=-1, epsilon=b.attr("epsilon")
     )
@@ -14,7 +14,7 @@ def apply_layer_norm(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool
 
 
 def apply_rms_norm(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: bool = False) -> list[str]:
-    """Division by the root of the mean square, computed in float32; and where asked for the inverse of that root."""
+    """Return ``x`` divided by its root mean square in float32 and, if ``stats``, the inverse of that root."""
     if not stats:
         return [b.RMSNormalization(x, gamma, axis=axis, epsilon=b.attr("epsilon")), ""]
     wide = b.cast(x, "float32")
@@ -26,7 +26,7 @@ def apply_rms_norm(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: b
 
 
 def _sum_residual(b: FunctionBody, bias: int) -> str:
-    """``input + skip + bias``; ``skip`` may lack the batch, or have one of it."""
+    """Return ``input + skip + bias``; ``skip`` may lack the batch axis or have a batch of 1."""
     x, skip = b.shape(0), b.shape(1)
     if len(x) not in (2, 3) or (x[-len(skip) :] != skip and not (len(skip) == len(x) == 3 and skip == (1, *x[1:]))):
         raise Declined(f"the skip has the shape {list(skip)}, where the input has {list(x)}")
@@ -39,7 +39,7 @@ def _sum_residual(b: FunctionBody, bias: int) -> str:
     epsilon=1e-12,
 )  # fmt: skip
 def skip_layer_normalization(b: FunctionBody) -> list[str]:
-    """Layer normalisation of a sum, and the sum."""
+    """Expand SkipLayerNormalization: layer normalisation of a sum, and the sum."""
     total = _sum_residual(b, 4)
     y, mean, inverse = apply_layer_norm(b, total, b.input(2), b.input(3), b.wants(1) or b.wants(2))
     return [y, mean, inverse, total]
@@ -50,7 +50,7 @@ def skip_layer_normalization(b: FunctionBody) -> list[str]:
     epsilon=1e-12,
 )  # fmt: skip
 def skip_simplified_layer_normalization(b: FunctionBody) -> list[str]:
-    """The same without a mean."""
+    """Expand SkipSimplifiedLayerNormalization: RMS normalisation of a sum, and the sum."""
     total = _sum_residual(b, 3)
     y, inverse = apply_rms_norm(b, total, b.input(2), stats=b.wants(2))
     return [y, "", inverse, total]
@@ -60,7 +60,7 @@ def skip_simplified_layer_normalization(b: FunctionBody) -> list[str]:
     "SimplifiedLayerNormalization", "X: T, scale: T2 -> Y: T2, inv_std_var?: F", axis=-1, epsilon=1e-5, stash_type=1
 )
 def simplified_layer_normalization(b: FunctionBody) -> list[str]:
-    """RMSNormalization, which ONNX Runtime has in ONNX's own domain under this name."""
+    """Expand SimplifiedLayerNormalization, ONNX Runtime's name for RMSNormalization in ONNX's own domain."""
     if b.dtype(0) != b.dtype(1):
         raise Declined(f"X is {b.dtype(0)} and the scale {b.dtype(1)}")
     return apply_rms_norm(b, b.input(0), b.input(1), b.attr("axis"), b.wants(1))
@@ -73,7 +73,8 @@ def simplified_layer_normalization(b: FunctionBody) -> list[str]:
     epsilon=1e-12, mask_index_type=0,
 )  # fmt: skip
 def embed_layer_normalization(b: FunctionBody) -> list[str]:
-    """Words, positions and segments, added and normalised; and how many of the mask's numbers are not 0 in each row."""
+    """Expand EmbedLayerNormalization: the normalised sum of words, positions and segments, and the number of non-zero mask
+    elements per row."""
     batch, length = b.shape(0, 2)
     words = b.Gather(b.input(2), b.input(0))
     places = b.Gather(b.input(3), b.input(8)) if b.has(8) else b.slice(b.input(3), 0, 0, length)
@@ -90,7 +91,7 @@ def embed_layer_normalization(b: FunctionBody) -> list[str]:
 
 @contrib_function("LayerNormalization", "X: T, scale: T, B?: T -> Y: T, mean?: F, inv?: F", axis=-1, epsilon=1e-5, stash_type=1)
 def layer_normalization(b: FunctionBody) -> list[str]:
-    """ONNX's, in models of an opset before ONNX had it."""
+    """Expand LayerNormalization to ONNX's operator, for models of an opset before ONNX defined it."""
     given = [b.input(i) for i in range(3) if b.has(i)]
     count = 3 if b.wants(1) or b.wants(2) else 1
     return b.op("LayerNormalization", *given, outputs=count, axis=b.attr("axis"), epsilon=b.attr("epsilon"))

@@ -1,4 +1,4 @@
-"""Operators on integers that ONNX Runtime's quantiser writes: dequantised, computed, quantised, or products of integers."""
+"""Integer operators of ONNX Runtime's quantiser: dequantise, compute and quantise, or multiply integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONE = "X: Q, X_scale: F, X_zero_point?: Q, Y_scale: F, Y_zero_point?: Q -> Y: Q
 
 
 def _scalar_input(b: FunctionBody, index: int) -> str:
-    """An input of one element as a scalar, "" where it is left out. Declined for more."""
+    """Return a one-element input as a scalar, or "" if it is absent. Raise Declined for more elements."""
     if not b.has(index):
         return ""
     shape = b.shape(index)
@@ -33,38 +33,38 @@ def _scalar_input(b: FunctionBody, index: int) -> str:
 
 
 def dequantise_input(b: FunctionBody, index: int, scale: int = 0) -> str:
-    """What the integers of an input stand for; ``scale`` is the place of its scale, which the zero point follows."""
+    """Return the dequantised input ``index``; ``scale`` is the input index of its scale, which the zero point follows."""
     place = scale or index + 1
     return b.op("DequantizeLinear", b.input(index), _scalar_input(b, place), _scalar_input(b, place + 1))[0]
 
 
 def quantise_output(b: FunctionBody, y: str, scale: int) -> str:
-    """Integers for ``y``, of input 0's type."""
+    """Return ``y`` quantised to the type of input 0."""
     zero = _scalar_input(b, scale + 1) or b.constant(0, b.dtype(0))
     return b.QuantizeLinear(y, _scalar_input(b, scale), zero)
 
 
 @contrib_function("QLinearAdd", _TWO)
 def q_linear_add(b: FunctionBody) -> str:
-    """``A + B``."""
+    """Expand QLinearAdd: ``A + B``."""
     return quantise_output(b, b.Add(dequantise_input(b, 0), dequantise_input(b, 3)), 6)
 
 
 @contrib_function("QLinearMul", _TWO)
 def q_linear_mul(b: FunctionBody) -> str:
-    """``A * B``."""
+    """Expand QLinearMul: ``A * B``."""
     return quantise_output(b, b.Mul(dequantise_input(b, 0), dequantise_input(b, 3)), 6)
 
 
 @contrib_function("QLinearSigmoid", _ONE)
 def q_linear_sigmoid(b: FunctionBody) -> str:
-    """Sigmoid."""
+    """Expand QLinearSigmoid: Sigmoid of dequantised numbers."""
     return quantise_output(b, b.Sigmoid(dequantise_input(b, 0)), 3)
 
 
 @contrib_function("QLinearLeakyRelu", _ONE, alpha=0.01)
 def q_linear_leaky_relu(b: FunctionBody) -> str:
-    """LeakyRelu."""
+    """Expand QLinearLeakyRelu: LeakyRelu of dequantised numbers."""
     return quantise_output(b, b.LeakyRelu(dequantise_input(b, 0), alpha=b.attr("alpha")), 3)
 
 
@@ -72,7 +72,7 @@ def q_linear_leaky_relu(b: FunctionBody) -> str:
     "QLinearGlobalAveragePool", "X: Q, x_scale: F, x_zero_point: Q, y_scale: F, y_zero_point: Q -> Y: Q", channels_last=0
 )  # fmt: skip
 def q_linear_global_average_pool(b: FunctionBody) -> str:
-    """The mean over all places of an image."""
+    """Expand QLinearGlobalAveragePool: the mean over all pixels of an image."""
     rank = len(b.shape(0))
     axes = range(1, rank - 1) if b.attr("channels_last") else range(2, rank)
     return quantise_output(b, b.ReduceMean(dequantise_input(b, 0), b.constant(list(axes)), keepdims=1), 3)
@@ -82,7 +82,7 @@ def q_linear_global_average_pool(b: FunctionBody) -> str:
     "QLinearAveragePool", _ONE.replace("X_", "x_").replace("Y_", "y_"), channels_last=0, count_include_pad=0, **_POOL
 )
 def q_linear_average_pool(b: FunctionBody) -> str:
-    """AveragePool."""
+    """Expand QLinearAveragePool: AveragePool of dequantised numbers."""
     rank, last = len(b.shape(0)), b.attr("channels_last")
     x = dequantise_input(b, 0)
     x = channels_first(b, x, rank) if last else x
@@ -92,7 +92,7 @@ def q_linear_average_pool(b: FunctionBody) -> str:
 
 @contrib_function("QLinearConcat", "Y_scale: F, Y_zero_point: Q, inputs*: X -> Y: Q", axis=int)
 def q_linear_concat(b: FunctionBody) -> str:
-    """Concat of tensors that each have a scale and a zero point behind them."""
+    """Expand QLinearConcat: Concat of tensors, each followed by its scale and zero point."""
     count = len(b.use.inputs) - 2
     if count < 3 or count % 3:
         raise Declined(f"{count} inputs are no tensors with scales and zero points")
@@ -102,7 +102,7 @@ def q_linear_concat(b: FunctionBody) -> str:
 
 @contrib_function("QLinearSoftmax", "X: Q, X_scale: F, x_zero_point?: Q, y_scale: F, y_zero_point: Q -> Y: Q", axis=-1, opset=int)
 def q_linear_softmax(b: FunctionBody) -> str:
-    """Softmax, up to opset 12 over all axes from ``axis`` on."""
+    """Expand QLinearSoftmax: Softmax, up to opset 12 over all axes from ``axis`` on."""
     shape, x = b.shape(0), dequantise_input(b, 0)
     if not shape:
         raise Declined("it has no axis")
@@ -118,7 +118,7 @@ def q_linear_softmax(b: FunctionBody) -> str:
     "condition: B, X: Q, x_scale: F, x_zero_point: Q, Y: Q, y_scale: F, y_zero_point: Q, z_scale: F, z_zero_point: Q -> Z: Q",
 )
 def q_linear_where(b: FunctionBody) -> str:
-    """Where."""
+    """Expand QLinearWhere: Where of dequantised numbers."""
     return b.QuantizeLinear(
         b.Where(b.input(0), dequantise_input(b, 1), dequantise_input(b, 4)), _scalar_input(b, 7), _scalar_input(b, 8)
     )
@@ -126,19 +126,19 @@ def q_linear_where(b: FunctionBody) -> str:
 
 @contrib_function("QuantizeLinear", "x: T, y_scale: T, y_zero_point?: P -> y: P", axis=1)
 def quantize_linear(b: FunctionBody) -> str:
-    """ONNX's, before ONNX had these types."""
+    """Expand QuantizeLinear to ONNX's operator, for opsets before ONNX had these types."""
     return b.op("QuantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
 @contrib_function("DequantizeLinear", "x: P, x_scale: T, x_zero_point?: P -> y: T", axis=1)
 def dequantize_linear(b: FunctionBody) -> str:
-    """The same."""
+    """Expand DequantizeLinear to ONNX's operator, for opsets before ONNX had these types."""
     return b.op("DequantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
 @contrib_function("NhwcMaxPool", "x: Q -> y: Q", dilations=list[int], **_POOL)
 def nhwc_max_pool(b: FunctionBody) -> str:
-    """MaxPool with channels last."""
+    """Expand NhwcMaxPool: MaxPool with channels last."""
     rank = len(b.shape(0))
     y = b.op("MaxPool", channels_first(b, b.input(0), rank), **given_attributes(b, (*_POOL, "dilations")))[0]
     return channels_last(b, y, rank)
@@ -150,7 +150,7 @@ def nhwc_max_pool(b: FunctionBody) -> str:
     channels_last=0, group=1, dilations=list[int], auto_pad="NOTSET", kernel_shape=list[int], strides=list[int], pads=list[int],
 )  # fmt: skip
 def q_linear_conv(b: FunctionBody) -> str:
-    """ONNX's, perhaps with channels last."""
+    """Expand QLinearConv to ONNX's operator, optionally with channels last."""
     rank, last = len(b.shape(0)), b.attr("channels_last")
     x = channels_first(b, b.input(0), rank) if last else b.input(0)
     names = ("group", "dilations", "auto_pad", "kernel_shape", "strides", "pads")
@@ -159,14 +159,14 @@ def q_linear_conv(b: FunctionBody) -> str:
 
 
 def scale_total(b: FunctionBody, total: str, *scales: str) -> str:
-    """Sums of products of integers as numbers."""
+    """Return sums of integer products as numbers, scaled and in floating point."""
     factor = scales[0] if len(scales) == 1 else b.Mul(*scales)
     return b.Mul(b.cast(total, "float32"), factor)
 
 
 @contrib_function("DynamicQuantizeMatMul", "A: F, B: Q, b_scale: F, b_zero_point?: Q, bias?: F -> Y: F")
 def dynamic_quantize_mat_mul(b: FunctionBody) -> str:
-    """``A``, quantised as it comes, times integers."""
+    """Expand DynamicQuantizeMatMul: ``A``, quantised at run time, times integers."""
     codes, scale, zero = b.op("DynamicQuantizeLinear", b.input(0), outputs=3)
     total = b.op("MatMulInteger", codes, b.input(1), zero, b.input(3))[0]
     y = scale_total(b, total, scale, b.input(2))
@@ -177,7 +177,7 @@ def dynamic_quantize_mat_mul(b: FunctionBody) -> str:
     "MatMulIntegerToFloat", "A: Q, B: Q2, a_scale: T, b_scale: T, a_zero_point?: Q, b_zero_point?: Q2, bias?: T -> Y: T"
 )  # fmt: skip
 def mat_mul_integer_to_float(b: FunctionBody) -> str:
-    """A product of integers as numbers."""
+    """Expand MatMulIntegerToFloat: an integer product as floats."""
     total = b.op("MatMulInteger", b.input(0), b.input(1), b.input(4), b.input(5))[0]
     y = scale_total(b, total, b.cast(_scalar_input(b, 2), "float32"), b.cast(b.input(3), "float32"))
     y = b.Add(y, b.cast(b.input(6), "float32")) if b.has(6) else y
@@ -190,7 +190,8 @@ def mat_mul_integer_to_float(b: FunctionBody) -> str:
     transA=0, transB=0, alpha=1.0,
 )  # fmt: skip
 def q_gemm(b: FunctionBody) -> str:
-    """``alpha * A @ B + C`` of integers, whose sum has the scale of the product; numbers, or integers again."""
+    """Expand QGemm: ``alpha * A @ B + C`` of integers, whose bias has the scale of the product; the
+    result is floats or integers."""
     x = b.Transpose(b.input(0), perm=[1, 0]) if b.attr("transA") else b.input(0)
     w = b.Transpose(b.input(3), perm=[1, 0]) if b.attr("transB") else b.input(3)
     total = b.op("MatMulInteger", x, w, _scalar_input(b, 2), _column_parameter(b, 5))[0]
@@ -201,7 +202,7 @@ def q_gemm(b: FunctionBody) -> str:
 
 
 def _column_parameter(b: FunctionBody, index: int) -> str:
-    """One element as a scalar, or one for each column."""
+    """Return a one-element parameter as a scalar, or one value per column."""
     return _scalar_input(b, index) if int(np.prod(b.shape(index))) == 1 else b.input(index)
 
 
@@ -212,7 +213,7 @@ def _column_parameter(b: FunctionBody, index: int) -> str:
     num_heads=int, unidirectional=0, do_rotary=0, past_present_share_buffer=0, mask_filter_value=-10000.0, scale=0.0,
 )  # fmt: skip
 def q_attention(b: FunctionBody) -> list[str]:
-    """Attention whose projections are a product of integers."""
+    """Expand QAttention: attention whose projections are an integer product."""
     if b.attr("do_rotary") or b.attr("past_present_share_buffer") or b.dtype(2) != "float32":
         raise Declined("rotary embedding, shared buffers and other numbers than float32 are not supported")
     batch, length, _ = b.shape(0, 3)
@@ -232,7 +233,7 @@ def q_attention(b: FunctionBody) -> list[str]:
     epsilon=1e-12,
 )
 def q_embed_layer_normalization(b: FunctionBody) -> list[str]:
-    """Words, positions and segments of integers, added as numbers and normalised."""
+    """Expand QEmbedLayerNormalization: integer words, positions and segments, added as numbers and normalised."""
     batch, length = b.shape(0, 2)
     rows = {2: b.Gather(b.input(2), b.input(0)), 3: b.slice(b.input(3), 0, 0, length)}
     if b.has(1):

@@ -30,7 +30,7 @@ class Codes:
     scale: str
 
     def product(self, b: FunctionBody, x: str) -> str:
-        """Return ``x``, quantised over all of its elements, times the weights."""
+        """Return the product of ``x``, quantised over all its elements, with the weights."""
         codes, scale, zero = b.op("DynamicQuantizeLinear", x, outputs=3)
         return scale_total(b, b.op("MatMulInteger", codes, self.values, zero, self.zero)[0], scale, self.scale)
 
@@ -43,7 +43,7 @@ class Activation:
     parameters: tuple[float, ...]
 
     def applied(self, b: FunctionBody, x: str) -> str:
-        """Return the function of ``x``."""
+        """Return the function applied to ``x``."""
         op, _ = _ACTIVATIONS[self.name]
         if self.name not in ("affine", "scaledtanh"):
             named: dict[str, Any] = dict(zip(("alpha", "beta"), self.parameters, strict=False))
@@ -60,14 +60,15 @@ class Activation:
     hidden_size=int | None, input_forget=0, departs="quantises the state over the rows of each of its threads, not the batch",
 )  # fmt: skip
 def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
-    """Return ONNX Runtime's layer on one thread: products of 8-bit integers, everything else in float32."""
+    """Expand DynamicQuantizeLSTM as ONNX Runtime computes it on one thread: 8-bit integer products,
+    everything else in float32."""
     steps = b.shape(0, 3)[0]
     directions, hidden, columns = b.shape(2, 3)
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(b.attr("direction"))
     if backwards is None or len(backwards) != directions or columns != 4 * hidden or not steps:
         raise Declined(f"weights of {list(b.shape(2))} for direction {b.attr('direction')} and {steps} steps")
     x = b.input(0)
-    if b.has(4):  # what lies past the longest sequence is not quantised
+    if b.has(4):  # steps past the longest sequence are not quantised
         longest = b.ReduceMax(b.cast(b.input(4), "int64"), keepdims=0)
         places = b.reshape(b.constant(np.arange(steps)), steps, 1, 1)
         x = b.Where(b.Less(places, longest), x, b.constant(0.0, "float32"))
@@ -81,7 +82,7 @@ def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
 
 
 def _write_direction(b: FunctionBody, x: str, number: int, reverse: bool) -> tuple[str, str, str]:
-    """Return the outputs of one direction ``[steps, batch, hidden]`` and its last hidden and cell states."""
+    """Return one direction's outputs ``[steps, batch, hidden]`` and its last hidden and cell states."""
     (steps, batch, _), hidden = b.shape(0), b.shape(2)[1]
     weights, recurrent = (_direction_weights(b, i, 8 + 2 * n, number) for n, i in enumerate((1, 2)))
     lengths = b.cast(b.input(4), "int64") if b.has(4) else ""
@@ -125,7 +126,7 @@ def _direction_weights(b: FunctionBody, index: int, scale: int, number: int) -> 
 
 
 def _direction_activations(b: FunctionBody, number: int) -> list[Activation]:
-    """Return the functions of gates, cell and output of direction ``number``."""
+    """Return the activations of gates, cell and output of direction ``number``."""
     directions = b.shape(2)[0]
     names = [n.lower() for n in b.attr("activations") or _DEFAULTS * directions]
     if len(names) != 3 * directions or not {*names} <= {*_ACTIVATIONS}:
@@ -139,10 +140,8 @@ def _direction_activations(b: FunctionBody, number: int) -> list[Activation]:
 
 
 def _make_step_body(b: FunctionBody, number: int, recurrent: Codes, given: tuple[str, ...]) -> GraphProto:
-    """Return the body of the Scan: one step over the values named ``given``, which ends in the next states and the output.
-
-    Biases and peepholes are computed outside, once.
-    """
+    """Return the body of the Scan: one step over the values named ``given``, ending in the next states and the output. Biases and
+    peepholes are computed once, outside."""
     s, (_, batch, _), hidden = FunctionBody(b.use, prefix=f"step{number}_"), b.shape(0), b.shape(2)[1]
     f, g, h = _direction_activations(b, number)
     clip = float(b.use.attr("clip") or 0.0)

@@ -1,4 +1,4 @@
-"""Layers that carry a state from call to call: causal convolutions and linear attention, with their gates and norms."""
+"""Layers that carry a state between calls: causal convolutions and linear attention, with their gates and norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rammer.frontend.read.limits import MAX_POSITIONS
 
 #: The first version of ONNX that has linear attention.
 _LINEAR_ATTENTION_OPSET = 27
-#: Most states that a window may have.
+#: Largest number of states in a window.
 _MAX_WINDOW = 8
 
 
@@ -19,7 +19,7 @@ def apply_silu(b: FunctionBody, x: str) -> str:
 
 
 def check_window(b: FunctionBody) -> int:
-    """Return the number of states that are kept, 0 for one without an axis of its own."""
+    """Return the number of states in a window, 0 for one state without a window axis."""
     window = int(b.attr("state_window"))
     if not 0 <= window <= _MAX_WINDOW:
         raise Declined(f"state_window is {window}, which may be 0 to {_MAX_WINDOW}")
@@ -27,7 +27,7 @@ def check_window(b: FunctionBody) -> int:
 
 
 def last_state(b: FunctionBody, place: int, window: int) -> str:
-    """Return the newest state of an input that may hold a window of them."""
+    """Return the newest state of an input, which may hold a window of states."""
     if not window:
         return b.input(place)
     if b.shape(place)[0] != window:
@@ -36,7 +36,7 @@ def last_state(b: FunctionBody, place: int, window: int) -> str:
 
 
 def stack_window(b: FunctionBody, states: list[str], window: int, zeros: str) -> str:
-    """Return the last ``window`` of ``states``, behind ``zeros`` for those before the first one."""
+    """Return the last ``window`` of ``states``, preceded by ``zeros`` for missing ones."""
     if not window:
         return states[-1]
     kept = [zeros] * (window - len(states)) + states
@@ -48,7 +48,7 @@ def stack_window(b: FunctionBody, states: list[str], window: int, zeros: str) ->
     ndim=1, activation="none", dilation=1, channels_last=0, state_window=0,
 )  # fmt: skip
 def causal_conv_with_state(b: FunctionBody) -> list[str]:
-    """Each channel is convolved with the inputs before it; the last of them are the next call's state."""
+    """Expand CausalConvWithState: each channel is convolved with earlier inputs; the last inputs are the next call's state."""
     activation, dilation, window, last = b.attr("activation"), b.attr("dilation"), check_window(b), b.attr("channels_last")
     if b.attr("ndim") != 1 or dilation < 1 or activation not in ("none", "silu", "swish"):
         raise Declined(f"ndim is {b.attr('ndim')}, dilation {dilation} and activation {activation!r}")
@@ -79,7 +79,7 @@ def causal_conv_with_state(b: FunctionBody) -> list[str]:
 
 
 def _channels_first(b: FunctionBody, x: str, shape: tuple[int, int, int], last: int) -> str:
-    """Return ``x`` of this shape with channels first."""
+    """Return ``x``, reshaped to ``shape``, with channels first."""
     return b.Transpose(b.reshape(x, *shape), perm=[0, 2, 1]) if last else x
 
 
@@ -93,7 +93,8 @@ def _restore_layout(b: FunctionBody, x: str, shape: tuple[int, ...], last: int) 
     q_num_heads=int, kv_num_heads=int, update_rule="gated_delta", scale=0.0, chunk_size=64, state_window=0,
 )  # fmt: skip
 def linear_attention(b: FunctionBody) -> list[str]:
-    """ONNX's, with fewer heads of queries or keys than of values, and states of the last tokens."""
+    """Expand LinearAttention to ONNX's operator. Queries or keys may have fewer heads than values. The states of the last tokens
+    may be returned."""
     b.opset = _LINEAR_ATTENTION_OPSET
     heads, shared, rule, window = b.attr("q_num_heads"), b.attr("kv_num_heads"), b.attr("update_rule"), check_window(b)
     (batch, length, hidden), (_, _, keys), (_, _, wide) = (b.shape(i, 3) for i in range(3))
@@ -125,7 +126,7 @@ def linear_attention(b: FunctionBody) -> list[str]:
 
 
 def _repeat_heads(b: FunctionBody, x: str, at: tuple[int, int, int], heads: int, count: int) -> str:
-    """Repeat each of the heads of ``x`` so that there are ``count``."""
+    """Repeat each head of ``x`` so that the result has ``count`` heads."""
     if heads == count:
         return x
     batch, length, depth = at
@@ -135,7 +136,7 @@ def _repeat_heads(b: FunctionBody, x: str, at: tuple[int, int, int], heads: int,
 
 @contrib_function("LinearAttentionGate", "a: T, dt_bias: F, decay_scale: F, b?: T -> decay: T, beta?: T")
 def linear_attention_gate(b: FunctionBody) -> list[str]:
-    """``decay_scale * Softplus(a + dt_bias)`` in float32, and ``Sigmoid(b)``."""
+    """Expand LinearAttentionGate: ``decay_scale * Softplus(a + dt_bias)`` in float32, and ``Sigmoid(b)``."""
     opening = b.Softplus(b.Add(b.cast(b.input(0), "float32"), b.input(1)))
     beta = b.cast(b.Sigmoid(b.cast(b.input(3), "float32")), b.dtype()) if b.has(3) else ""
     return [b.cast(b.Mul(opening, b.input(2)), b.dtype()), beta]
@@ -143,7 +144,7 @@ def linear_attention_gate(b: FunctionBody) -> list[str]:
 
 @contrib_function("GatedRMSNorm", "X: T, scale: T, gate: T -> Y: T", epsilon=1e-5, activation="silu")
 def gated_rms_norm(b: FunctionBody) -> str:
-    """Root-mean-square norm of groups of columns, as many as the scale has, times an activated gate; in float32."""
+    """Expand GatedRMSNorm: root-mean-square norm of column groups of the scale's size, times an activated gate, in float32."""
     shape, columns, activation = b.shape(0), b.shape(1, 1)[0], b.attr("activation")
     if activation not in ("silu", "swish", "sigmoid"):
         raise Declined(f"the activation {activation!r} is unknown; silu, swish and sigmoid are supported")

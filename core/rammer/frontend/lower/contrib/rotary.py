@@ -1,4 +1,4 @@
-"""Rotary embeddings: pairs of columns turned by angles that grow with their place."""
+"""Rotary embeddings: pairs of columns rotated by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
 
 
 def rotate_columns(b: FunctionBody, x: str, angles: tuple[str, str], widths: tuple[int, int], interleaved: bool) -> str:
-    """``x [batch, heads, length, width]`` turned by cosines and sines that meet ``[batch, 1, length, rotary / 2]``; only the
-    first ``rotary`` columns (``widths`` are both). Pairs are neighbours where ``interleaved``, else halves."""
+    """Rotate ``x [batch, heads, length, width]`` by cosines and sines that broadcast to ``[batch, 1, length, rotary / 2]``.
+
+    Only the first ``rotary`` columns are rotated; ``widths`` holds both widths. Pairs are adjacent columns if ``interleaved``,
+    else halves."""
     (width, rotary), (cos, sin) = widths, angles
     rest = ""
     if rotary < width:
@@ -35,14 +37,14 @@ def _rotate_pair(b: FunctionBody, x: str, y: str, cos: str, sin: str) -> tuple[s
 
 
 def gather_angles(b: FunctionBody, caches: tuple[int, int], places: str) -> tuple[str, str]:
-    """Cosines and sines at ``places [batch or 1, length]``, with an axis for heads."""
+    """Return cosines and sines at ``places [batch or 1, length]``, with an axis for heads."""
     one, two = (b.Unsqueeze(b.Gather(b.input(i), places), b.constant([1])) for i in caches)
     return one, two
 
 
 @dataclass(frozen=True)
 class TurnedHeads:
-    """One use: ``x [batch, heads, length, width]``, of which the first ``rotary`` columns are turned."""
+    """The extents of one use: ``x [batch, heads, length, width]``, whose first ``rotary`` columns are rotated."""
 
     x: str
     batch: int
@@ -53,7 +55,7 @@ class TurnedHeads:
 
     @staticmethod
     def of(b: FunctionBody, heads: int) -> TurnedHeads:
-        """Return the extents of input 0, whose heads are an axis of their own or stand side by side. Input 2 is a cache."""
+        """Return the extents of input 0, which has an axis of heads or concatenated heads. Input 2 is a cache."""
         shape, half, given = b.shape(0), b.shape(2, 2)[1], b.attr("rotary_embedding_dim")
         if half < 1:
             raise Declined("the caches have no columns")
@@ -73,7 +75,7 @@ class TurnedHeads:
         return TurnedHeads(x, batch, heads, length, width, rotary)
 
     def turned(self, b: FunctionBody, turn: tuple[str, str]) -> str:
-        """Return the result in the shape of input 0, given cosines and sines."""
+        """Return the result in the shape of input 0, from cosines and sines."""
         y = rotate_columns(b, self.x, turn, (self.width, self.rotary), bool(b.attr("interleaved")))
         return y if len(b.shape(0)) == 4 else joined_heads(b, y, self.batch, self.length, self.heads * self.width)
 
@@ -83,7 +85,8 @@ class TurnedHeads:
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 )  # fmt: skip
 def rotary_embedding(b: FunctionBody) -> str:
-    """Turns pairs of columns by angles that grow with the place; packed batches have more places than the caches."""
+    """Expand RotaryEmbedding: rotate column pairs by angles that grow with the position. Packed batches have more positions than
+    the caches."""
     at = TurnedHeads.of(b, b.attr("num_heads"))
     places = b.input(1)
     if b.shape(1) in ((1,), ()):
@@ -99,7 +102,7 @@ def rotary_embedding(b: FunctionBody) -> str:
     scale=1.0,
 )  # fmt: skip
 def multimodal_rotary_embedding(b: FunctionBody) -> str:
-    """Each column is turned by one of three places of a token: in time, height or width."""
+    """Expand MultimodalRotaryEmbedding: each column pair is rotated by one of a token's three positions (time, height, width)."""
     at = TurnedHeads.of(b, b.attr("num_heads"))
     if b.shape(1) != (3, at.batch, at.length):
         raise Declined(f"places of {list(b.shape(1))} for {at.batch} rows of {at.length}")
@@ -115,7 +118,7 @@ def multimodal_rotary_embedding(b: FunctionBody) -> str:
 
 
 def _pair_streams(b: FunctionBody, half: int) -> Array:
-    """Return which of the three places turns each pair of columns."""
+    """Return the index of the position (0 to 2) that rotates each pair of columns."""
     sections, layout = list(b.attr("mrope_section")), b.attr("mrope_layout")
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != half or layout not in (0, 1):
         raise Declined(f"mrope_section is {sections} and mrope_layout {layout}, where {half} pairs are turned")

@@ -1,4 +1,4 @@
-"""Distances, slices, hashes of neighbours and other operators on tensors without a layer of their own."""
+"""Distances, slices, token hashes and other operators on tensors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contr
 
 #: The least result of a pooled word in ONNX Runtime.
 _LEAST_POOLED = -1e12
-#: Most states that are captured of a request.
+#: Largest number of captured states of a request.
 _MAX_CAPTURED = 8
 
 
 @contrib_function("SampleOp", "X: Y -> Y: Y")
 def sample_op(b: FunctionBody) -> str:
-    """The input."""
+    """Expand SampleOp to a copy of the input."""
     return b.Identity(b.input(0))
 
 
 @contrib_function("CDist", "A: T, B: T -> C: T", metric="sqeuclidean")
 def pair_distances(b: FunctionBody) -> str:
-    """Distances of each pair of rows; differences are squared, so that near rows keep their digits."""
+    """Expand CDist: distances of all row pairs; differences are squared, so that near rows keep their digits."""
     (_, columns), (_, others), metric = b.shape(0, 2), b.shape(1, 2), b.attr("metric")
     if columns != others or metric not in ("euclidean", "sqeuclidean"):
         raise Declined(
@@ -35,13 +35,13 @@ def pair_distances(b: FunctionBody) -> str:
 
 @contrib_function("MatMulInteger16", "A: H, B: H2 -> Y: M")
 def mat_mul_integer16(b: FunctionBody) -> str:
-    """A product of 16-bit integers in 32 bits."""
+    """Expand MatMulInteger16: a product of 16-bit integers in 32 bits."""
     return b.MatMul(b.cast(b.input(0), "int32"), b.cast(b.input(1), "int32"))
 
 
 @contrib_function("UnfoldTensor", "input: A -> output: A", size=int, dim=-1, step=1)
 def unfold_tensor(b: FunctionBody) -> str:
-    """All slices along an axis, whose elements become the last axis."""
+    """Expand UnfoldTensor: all slices along an axis, whose elements become the last axis."""
     shape, size, step = b.shape(0), b.attr("size"), b.attr("step")
     axis = b.attr("dim") % max(len(shape), 1)
     if not shape or size < 1 or step < 1 or size > shape[axis]:
@@ -54,7 +54,7 @@ def unfold_tensor(b: FunctionBody) -> str:
 
 @contrib_function("NGramRepeatBlock", "input_ids: L, scores: F -> scores_out: F", ngram_size=int)
 def block_repeated_ngrams(b: FunctionBody) -> str:
-    """Scores are minus infinity for tokens that would repeat a sequence of so many tokens."""
+    """Expand NGramRepeatBlock: the score of a token that would repeat an n-gram is minus infinity."""
     (batch, length), (_, words), size = b.shape(0, 2), b.shape(1, 2), b.attr("ngram_size")
     if size < 1:
         raise Declined(f"ngram_size is {size}")
@@ -78,7 +78,7 @@ def block_repeated_ngrams(b: FunctionBody) -> str:
     embedding_size=int | None, conv_window_size=int | None, char_embedding_size=int | None,
 )  # fmt: skip
 def word_conv_embedding(b: FunctionBody) -> str:
-    """Characters of each word are looked up and convolved; the greatest result of each filter is the word's."""
+    """Expand WordConvEmbedding: look up and convolve the characters of each word; each filter contributes its maximum."""
     (count, length), (filters, _, window, width) = b.shape(0, 2), b.shape(1, 4)
     if window > length or b.shape(3, 2)[1] != width or b.shape(2, 1)[0] != filters:
         raise Declined(f"windows of {window} characters of {width} numbers for words of {length} characters of {b.shape(3)[1]}")
@@ -100,8 +100,8 @@ def word_conv_embedding(b: FunctionBody) -> str:
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Tokens of several requests side by side, and what came before each: input ``past`` has the last ``before`` tokens of each
-    request. Request ``i`` has the tokens from ``starts[i]`` up to ``starts[i + 1]``."""
+    """The concatenated tokens of several requests, and the tokens before each request. Input ``past`` has the last ``before``
+    tokens of each request. Request ``i`` has the tokens from ``starts[i]`` up to ``starts[i + 1]``."""
 
     count: int
     requests: int
@@ -109,7 +109,7 @@ class PackedTokens:
     starts: str
 
     def places(self, b: FunctionBody, back: int | str, at: str, request: str) -> str:
-        """Return places in the past followed by all tokens: ``back`` before place ``at`` of a request's."""
+        """Return indices into the past followed by all tokens: ``back`` tokens before index ``at`` of a request."""
         start = b.Gather(self.starts, request)
         distance = b.constant(back) if isinstance(back, int) else back
         place = b.Sub(at, distance)
@@ -117,19 +117,19 @@ class PackedTokens:
         return b.Where(b.GreaterOrEqual(place, start), b.Add(place, b.constant(self.requests * self.before)), older)
 
     def trailing(self, b: FunctionBody, ends: str) -> str:
-        """Return the places of the tokens before ``ends [requests, n]``: ``[requests, n, before]``."""
+        """Return the indices of the tokens before ``ends [requests, n]``: ``[requests, n, before]``."""
         backs = b.constant(np.arange(self.before, 0, -1))
         request = b.constant(np.arange(self.requests)[:, None, None])
         return self.places(b, backs, b.Unsqueeze(ends, b.constant([2])), request)
 
     def begins(self, b: FunctionBody) -> str:
-        """Return where each request begins."""
+        """Return the index of each request's first token."""
         return b.slice(self.starts, 0, 0, self.requests)
 
 
 @dataclass(frozen=True)
 class NeighbourHashes:
-    """Hashes of each token and those before it; an input that an operator lacks, or a use leaves out, is ""."""
+    """Hashes of each token and its predecessors; absent inputs are ""."""
 
     tokens: str
     past: str
@@ -139,7 +139,7 @@ class NeighbourHashes:
     past_segments: str
 
     def written(self, b: FunctionBody, at: PackedTokens) -> list[str]:
-        """Return hashes ``[tokens, heads]``, all tokens behind those of the past, and their segments."""
+        """Return hashes ``[tokens, heads]``, all tokens after those of the past, and their segments."""
         kind, missing = b.dtype(), b.reshape(self.end) if self.end else b.constant(b.attr("pad_id"), b.dtype())
         past = b.reshape(self.past, -1) if self.past else b.Expand(missing, b.constant([at.requests * at.before]))
         whole = b.Concat(past, self.tokens, axis=0)
@@ -167,7 +167,7 @@ class NeighbourHashes:
 
 
 def _mixed_hashes(b: FunctionBody, tokens: list[str], offsets: str, kind: str) -> str:
-    """Return the hashes of ``tokens[0]`` and one or more before it, ``tokens[k]``; in unsigned integers, which wrap around."""
+    """Return the hashes of ``tokens[0]`` with one or more predecessors ``tokens[k]``, in unsigned integers that wrap around."""
     unsigned, heads = f"u{kind}", b.attr("n_head_per_ngram")
     factors = b.split(b.slice(b.cast(b.input(1), unsigned), 0, 0, len(tokens)), 0, [1] * len(tokens))
     mixes, mix = list[str](), ""
@@ -180,7 +180,7 @@ def _mixed_hashes(b: FunctionBody, tokens: list[str], offsets: str, kind: str) -
 
 
 def _check_hashes(b: FunctionBody) -> int:
-    """Return how many tokens before each one are hashed. Declined where operands do not fit."""
+    """Return the number of predecessors in a hash. Raise Declined if operands do not fit."""
     size, heads = b.attr("max_ngram_size"), b.attr("n_head_per_ngram")
     if size < 2 or heads < 1 or b.shape(1, 1)[0] < size or b.shape(2, 1)[0] != (size - 1) * heads:
         raise Declined(f"{size} tokens by {heads} heads, for {b.shape(1)} factors and {b.shape(2)} vocabularies")
@@ -194,7 +194,7 @@ def _check_hashes(b: FunctionBody) -> int:
     max_ngram_size=int, n_head_per_ngram=int, pad_id=int, reset_on_eos=0,
 )  # fmt: skip
 def ngram_hash_mapping(b: FunctionBody) -> list[str]:
-    """Hashes of each token and up to so many before it, which end at boundaries."""
+    """Expand NGramHashMapping: hashes of each token with a number of predecessors, which end at boundaries."""
     before, (batch, length) = _check_hashes(b), b.shape(0, 2)
     if b.has(3) and b.shape(3) != (batch, before):
         raise Declined(f"past_ids of {list(b.shape(3))}, where {[batch, before]} is needed")
@@ -216,7 +216,7 @@ def ngram_hash_mapping(b: FunctionBody) -> list[str]:
     max_ngram_size=int, n_head_per_ngram=int, pad_id=int, reset_on_eos=0, state_update_capacity=0,
 )  # fmt: skip
 def varlen_ngram_hash_mapping(b: FunctionBody) -> list[str]:
-    """The same of requests of several lengths side by side."""
+    """Expand VarlenNGramHashMapping: token hashes of concatenated requests of several lengths."""
     before, (count,), (bounds,) = _check_hashes(b), b.shape(0, 1), b.shape(3, 1)
     requests, capacity = bounds - 1, b.attr("state_update_capacity")
     if (

@@ -1,4 +1,4 @@
-"""ONNX's operators for classical models (``ai.onnx.ml``) as functions over its others: importing this defines them all."""
+"""ONNX's operators for classical models (``ai.onnx.ml``) as functions over other operators; importing defines all of them."""
 
 from rammer.frontend.lower.ml import encoders, ensembles, rows, vectors
 

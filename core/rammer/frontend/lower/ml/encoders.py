@@ -1,4 +1,4 @@
-"""Encoders of numbers: categories as ones among zeros, and labels as other labels. Those of words run on the host."""
+"""Encoders of numbers: one-hot categories and label maps. Encoders of strings run on the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
 from rammer.frontend.lower.ml.table import standard_function
 from rammer.frontend.read.limits import MAX_TABLE
 
-#: Most keys that every element is compared with.
+#: Largest number of keys; every element is compared with each of them.
 MOST_KEYS: Final = 1024
 
 
 @standard_function("OneHotEncoder")
 def one_hot_encoder(b: FunctionBody) -> str:
-    """A 1 at the place of the category that an element is, cut to a whole number; the last place of several."""
+    """Expand OneHotEncoder: a 1 at the index of the category that equals the truncated element; the last of duplicates."""
     categories = [int(c) for c in b.attr("cats_int64s")]
     if not categories or b.attr("cats_strings"):
         raise Declined("it has no categories that are numbers")
@@ -31,7 +31,7 @@ def one_hot_encoder(b: FunctionBody) -> str:
 
 @standard_function("LabelEncoder")
 def label_encoder(b: FunctionBody) -> str:
-    """The value of the key that an element is, the first of several; NaN is a key like any other."""
+    """Expand LabelEncoder: the value of the first key that equals the element; NaN is an ordinary key."""
     keys, values, default = (_label_array(b, part) for part in ("keys", "values", "default"))
     if keys is None or values is None or default is None:
         raise Declined("it has labels that are words")
@@ -44,7 +44,7 @@ def label_encoder(b: FunctionBody) -> str:
     same = b.Equal(x, b.constant(keys))
     if keys.dtype.kind == "f" and np.isnan(keys).any():
         same = b.Or(same, b.And(b.IsNaN(x), b.constant(np.isnan(keys))))
-    # The place of the first key that it is, and one behind the last for none.
+    # The index of the first matching key, or the number of keys if none matches.
     place = b.Where(same, b.constant(np.arange(keys.size)), b.constant(np.array(keys.size)))
     place = b.ReduceMin(place, b.constant([-1]), keepdims=0)
     return b.Gather(b.constant(np.concatenate([values, default.reshape(1)])), place)
@@ -56,7 +56,8 @@ def _check_keys(count: int) -> None:
 
 
 def _label_array(b: FunctionBody, part: str) -> Array | None:
-    """Keys, values or the default, as numbers; None where they are words. What nothing says is the default of its kind."""
+    """Return keys, values or the default as numbers, or None if they are strings. An absent default is the default of the values'
+    type."""
     whole = b.use.attr(f"{part}_tensor", None)
     if whole is not None:
         return np.asarray(whole) if np.asarray(whole).dtype.kind in "if" else None

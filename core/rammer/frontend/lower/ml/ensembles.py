@@ -1,4 +1,4 @@
-"""Tree ensembles: all trees are walked level by level, then the weights of their leaves are put together."""
+"""Tree ensembles: all trees are walked level by level, then the weights of their leaves are combined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMBINERS = {"SUM": "sum", "AVERAGE": "sum", "MIN": "min", "MAX": "max"}
 
 
 def rows_of(b: FunctionBody) -> str:
-    """``X [rows, features]`` as floats; one row where it has one axis."""
+    """Return ``X [rows, features]`` as floats; a tensor with one axis is one row."""
     rows, features = _row_extents(b)
     x = b.input(0) if b.dtype() in ("float32", "float64") else b.cast(b.input(0), "float32")
     return x if len(b.shape(0)) == 2 else b.reshape(x, rows, features)
@@ -37,14 +37,14 @@ def _float_dtype(b: FunctionBody) -> np.dtype[np.floating]:
 
 
 def aggregate_leaves(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
-    """The targets of every row."""
+    """Return the combined leaf weights of every row, ``[rows, targets]``."""
     if how not in _COMBINERS:
         raise Declined(f"the aggregate function {how!r} is not known")
     used = {t for leaf in forest.leaves for t, _ in leaf}
     if targets < 1 or any(not 0 <= t < targets for t in used) or not forest.roots:
         raise Declined(f"{len(forest.roots)} trees have leaves for other targets than {targets}")
     rows, features = _row_extents(b)
-    # What leaves give is a table with a column for each target, whether any leaf has a weight for it or not.
+    # Leaf weights form a table with a column per target, even for targets without weights.
     if targets > max(len(used), MAX_TABLE):
         raise Declined(f"there are {targets} targets, of which leaves have weights for {len(used)}")
     if any(not 0 <= f < features for f in forest.feature):
@@ -57,13 +57,13 @@ def aggregate_leaves(b: FunctionBody, forest: Forest, targets: int, how: str) ->
     total = b.op("Gathered", leaves, b.constant(weights), domain=DOMAIN, how=_COMBINERS[how], **flags)[0]
     if how == "AVERAGE":
         total = b.Div(total, b.constant(np.array(len(forest.roots), _float_dtype(b))))
-    if how in ("MIN", "MAX"):  # of no tree at all
+    if how in ("MIN", "MAX"):  # no leaf has a weight for the target
         total = b.Where(b.IsInf(total), b.constant(np.array(0, _float_dtype(b))), total)
     return total
 
 
 def _row_extents(b: FunctionBody) -> tuple[int, int]:
-    """Rows and features of X. Declined for other than one or two axes."""
+    """Return the rows and features of X. Raise Declined unless X has one or two axes."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
         raise Declined(f"X has the shape {list(shape)}, where it needs rows of features")
@@ -71,7 +71,8 @@ def _row_extents(b: FunctionBody) -> tuple[int, int]:
 
 
 def _group_trees(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:
-    """The trees ordered by target, as many for each, where no tree has leaves for more than one; trees of nothing fill up."""
+    """Return the trees sorted by target, equally many per target, if every tree has leaves of one target only. Trees of an empty
+    leaf fill up."""
     if how not in ("SUM", "AVERAGE"):
         return forest, False
     owners = list[list[int]]([] for _ in range(targets))
@@ -89,7 +90,7 @@ def _group_trees(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:
 
 
 def _tree_leaves(forest: Forest, root: int) -> set[int]:
-    """The leaves of a tree."""
+    """Return the leaves of a tree."""
     found, seen, waiting = set[int](), set[int](), [root]
     while waiting:
         node = waiting.pop()
@@ -102,7 +103,7 @@ def _tree_leaves(forest: Forest, root: int) -> set[int]:
 
 
 def _walk_trees(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[str, Array, bool]:
-    """The leaves that rows reach, the table of weights that they index, and whether leaves are counted tree by tree."""
+    """Return the leaves that rows reach, their weight table, and True if leaves are counted per tree."""
     kind, depth, trees = _float_dtype(b), forest.depth(), len(forest.roots)
     table = _leaf_weights(forest, targets, how, kind)
     size = trees << depth if depth <= PADDED_LEVELS else 0
@@ -114,7 +115,7 @@ def _walk_trees(b: FunctionBody, forest: Forest, targets: int, how: str) -> tupl
         table = table[ends]
     else:
         tables, more = _link_nodes(forest, kind)
-    # A bound that no node has, and a way for what is no number that every node has, are not asked for.
+    # A bound that no node has, and a NaN branch that is equal for all nodes, are omitted.
     low = "" if np.isneginf(tables["low"]).all() else b.constant(tables["low"])
     inner = tables["high"] < np.inf
     tracks = b.constant(tables["tracks"]) if bool((tables["tracks"] & inner).any()) or not padded else ""
@@ -125,7 +126,7 @@ def _walk_trees(b: FunctionBody, forest: Forest, targets: int, how: str) -> tupl
 
 
 def _link_nodes(forest: Forest, kind: np.dtype[np.floating]) -> tuple[dict[str, Array], list[Array]]:
-    """Tables with a node for each leaf, first, which is its own child; and children and roots."""
+    """Return tables in which a self-referencing node per leaf precedes the nodes, with children and roots."""
     tables, count = forest.arrays(kind), len(forest.leaves)
     empty = {"feature": 0, "low": -np.inf, "high": np.inf, "tracks": True}
     made = {n: np.concatenate([np.full(count, v, tables[n].dtype), tables[n]]) for n, v in empty.items()}
@@ -139,7 +140,7 @@ def _link_nodes(forest: Forest, kind: np.dtype[np.floating]) -> tuple[dict[str, 
 
 
 def _leaf_weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floating]) -> Array:
-    """``[leaves, targets]``, or ``[leaves]`` where every tree has one target (``targets`` is 0)."""
+    """Return leaf weights ``[leaves, targets]``, or ``[leaves]`` if every tree has one target (``targets`` is 0)."""
     nothing = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
     table = np.full((len(forest.leaves), max(targets, 1)), nothing, np.float64)
     for i, leaf in enumerate(forest.leaves):
@@ -151,7 +152,7 @@ def _leaf_weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floa
 
 
 def _add_base_values(b: FunctionBody, y: str, targets: int) -> str:
-    """``y`` with base values."""
+    """Return ``y`` with the base values added."""
     base = read_numbers(b.use.attributes, "base_values")
     if not len(base):
         return y
@@ -162,7 +163,7 @@ def _add_base_values(b: FunctionBody, y: str, targets: int) -> str:
 
 @standard_function("TreeEnsembleRegressor")
 def expand_regressor(b: FunctionBody) -> str:
-    """Sums, means, least or greatest weights of leaves."""
+    """Expand TreeEnsembleRegressor: sums, means, least or greatest weights of leaves."""
     targets = int(b.attr("n_targets") or 1)
     y = aggregate_leaves(
         b, make_classic_forest(b.use.attributes, "target", _float_dtype(b)), targets, b.attr("aggregate_function") or "SUM"
@@ -172,7 +173,7 @@ def expand_regressor(b: FunctionBody) -> str:
 
 @standard_function("TreeEnsemble")
 def expand_ensemble(b: FunctionBody) -> str:
-    """The same, as ONNX has it since version 5."""
+    """Expand TreeEnsemble, the ONNX operator of version 5 and later."""
     if b.dtype() == "float16":
         raise Declined("X is float16")
     targets, how = int(b.attr("n_targets") or 1), int(b.use.attr("aggregate_function", 1))
@@ -186,7 +187,7 @@ def expand_ensemble(b: FunctionBody) -> str:
 
 @standard_function("TreeEnsembleClassifier")
 def expand_classifier(b: FunctionBody) -> list[str]:
-    """Scores of classes, and the label of the greatest one."""
+    """Expand TreeEnsembleClassifier: scores of classes, and the label of the greatest score."""
     labels = list(b.attr("classlabels_int64s"))
     if not labels:
         raise Declined("it has no labels of integers")
@@ -213,7 +214,7 @@ def expand_classifier(b: FunctionBody) -> list[str]:
 
 
 def _has_every_score(forest: Forest, classes: int) -> bool:
-    """Whether every class has a score whatever leaves are reached."""
+    """Return True if every class has a score for all combinations of leaves."""
     sure = set[int]()
     for root in forest.roots:
         reached = [{t for t, _ in forest.leaves[leaf]} for leaf in _tree_leaves(forest, root)]

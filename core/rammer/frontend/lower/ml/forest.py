@@ -1,4 +1,4 @@
-"""Forests as tables: nodes of one kind, and either trees padded to one depth or nodes that name their children."""
+"""Forests as tables: trees padded to one depth, or nodes that store the indices of their children."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from rammer.frontend.lower.contrib.function import Declined
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: The deepest tree: every level is an expression.
+#: Depth limit of trees: every level is an expression.
 MOST_LEVELS: Final = 96
-#: Trees no deeper may be padded to one depth, where that makes their tables so many times longer.
+#: Depth, growth and size limits of padded tables: trees up to this depth may be padded to one depth within either limit.
 PADDED_LEVELS, PADDED_GROWTH, PADDED_FREE = 12, 6, 1 << 16
 
 
 @dataclass
 class Forest:
-    """Nodes ask whether ``low <= x[feature] <= high``, or, where ``tracks``, whether that is no number, and go on with ``true``
-    or ``false``: a node, or ``~leaf``. ``leaves[i]`` are targets with weights."""
+    """The nodes, trees and leaves of a forest. A node tests ``low <= x[feature] <= high``; if ``tracks``, a NaN passes, too. It
+    continues with ``true`` or ``false``: a node, or ``~leaf``. ``leaves[i]`` lists targets with weights."""
 
     feature: list[int] = field(default_factory=list)
     low: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Forest:
     leaves: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def add(self, feature: int) -> int:
-        """A node without children."""
+        """Add a node without children and return its index."""
         self.feature.append(feature)
         self.low.append(-np.inf)
         self.high.append(np.inf)
@@ -42,7 +42,7 @@ class Forest:
         return len(self.feature) - 1
 
     def ask(self, node: int, mode: str, value: float, tracks: bool, ends: tuple[int, int], kind: np.dtype[Any]) -> None:
-        """What ``node`` asks; ``ends`` are its children. A question that is the opposite of another one swaps them."""
+        """Set the test of ``node`` and the children ``ends``. A negated test is stored as its opposite with swapped children."""
         least, most = -np.inf, np.inf
         positive, swapped = {"GT": ("LEQ", True), "GTE": ("LT", True), "NEQ": ("EQ", True)}.get(mode, (mode, False))
         low, high = least, value
@@ -57,12 +57,12 @@ class Forest:
             low, high = most, least
         self.low[node], self.high[node] = low, high
         self.true[node], self.false[node] = ends[::-1] if swapped else ends
-        # What is no number is not within bounds, and so goes to ``false``, unless the node says otherwise.
+        # A NaN is not within bounds and thus continues with ``false``, unless the node tracks it.
         asked = tracks or (mode == "NEQ")
         self.tracks[node] = not asked if swapped else asked
 
     def depth(self) -> int:
-        """Levels of the deepest tree. Declined for a cycle, and for more than ``MOST_LEVELS``."""
+        """Return the depth of the deepest tree. Raise Declined for a cycle, and for more than ``MOST_LEVELS`` levels."""
         level, nodes = 0, {r for r in self.roots if r >= 0}
         while nodes:
             level += 1
@@ -72,7 +72,7 @@ class Forest:
         return level
 
     def padded(self, depth: int, kind: np.dtype[Any]) -> tuple[dict[str, Array], Array]:
-        """Tables ``[trees, 2 ** depth - 1]``, level by level, and the leaf at every place of the last level."""
+        """Return tables ``[trees, 2 ** depth - 1]``, level by level, and the leaf at every index after the last level."""
         tables = self.arrays(kind)
         empty = {"feature": 0, "low": -np.inf, "high": np.inf, "tracks": True}
         at, levels = np.array(self.roots, np.int64)[:, None], dict[str, list[Array]]()
@@ -86,7 +86,7 @@ class Forest:
         return {name: np.concatenate(parts, axis=1) for name, parts in levels.items()}, ~at
 
     def arrays(self, kind: np.dtype[Any]) -> dict[str, Array]:
-        """Every node's part as one table; one node at least."""
+        """Return one table per field of the nodes, with at least one node."""
         empty = not self.feature
         made: dict[str, Array] = {
             "feature": np.array(self.feature or [0], np.int32),
@@ -100,7 +100,7 @@ class Forest:
 
 
 def make_classic_forest(attributes: Mapping[str, Any], leaf: str, kind: np.dtype[Any]) -> Forest:
-    """The forest of a TreeEnsembleRegressor (``leaf`` is "target") or TreeEnsembleClassifier ("class")."""
+    """Return the forest of a TreeEnsembleRegressor (``leaf`` is "target") or TreeEnsembleClassifier ("class")."""
     trees, names = attributes.get("nodes_treeids", ()), attributes.get("nodes_nodeids", ())
     count = len(names)
     lists = {n: list(attributes.get(f"nodes_{n}", ())) for n in ("featureids", "modes", "truenodeids", "falsenodeids")}
@@ -148,7 +148,7 @@ def _add_leaf_weights(
 
 
 def _find_roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Iterator[tuple[int, int]]:
-    """The first node of every tree that is nobody's child."""
+    """Yield the first node of every tree that is not a child."""
     seen = set[int]()
     for key, i in place.items():
         if i not in children and key[0] not in seen:
@@ -159,7 +159,7 @@ def _find_roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Ite
 
 
 def read_numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
-    """Floats of an attribute, or of the tensor of its name."""
+    """Return the floats of an attribute, or of its tensor variant."""
     tensor = attributes.get(f"{name}_as_tensor")
     if tensor is not None and np.size(tensor):
         return [float(v) for v in _read_tensor(attributes, f"{name}_as_tensor")]
@@ -167,19 +167,19 @@ def read_numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
 
 
 def _read_tensor(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Array:
-    """The numbers of a tensor, of one of NumPy's ``kinds``; none if it is absent. Declined for anything else in it."""
+    """Return the numbers of a tensor of one of NumPy's ``kinds``; empty if absent. Raise Declined for other elements."""
     values = np.ravel(attributes.get(name, ()))
     if values.size and values.dtype.kind not in kinds:
         raise Declined(f"{name} is a tensor of {values.dtype}")
     return values
 
 
-#: Modes of TreeEnsemble, by their numbers.
+#: Modes of TreeEnsemble, by number.
 _MODES: Final = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 
 
 def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
-    """The forest of a TreeEnsemble."""
+    """Return the forest of a TreeEnsemble."""
     lists = {n: list(attributes[f"nodes_{n}"]) for n in ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")}
     modes, splits = _read_tensor(attributes, "nodes_modes", "iu"), _read_tensor(attributes, "nodes_splits").astype(np.float64)
     count = len(modes)
@@ -202,7 +202,7 @@ def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Fo
     roots = [int(r) for r in attributes["tree_roots"]]
     if any(not 0 <= r < count for r in roots):
         raise Declined("a root is no node")
-    # A tree of one leaf is a node both of whose children are that leaf.
+    # A tree of one leaf becomes a node whose children are both that leaf.
     forest.roots = roots
     return forest
 
@@ -215,7 +215,7 @@ def _child_index(forest: Forest, lists: Mapping[str, list[int]], i: int, side: s
 
 
 def _split_sets(values: Array) -> Iterator[list[float]]:
-    """Members of the sets, which NaN separates."""
+    """Yield the members of each set; NaN separates the sets."""
     members = list[float]()
     for value in values:
         if np.isnan(value):
@@ -230,7 +230,7 @@ def _split_sets(values: Array) -> Iterator[list[float]]:
 def _add_member_nodes(
     forest: Forest, node: int, values: list[float], ends: tuple[int, int], tracks: bool, kind: np.dtype[Any]
 ) -> None:
-    """Whether the feature is one of ``values``: a chain of nodes, each asking for one."""
+    """Add a chain of equality nodes that tests if the feature is one of ``values``."""
     true, false = ends
     for value in values[:-1]:
         after = forest.add(forest.feature[node])

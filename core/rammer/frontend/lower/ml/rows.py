@@ -1,4 +1,4 @@
-"""Linear models, and what is done to rows of features before a model."""
+"""Linear models, and preprocessing of feature rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rammer.frontend.lower.ml.table import standard_function
 
 
 def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
-    """``X [rows, features]``, and both extents; one row where it has one axis."""
+    """Return ``X [rows, features]`` and both extents; a tensor with one axis is one row."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
         raise Declined(f"X has the shape {list(shape)}, where it needs rows of features")
@@ -20,7 +20,7 @@ def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, in
 
 
 def _linear_scores(b: FunctionBody, targets: int) -> str:
-    """``X @ coefficients' + intercepts``."""
+    """Return ``X @ coefficients' + intercepts``."""
     x, _, features = rows_of_features(b)
     coefficients, intercepts = np.array(b.attr("coefficients"), np.float32), np.array(b.attr("intercepts"), np.float32)
     if coefficients.size != targets * features or intercepts.size not in (0, targets):
@@ -31,13 +31,14 @@ def _linear_scores(b: FunctionBody, targets: int) -> str:
 
 @standard_function("LinearRegressor")
 def linear_regressor(b: FunctionBody) -> str:
-    """A product."""
+    """Expand LinearRegressor: a matrix product."""
     return apply_post_transform(b, _linear_scores(b, int(b.attr("targets") or 1)), str(b.attr("post_transform") or "NONE"))
 
 
 @standard_function("LinearClassifier")
 def linear_classifier(b: FunctionBody) -> list[str]:
-    """Scores of classes, and the label of the greatest one; of two classes one may have no row of its own."""
+    """Expand LinearClassifier: scores of classes, and the label of the greatest score. Two classes may have a single row of
+    coefficients."""
     labels = list(b.attr("classlabels_ints"))
     if not labels:
         raise Declined("it has no labels of integers")
@@ -55,7 +56,7 @@ def linear_classifier(b: FunctionBody) -> list[str]:
 
 @standard_function("Scaler")
 def expand_scaler(b: FunctionBody) -> str:
-    """``(X - offset) * scale``."""
+    """Expand Scaler: ``(X - offset) * scale``."""
     x = b.input(0) if b.dtype() == "float32" else b.cast(b.input(0), "float32")
     features = b.shape(0)[-1] if b.shape(0) else 0
     made = []
@@ -69,7 +70,7 @@ def expand_scaler(b: FunctionBody) -> str:
 
 @standard_function("Normalizer")
 def expand_normalizer(b: FunctionBody) -> str:
-    """Rows over their greatest element, their sum of magnitudes, or their length."""
+    """Expand Normalizer: rows divided by their greatest element, their sum of magnitudes, or their length."""
     x, _, _ = rows_of_features(b)
     how, axis = str(b.attr("norm") or "MAX"), b.constant([1])
     if how not in ("MAX", "L1", "L2"):
@@ -85,14 +86,14 @@ def expand_normalizer(b: FunctionBody) -> str:
 
 @standard_function("Binarizer")
 def expand_binarizer(b: FunctionBody) -> str:
-    """1 above the threshold, else 0."""
+    """Expand Binarizer: 1 above the threshold, else 0."""
     limit = b.number(float(b.use.attr("threshold", 0.0)))
     return b.cast(b.Greater(b.input(0), limit), b.dtype())
 
 
 @standard_function("Imputer")
 def expand_imputer(b: FunctionBody) -> str:
-    """Other values for those that are missing."""
+    """Expand Imputer: replace missing values."""
     if b.dtype() == "int64":
         values, missing = b.attr("imputed_value_int64s"), b.use.attr("replaced_value_int64", 0)
     elif b.dtype() == "float32":
@@ -109,7 +110,7 @@ def expand_imputer(b: FunctionBody) -> str:
 
 @standard_function("ArrayFeatureExtractor")
 def array_feature_extractor(b: FunctionBody) -> str:
-    """Columns of the last axis, of numbers."""
+    """Expand ArrayFeatureExtractor: columns of the last axis, of numbers."""
     shape = b.shape(0)
     if not b.dtype() or not shape:
         raise Declined("X is no tensor of numbers")
@@ -120,7 +121,7 @@ def array_feature_extractor(b: FunctionBody) -> str:
 
 @standard_function("FeatureVectorizer")
 def feature_vectorizer(b: FunctionBody) -> str:
-    """Features side by side, as floats."""
+    """Expand FeatureVectorizer: concatenate features as floats."""
     parts = list[str]()
     sizes = list(b.attr("inputdimensions"))
     for i in range(len(b.use.inputs)):

@@ -1,4 +1,4 @@
-"""Scores of classes: what is done to them in the end, and which label they mean."""
+"""Scores of classes: their post transforms, and the labels that they select."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer.frontend.lower.contrib.function import Declined, FunctionBody
 
 
 def apply_post_transform(b: FunctionBody, y: str, how: str) -> str:
-    """``y [rows, targets]`` behind a post transform."""
+    """Return ``y [rows, targets]`` after a post transform."""
     if how == "NONE":
         return y
     if how == "SOFTMAX":
@@ -19,7 +19,7 @@ def apply_post_transform(b: FunctionBody, y: str, how: str) -> str:
     if how == "LOGISTIC":
         return b.Sigmoid(y)
     if how == "SOFTMAX_ZERO":
-        # What is next to nothing stays so, and the others share.
+        # Scores near 0 stay so; the others share the probability.
         power = b.Exp(b.Sub(y, b.ReduceMax(y, b.constant([-1]))))
         power = b.Where(b.Greater(b.Abs(y), _constant_like(b, 1e-7, y)), power, b.Mul(y, power))
         return b.Div(power, b.ReduceSum(power, b.constant([-1])))
@@ -33,7 +33,7 @@ def _constant_like(b: FunctionBody, value: float, y: str) -> str:
 
 
 def _apply_probit(b: FunctionBody, y: str) -> str:
-    """The inverse of the normal distribution, by Winitzki's approximation of the inverse error function."""
+    """Return the inverse normal distribution, by Winitzki's approximation of the inverse error function."""
     x = b.Sub(b.Mul(y, _constant_like(b, 2.0, y)), _constant_like(b, 1.0, y))
     log = b.Log(b.Mul(b.Sub(_constant_like(b, 1.0, y), x), b.Add(_constant_like(b, 1.0, y), x)))
     half = b.Add(b.Mul(log, _constant_like(b, 0.5, y)), _constant_like(b, 2 / (math.pi * 0.147), y))
@@ -42,18 +42,19 @@ def _apply_probit(b: FunctionBody, y: str) -> str:
 
 
 def select_best_label(b: FunctionBody, y: str, labels: Sequence[int]) -> str:
-    """The label of the greatest score of each row, the first of equal ones."""
+    """Return the label of the greatest score of each row, the first among equals."""
     return b.Gather(b.constant(np.array(labels, np.int64)), b.ArgMax(y, axis=1, keepdims=0))
 
 
 def select_binary_label(b: FunctionBody, score: str, limit: float, labels: Sequence[int]) -> str:
-    """The second of two labels where ``score [rows, 1]`` is above ``limit``, else the first."""
+    """Return the second of two labels where ``score [rows, 1]`` is above ``limit``, else the first."""
     above = b.Squeeze(b.Greater(score, _constant_like(b, limit, score)), b.constant([1]))
     return b.Where(above, b.constant(int(labels[1])), b.constant(int(labels[0])))
 
 
 def binary_outputs(b: FunctionBody, score: str, labels: Sequence[int], transform: str, positive: bool) -> list[str]:
-    """Labels and both scores, given that of the second class: a probability where no weight is below 0, else a distance."""
+    """Return labels and both scores from the score of the second class. The score is a probability if no weight is below 0, else
+    a distance."""
     label = select_binary_label(b, score, 0.5 if positive else 0.0, labels)
     if transform == "PROBIT":
         return [label, _apply_probit(b, score)]

@@ -1,4 +1,4 @@
-"""How the functions of this package are defined: ONNX has their schemas, and the host runs a use that has no body."""
+"""Registration of this package's functions: ONNX has their schemas, and the host runs a use without a body."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ DOMAIN = "ai.onnx.ml"
 
 
 def standard_function(op: str, hosted: bool = True) -> Callable[[Writer], Writer]:
-    """Decorator: the function that writes the bodies of one of ONNX's operators. A use without one is refused where it is not
-    ``hosted``."""
+    """Register the decorated function, which writes the bodies of an ONNX operator. A use without a body raises BadInput if the
+    operator is not ``hosted``."""
 
     def register(write: Writer) -> Writer:
         FUNCTIONS[DOMAIN, op] = OperatorFunction(write, hosted)

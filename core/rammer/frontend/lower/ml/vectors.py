@@ -1,4 +1,4 @@
-"""Support vector machines: kernels of rows and support vectors, weighted for every target or for every pair of classes."""
+"""Support vector machines: kernels of rows and support vectors, weighted per target or per pair of classes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from rammer.frontend.lower.ml.rows import rows_of_features
 from rammer.frontend.lower.ml.scores import apply_post_transform, select_best_label
 from rammer.frontend.lower.ml.table import standard_function
 
-#: Most classes whose probabilities are coupled: a step for each is part of the loop's body.
+#: Largest number of classes with coupled probabilities; each class is a step in the loop's body.
 MOST_CLASSES: Final = 64
-#: Probabilities of pairs keep this distance from 0 and 1; sweeps over classes end after so many, or where what is left is below
-#: so much over the number of classes (Wu, Lin and Weng, "Probability Estimates for Multi-class Classification by Pairwise
-#: Coupling", JMLR 2004, as libsvm has it).
+#: Distance of pair probabilities from 0 and 1, sweep limit, and residual over the number of classes that ends the sweeps (Wu, Lin
+#: and Weng, "Probability Estimates for Multi-class Classification by Pairwise Coupling", JMLR 2004, as in libsvm).
 _CLOSEST, _SWEEPS, _LEFT = 1e-7, 100, 0.005
 
 
 @standard_function("SVMRegressor")
 def svm_regressor(b: FunctionBody) -> str:
-    """A weighted sum of kernels of rows and support vectors, or a product."""
+    """Expand SVMRegressor: a weighted sum of kernels of rows and support vectors, or a product."""
     x, _, features = rows_of_features(b)
     count, rho = int(b.use.attr("n_supports", 0)), np.array(b.attr("rho") or [0.0], np.float32)
     coefficients, vectors = _attribute_array(b, "coefficients"), _attribute_array(b, "support_vectors")
@@ -42,8 +41,10 @@ def svm_regressor(b: FunctionBody) -> str:
 
 @standard_function("SVMClassifier", hosted=False)
 def svm_classifier(b: FunctionBody) -> list[str]:
-    """The class that wins most pairs, and what pairs say of every row, or the probabilities of classes; without support vectors
-    a product for each class. ONNX does not say what scores are: these are ONNX Runtime's, and scikit-learn's with its signs."""
+    """Expand SVMClassifier: the class that wins most pairs, and the pair scores of every row or the probabilities of classes.
+
+    Without support vectors, each class has a product. ONNX leaves the scores undefined: these are ONNX Runtime's, and
+    scikit-learn's with its signs."""
     labels = list(b.attr("classlabels_ints"))
     if len(labels) < 2:
         raise Declined(f"it has {len(labels)} labels of integers")
@@ -52,7 +53,8 @@ def svm_classifier(b: FunctionBody) -> list[str]:
     scores = _pair_scores(b, len(labels))
     second, first = (_pair_masks(len(labels))[side].astype(np.float32) for side in (1, 0))
     won = b.cast(b.Greater(scores, b.constant(0.0, "float32")), "float32")
-    # Votes are whole numbers, and so exact: those of the second classes, and for each pair won one from there to the first.
+    # Votes are whole numbers and thus exact. They start with one per pair for its second class; a won pair moves its vote to the
+    # first class.
     votes = b.Add(b.MatMul(won, b.constant(first - second)), b.constant(second.sum(axis=0)))
     label, transform = select_best_label(b, votes, labels), str(b.attr("post_transform") or "NONE")
     if b.attr("prob_a"):
@@ -72,8 +74,8 @@ def _attribute_array(b: FunctionBody, name: str) -> Array:
 
 
 def _by_products(b: FunctionBody, labels: list[int]) -> list[str]:
-    """Of two classes the second wins as soon as any score is above 0, or above 0.5 where no weight is negative: ONNX Runtime and
-    the reference agree on it."""
+    """Return label and scores from one product per class. Of two classes, the second wins if any score is above 0, or above 0.5
+    if no weight is negative: ONNX Runtime and the reference agree."""
     x, _, features = rows_of_features(b)
     coefficients, rho = _attribute_array(b, "coefficients"), _attribute_array(b, "rho")
     if coefficients.size != len(labels) * features or not rho.size:
@@ -90,15 +92,17 @@ def _by_products(b: FunctionBody, labels: list[int]) -> list[str]:
 
 
 def _pair_masks(classes: int) -> tuple[Array, Array]:
-    """Of every pair of classes, the first and the second one: ``[pairs, classes]``, with a 1 in each row."""
+    """Return the first and the second class of every pair as one-hot rows: ``[pairs, classes]`` each."""
     pairs = np.array(list(combinations(range(classes), 2)))
     eye = np.eye(classes)
     return eye[pairs[:, 0]], eye[pairs[:, 1]]
 
 
 def _pair_scores(b: FunctionBody, classes: int) -> str:
-    """``[rows, pairs]``: for every pair of classes the weighted kernels of the vectors of both. Vectors are ordered by class; row
-    k of the coefficients has the weights of a class' vectors against class k, or k + 1 from its own number on."""
+    """Return ``[rows, pairs]``: for every pair of classes, the weighted kernels of both classes' vectors.
+
+    Vectors are ordered by class. Row k of the coefficients weights a class' vectors against class k. From the class number on, it
+    is against class k + 1."""
     x, _, features = rows_of_features(b)
     counts, pairs = [int(n) for n in b.attr("vectors_per_class")], list(combinations(range(classes), 2))
     vectors, coefficients, rho = (_attribute_array(b, n) for n in ("support_vectors", "coefficients", "rho"))
@@ -119,7 +123,7 @@ def _pair_scores(b: FunctionBody, classes: int) -> str:
 
 
 def _kernel_matrix(b: FunctionBody, x: str, vectors: Array) -> str:
-    """``[rows, vectors]``, by the kernel that attributes name."""
+    """Return ``[rows, vectors]`` by the kernel of the attributes."""
     gamma, offset, degree = (b.constant(float(v), "float32") for v in (*b.attr("kernel_params"), 0.0, 0.0, 0.0)[:3])
     kind = str(b.attr("kernel_type") or "LINEAR")
     if kind == "RBF":
@@ -136,11 +140,11 @@ def _kernel_matrix(b: FunctionBody, x: str, vectors: Array) -> str:
     raise Declined(f"the kernel {kind!r} is not known")
 
 
-# Probabilities -------------------------------------------------------------------------------------------------
+# --- probabilities ----------------------------------------------------------------------------------------------
 
 
 def _class_probabilities(b: FunctionBody, scores: str, classes: int) -> str:
-    """``[rows, classes]``: what probabilities of pairs say of all classes together, as far as sweeps over them get."""
+    """Return ``[rows, classes]``: class probabilities from pair probabilities, after a limited number of sweeps."""
     slopes, offsets, pairs = _attribute_array(b, "prob_a"), _attribute_array(b, "prob_b"), classes * (classes - 1) // 2
     if slopes.size != offsets.size or slopes.size < pairs:
         raise Declined(f"{slopes.size} prob_a and {offsets.size} prob_b for {pairs} pairs of classes")
@@ -152,7 +156,7 @@ def _class_probabilities(b: FunctionBody, scores: str, classes: int) -> str:
     first = b.Sub(one, b.Sigmoid(log_odds))
     first = b.Clip(first, b.constant(_CLOSEST, "float32"), b.constant(1 - np.float32(_CLOSEST), "float32"))
     every = b.Concat(first, b.Sub(one, first), b.constant(np.zeros((rows, 1), np.float32)), axis=1)
-    # Columns of the first over the second class, of the second over the first, and of a class over itself.
+    # Columns: the first class over the second, the second over the first, and a class over itself.
     places = np.full((classes, classes), 2 * pairs)
     for column, (i, j) in enumerate(combinations(range(classes), 2)):
         places[i, j], places[j, i] = column, pairs + column
@@ -165,8 +169,8 @@ def _class_probabilities(b: FunctionBody, scores: str, classes: int) -> str:
 
 
 def _sweep_body(b: FunctionBody, rows: int, classes: int) -> GraphProto:
-    """The body of the loop: one sweep over all classes in rows that need it still, of ``p [rows, classes]``, which has a sum of 1
-    and makes ``p' q p`` small."""
+    """Return the loop's body: one sweep over all classes, for rows that have not converged. It reduces ``p' q p``, where ``p
+    [rows, classes]`` has a sum of 1."""
     made = FunctionBody(b.use, prefix="sweep_")
     one, two, last = made.constant(1.0, "float32"), made.constant(2.0, "float32"), made.constant([1])
     qp = made.Squeeze(made.MatMul("q", made.Unsqueeze("p", made.constant([2]))), made.constant([2]))

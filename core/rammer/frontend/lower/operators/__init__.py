@@ -1,7 +1,5 @@
-"""The lowerings, one file per operator family; importing this package fills the registry.
-
-Every module of the folder is imported, so that adding an operator touches its own file only.
-"""
+"""The lowerings, one file per operator family; importing this package fills the registry. Every module of the folder is imported,
+so adding an operator changes one file only."""
 
 from __future__ import annotations
 

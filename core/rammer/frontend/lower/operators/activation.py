@@ -1,4 +1,4 @@
-"""Activation functions; each one map over its input. Formulas are those of the ONNX operator schemas."""
+"""Activation functions, each one map over its input. Formulas are those of the ONNX operator schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer.frontend.lower.operands import load_operand, make_literal, make_op, 
 from rammer.ir.expr import Cast, Const, Expr
 from rammer.ir.types import is_float
 
-#: A literal of the operator's element type.
+#: Function that returns a literal of the operator's element type.
 Literal: TypeAlias = Callable[[float], Const]
 
 
@@ -22,12 +22,12 @@ def _emit_map(ctx: Lowering, formula: Callable[[Expr, Literal], Expr]) -> None:
 
 
 def sigmoid_of(x: Expr, k: Literal) -> Expr:
-    """``1 / (1 + exp(-x))``; an infinite exponential gives 0, so the result is finite for every x."""
+    """Return ``1 / (1 + exp(-x))``; an infinite exponential gives 0, so the result is finite for every x."""
     return make_op("div", k(1), make_op("add", k(1), make_op("exp", make_op("neg", x))))
 
 
 def softplus_of(x: Expr, k: Literal) -> Expr:
-    """``log(1 + exp(x))`` as ``max(x, 0) + log1p(exp(-|x|))``, which cannot overflow and keeps what is small."""
+    """Return ``log(1 + exp(x))`` as ``max(x, 0) + log1p(exp(-|x|))``, which cannot overflow and keeps small terms."""
     tail = make_op("log1p", make_op("exp", make_op("neg", make_op("abs", x))))
     return make_op("add", make_op("max", x, k(0)), tail)
 
@@ -46,34 +46,34 @@ def _exp_minus_1(x: Expr) -> Expr:
 
 @lowering("Relu")
 def lower_relu(ctx: Lowering) -> None:
-    """``max(x, 0)``."""
+    """Lower Relu to ``max(x, 0)``."""
     _emit_map(ctx, lambda x, k: make_op("max", x, k(0)))
 
 
 @lowering("LeakyRelu")
 def leaky_relu(ctx: Lowering) -> None:
-    """``x < 0 ? alpha * x : x``."""
+    """Lower LeakyRelu to ``x < 0 ? alpha * x : x``."""
     alpha = float(ctx.attr("alpha", 0.01))
     _emit_map(ctx, lambda x, k: _below_zero(x, k, make_op("mul", x, k(alpha))))
 
 
 @lowering("PRelu")
 def lower_prelu(ctx: Lowering) -> None:
-    """``x < 0 ? slope * x : x`` with a broadcast slope."""
+    """Lower PRelu to ``x < 0 ? slope * x : x`` with a broadcast slope."""
     slope = load_operand(ctx, 1, out_axes(ctx))
     _emit_map(ctx, lambda x, k: _below_zero(x, k, make_op("mul", x, slope)))
 
 
 @lowering("Elu")
 def lower_elu(ctx: Lowering) -> None:
-    """``x < 0 ? alpha * (exp(x) - 1) : x``."""
+    """Lower Elu to ``x < 0 ? alpha * (exp(x) - 1) : x``."""
     alpha = float(ctx.attr("alpha", 1.0))
     _emit_map(ctx, lambda x, k: _below_zero(x, k, make_op("mul", k(alpha), _exp_minus_1(x))))
 
 
 @lowering("Selu")
 def lower_selu(ctx: Lowering) -> None:
-    """``gamma * (x < 0 ? alpha * (exp(x) - 1) : x)``."""
+    """Lower Selu to ``gamma * (x < 0 ? alpha * (exp(x) - 1) : x)``."""
     alpha = float(ctx.attr("alpha", 1.6732632423543772))
     gamma = float(ctx.attr("gamma", 1.0507009873554805))
 
@@ -85,7 +85,7 @@ def lower_selu(ctx: Lowering) -> None:
 
 @lowering("Celu")
 def lower_celu(ctx: Lowering) -> None:
-    """``x < 0 ? alpha * (exp(x / alpha) - 1) : x``."""
+    """Lower Celu to ``x < 0 ? alpha * (exp(x / alpha) - 1) : x``."""
     alpha = float(ctx.attr("alpha", 1.0))
 
     def formula(x: Expr, k: Literal) -> Expr:
@@ -96,20 +96,20 @@ def lower_celu(ctx: Lowering) -> None:
 
 @lowering("ThresholdedRelu")
 def thresholded_relu(ctx: Lowering) -> None:
-    """``x > alpha ? x : 0``."""
+    """Lower ThresholdedRelu to ``x > alpha ? x : 0``."""
     alpha = float(ctx.attr("alpha", 1.0))
     _emit_map(ctx, lambda x, k: make_op("where", make_op("lt", k(alpha), x), x, k(0)))
 
 
 @lowering("Sigmoid")
 def lower_sigmoid(ctx: Lowering) -> None:
-    """The logistic function."""
+    """Lower Sigmoid, the logistic function."""
     _emit_map(ctx, sigmoid_of)
 
 
 @lowering("Swish")
 def lower_swish(ctx: Lowering) -> None:
-    """``x * sigmoid(alpha * x)``."""
+    """Lower Swish to ``x * sigmoid(alpha * x)``."""
     alpha = float(ctx.attr("alpha", 1.0))
 
     def formula(x: Expr, k: Literal) -> Expr:
@@ -121,7 +121,7 @@ def lower_swish(ctx: Lowering) -> None:
 
 @lowering("HardSigmoid")
 def hard_sigmoid(ctx: Lowering) -> None:
-    """``alpha * x + beta`` clipped to [0, 1]."""
+    """Lower HardSigmoid to ``alpha * x + beta`` clipped to [0, 1]."""
     alpha, beta = float(ctx.attr("alpha", 0.2)), float(ctx.attr("beta", 0.5))
     _emit_map(ctx, lambda x, k: _clamped_line(x, k, alpha, beta))
 
@@ -132,31 +132,31 @@ def _clamped_line(x: Expr, k: Literal, alpha: float, beta: float) -> Expr:
 
 @lowering("HardSwish")
 def hard_swish(ctx: Lowering) -> None:
-    """``x`` times the hard sigmoid with slope 1/6."""
+    """Lower HardSwish to ``x`` times the hard sigmoid with slope 1/6."""
     _emit_map(ctx, lambda x, k: make_op("mul", x, _clamped_line(x, k, 1 / 6, 0.5)))
 
 
 @lowering("Softplus")
 def lower_softplus(ctx: Lowering) -> None:
-    """``log(1 + exp(x))``."""
+    """Lower Softplus to ``log(1 + exp(x))``."""
     _emit_map(ctx, softplus_of)
 
 
 @lowering("Mish")
 def lower_mish(ctx: Lowering) -> None:
-    """``x * tanh(softplus(x))``."""
+    """Lower Mish to ``x * tanh(softplus(x))``."""
     _emit_map(ctx, lambda x, k: make_op("mul", x, make_op("tanh", softplus_of(x, k))))
 
 
 @lowering("Softsign")
 def lower_softsign(ctx: Lowering) -> None:
-    """``x / (1 + |x|)``."""
+    """Lower Softsign to ``x / (1 + |x|)``."""
     _emit_map(ctx, lambda x, k: make_op("div", x, make_op("add", k(1), make_op("abs", x))))
 
 
 @lowering("Gelu")
 def lower_gelu(ctx: Lowering) -> None:
-    """``x/2 * (1 + erf(x / sqrt 2))``, or its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    """Lower Gelu to ``x/2 * (1 + erf(x / sqrt 2))``, or its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415)."""
     approximate = ctx.attr("approximate", "none") == "tanh"
 
     def formula(x: Expr, k: Literal) -> Expr:
@@ -172,7 +172,7 @@ def lower_gelu(ctx: Lowering) -> None:
 
 @lowering("Shrink")
 def lower_shrink(ctx: Lowering) -> None:
-    """``x < -lambd ? x + bias : x > lambd ? x - bias : 0``; integers are compared as floats."""
+    """Lower Shrink to ``x < -lambd ? x + bias : x > lambd ? x - bias : 0``; integers are compared as floats."""
     bias, lambd = float(ctx.attr("bias", 0.0)), float(ctx.attr("lambd", 0.5))
     axes, dtype = out_axes(ctx), ctx.out().dtype
     wide = dtype if is_float(dtype) else "float64"
@@ -187,7 +187,7 @@ def lower_shrink(ctx: Lowering) -> None:
 
 @lowering("Clip")
 def lower_clip(ctx: Lowering) -> None:
-    """``min(max(x, low), high)``; each bound is optional, a scalar input or (old opsets) an attribute."""
+    """Lower Clip to ``min(max(x, low), high)``; each bound is optional, a scalar input or (old opsets) an attribute."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     body = load_operand(ctx, 0, axes)
     for index, name, fn in ((1, "min", "max"), (2, "max", "min")):

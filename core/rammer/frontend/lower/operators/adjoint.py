@@ -1,4 +1,4 @@
-"""Col2Im and MaxUnpool: what a convolution or a pooling took apart is put together."""
+"""Col2Im and MaxUnpool, the inverse rearrangements of convolution and pooling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rammer.ir.types import row_major
 
 @lowering("Col2Im")
 def lower_col2im(ctx: Lowering) -> None:
-    """``y[n, c, i..] = sum[k..] x[n, c k.., o..]`` over the taps and positions with ``o stride + k dilation - pad = i``."""
+    """Lower Col2Im: ``y[n, c, i..] = sum[k..] x[n, c k.., o..]`` over taps and positions with ``o stride + k dilation - pad =
+    i``."""
     image, block = ctx.static(1, "image_shape"), ctx.static(2, "block_shape")
     if image is None or block is None:
         raise CannotLower("Col2Im without its shapes")
@@ -71,8 +72,8 @@ def _integer_attribute(ctx: Lowering, name: str, count: int, default: int) -> li
 
 @lowering("MaxUnpool")
 def max_unpool(ctx: Lowering) -> None:
-    """``y[indices[j]] = x[j]``, 0 elsewhere: every place walks all elements, of which the last one that names it stays. The
-    indices count through the shape that attributes give; a larger ``output_shape`` has zeros behind it."""
+    """Lower MaxUnpool: ``y[indices[j]] = x[j]``, 0 elsewhere. Every output element scans all inputs; the last one with its index
+    wins. Indices count through the shape of the attributes; a larger ``output_shape`` is zero-padded at the end."""
     x, indices, axes = ctx.input(0), ctx.input(1), ctx.axes(ctx.node.outputs[0])
     shape, inner = ctx.shape(x), unpooled_shape(ctx.shape(ctx.input(0)), ctx.node.attributes)
     count = math.prod(shape)
@@ -95,7 +96,7 @@ def max_unpool(ctx: Lowering) -> None:
 
 
 def unpooled_shape(shape: Sequence[int], attributes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that the pooling with these attributes had before it."""
+    """Return the shape before the pooling with these attributes."""
     kernel = attributes["kernel_shape"]
     strides, pads = attributes.get("strides") or [1] * len(kernel), attributes.get("pads") or [0] * 2 * len(kernel)
     spatial = [

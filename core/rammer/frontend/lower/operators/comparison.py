@@ -1,11 +1,11 @@
-"""Comparison, logic and selection. There is one strict and one weak order; the others swap operands."""
+"""Comparison, logic and selection, with one strict and one weak order; the other comparisons swap operands."""
 
 from __future__ import annotations
 
 from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn, lowering
 from rammer.frontend.lower.operands import load_operand, make_literal, make_op, out_axes
 
-#: ONNX operator -> (scalar operation, whether its operands are swapped).
+#: ONNX operator -> (scalar operation, True if its operands are swapped).
 BINARY = {
     "Equal": ("eq", False),
     "Less": ("lt", False),
@@ -33,21 +33,21 @@ for _op, (_fn, _swapped) in BINARY.items():
 
 @lowering("Not")
 def logical_not(ctx: Lowering) -> None:
-    """``!x``."""
+    """Lower Not to ``!x``."""
     axes = out_axes(ctx)
     ctx.emit(axes, make_op("not_", load_operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsNaN")
 def is_nan(ctx: Lowering) -> None:
-    """Whether x is no number."""
+    """Lower IsNaN: true where x is NaN."""
     axes = out_axes(ctx)
     ctx.emit(axes, make_op("isnan", load_operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsInf")
 def is_inf(ctx: Lowering) -> None:
-    """Whether x is infinite, with the signs that ``detect_positive`` and ``detect_negative`` allow."""
+    """Lower IsInf: true where x is infinite with a sign that ``detect_positive`` and ``detect_negative`` allow."""
     axes, dtype = out_axes(ctx), ctx.type(ctx.input(0)).dtype
     x, zero = load_operand(ctx, 0, axes), make_literal(0, dtype)
     positive, negative = bool(ctx.attr("detect_positive", 1)), bool(ctx.attr("detect_negative", 1))
@@ -64,6 +64,6 @@ def is_inf(ctx: Lowering) -> None:
 
 @lowering("Where")
 def lower_where(ctx: Lowering) -> None:
-    """``condition ? x : y``, all three broadcast."""
+    """Lower Where to ``condition ? x : y``, all three broadcast."""
     axes = out_axes(ctx)
     ctx.emit(axes, make_op("where", *[load_operand(ctx, i, axes) for i in range(3)]), into=0)

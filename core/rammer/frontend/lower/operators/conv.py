@@ -1,9 +1,8 @@
 """Conv and ConvTranspose, in any number of spatial dimensions.
 
-Both are one contraction and, where there is a bias, a map. A transposed convolution of stride ``s``
-is computed by phase: output position ``q*s + r`` meets the taps ``s*t + r`` only, so with axes ``q``
-and ``r`` of their own it is a contraction without wasted multiplications whose operands share no
-output axis, and the result is already laid out as the output.
+Both are one contraction and, with a bias, a map. A transposed convolution of stride ``s`` is computed by phase: output position
+``q*s + r`` uses only the taps ``s*t + r``. With separate axes ``q`` and ``r`` it is a contraction without wasted multiplications.
+Its operands share no output axis, and the result already has the output's layout.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rammer.ir.expr import Expr, Load, Op
 
 @lowering("Conv")
 def lower_conv(ctx: Lowering) -> None:
-    """``y[n,m,..] = sum[c,k..] x[n, g(m)*cg + c, window] * w[m,c,k..] (+ b[m])``."""
+    """Lower Conv: ``y[n,m,..] = sum[c,k..] x[n, g(m)*cg + c, window] * w[m,c,k..] (+ b[m])``."""
     x, w = ctx.input(0), ctx.input(1)
     batch, _, *source = ctx.shape(x)
     features, per_group, *kernel = ctx.shape(w)
@@ -39,7 +38,7 @@ def lower_conv(ctx: Lowering) -> None:
 
 
 def _emit_with_bias(ctx: Lowering, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis]) -> None:
-    """Emit the contraction and, where there is one, the bias (input 2) as a map of its own."""
+    """Emit the contraction and, if present, the bias (input 2) as a separate map."""
     biased = ctx.has(2)
     total = ctx.emit(axes, body, reduce, "sum" if reduce else None, into="conv" if biased else 0)
     if biased:
@@ -52,11 +51,8 @@ def _emit_bias(ctx: Lowering, axes: Sequence[Axis], value: Load) -> None:
 
 @dataclass(frozen=True)
 class _Spread:
-    """One spatial dimension of a transposed convolution (elements).
-
-    With dilation 1 the kernel is split into ``stride`` phases of ``taps`` taps; otherwise the input is
-    zero-stuffed first (``stuffed``) and the window slides over that with stride 1.
-    """
+    """A spatial dimension of a transposed convolution (elements). With dilation 1 the kernel is split into ``stride`` phases of
+    ``taps`` taps. Otherwise the input is zero-stuffed first (``stuffed``) and the window slides over it with stride 1."""
 
     name: str
     source: int
@@ -76,12 +72,12 @@ class _Spread:
 
     @property
     def extent(self) -> int:
-        """Extent of the input that the contraction reads."""
+        """The extent of the input that the contraction reads."""
         return self.source if self.dilation == 1 or not self.source else (self.source - 1) * self.stride + 1
 
     @property
     def positions(self) -> int:
-        """Number of whole phase groups covering ``[0, begin + out)``; the cropped head is computed too."""
+        """The number of whole phase groups covering ``[0, begin + out)``; the cropped head is computed, too."""
         return self.out if self.phases == 1 else -(-(self.begin + self.out) // self.phases)
 
     @property
@@ -108,7 +104,7 @@ class _Spread:
 
     @property
     def gather(self) -> tuple[Expr, ...]:
-        """Indices of the phase-split result for output position ``name``."""
+        """The indices of the phase-split result for output position ``name``."""
         if self.phases == 1:
             return (ex.as_index(self.name),)
         position = ex.make_add(self.name, self.begin)
@@ -126,7 +122,7 @@ class _Spread:
 
 @lowering("ConvTranspose")
 def conv_transpose(ctx: Lowering) -> None:
-    """The adjoint of Conv with respect to its input; weights are ``[C, M/group, k...]``."""
+    """Lower ConvTranspose, the adjoint of Conv with respect to its input; weights are ``[C, M/group, k...]``."""
     x, w = ctx.input(0), ctx.input(1)
     batch, channels, *source = ctx.shape(x)
     _, per_group, *kernel = ctx.shape(w)
@@ -164,7 +160,7 @@ def _interleave_phases(ctx: Lowering, split: str, batch: int, features: int, dim
 
 
 def _insert_zeros(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
-    """``x`` with ``stride - 1`` zeros between neighbours (dilated kernels with a stride only)."""
+    """Return ``x`` with ``stride - 1`` zeros between neighbours (only for dilated kernels with a stride)."""
     batch, channels, *_ = ctx.shape(x)
     axes = (Axis("n", batch), Axis("c", channels), *[Axis(d.name, d.extent) for d in dims])
     stretched = [d for d in dims if d.extent != d.source]
@@ -177,7 +173,7 @@ def _insert_zeros(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
 
 
 def _make_spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:
-    """Geometry per dimension."""
+    """Return the geometry of each dimension."""
     dims = transposed_of(ctx.node.attributes, source, kernel)
     return [
         _Spread(name, n, d.out, k, d.stride, d.dilation, d.begin)

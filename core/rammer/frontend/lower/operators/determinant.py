@@ -10,13 +10,13 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
 
-#: Larger matrices are taken apart on the host: a column is four Computes.
+#: Row limit of matrices; the host handles larger ones, since a column needs four Computes.
 MOST_ROWS: Final = 64
 
 
 @lowering("Det")
 def lower_det(ctx: Lowering) -> None:
-    """The product of the pivots, with the sign of the exchanges of rows."""
+    """Lower Det: the product of the pivots, with the sign of the row exchanges."""
     shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
     if shape[-1] != shape[-2]:
         raise ctx.refused(f"matrices of {list(shape[-2:])} are not square")
@@ -46,10 +46,10 @@ def lower_det(ctx: Lowering) -> None:
 
 
 def _eliminate_column(ctx: Lowering, at: object, matrix: str, place: Load, axes: tuple[Axis, ...], working: str) -> str:
-    """The matrix without its first column and the pivot's row, in whose place the first row is."""
+    """Return the matrix without its first column and the pivot's row, which is replaced by the first row."""
     assert callable(at)
     below, right = ex.make_add("i", 1), ex.make_add("j", 1)
-    # One load with an index by value, so that both places are read the same way.
+    # One load with a selected index, so that both rows are read alike.
     source = make_op("where", make_op("eq", below, place), ex.integer(0), below)
     rest = ctx.emit(
         (*axes[:-1], Axis("j", axes[-1].extent + 1)), _load_row(at(matrix, place, "j"), source), dtype=working, into="rest"
@@ -64,7 +64,7 @@ def _eliminate_column(ctx: Lowering, at: object, matrix: str, place: Load, axes:
 
 
 def _load_row(load: Expr, row: Expr) -> Expr:
-    """A load of a matrix's element, at another row."""
+    """Return a load of a matrix's element at another row."""
     if isinstance(load, Cast):
         return Cast(load.dtype, _load_row(load.arg, row))
     assert isinstance(load, Load)

@@ -50,7 +50,7 @@ BINARY = {
 #: ONNX operator -> scalar operation folded over any number of broadcast operands.
 VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
 
-#: Operands that are folded one after another, and most that one expression reads.
+#: Operands that are folded in sequence, and the most operands that one expression reads.
 MAX_CHAIN = 8
 MAX_OPERANDS = 32
 
@@ -79,8 +79,8 @@ def _make_variadic(fn: str) -> LoweringFn:
 
 
 def _fold_operands(ctx: Lowering, fn: str) -> Expr:
-    """All operands under ``fn``: a chain of a few, and of more a tree over partial results, so that no expression
-    is deep and no kernel reads more than MAX_OPERANDS tensors."""
+    """Return all operands folded under ``fn``: a chain of a few, or a tree over partial results of more. This keeps expressions
+    shallow, and no kernel reads more than MAX_OPERANDS tensors."""
     axes = out_axes(ctx)
     terms = [load_operand(ctx, i, axes) for i in range(len(ctx.node.inputs))]
     while len(terms) > MAX_OPERANDS:
@@ -108,21 +108,21 @@ _register_table(VARIADIC, _make_variadic)
 
 @lowering("Mean")
 def lower_mean(ctx: Lowering) -> None:
-    """Mean of the operands (not over an axis)."""
+    """Lower Mean of the operands (not over an axis)."""
     count = make_literal(len(ctx.node.inputs), ctx.out().dtype)
     ctx.emit(out_axes(ctx), make_op("div", _fold_operands(ctx, "add"), count), into=0)
 
 
 @lowering("Reciprocal")
 def lower_reciprocal(ctx: Lowering) -> None:
-    """``1 / x``."""
+    """Lower Reciprocal to ``1 / x``."""
     axes = out_axes(ctx)
     ctx.emit(axes, make_op("div", make_literal(1, ctx.out().dtype), load_operand(ctx, 0, axes)), into=0)
 
 
 @lowering("Mod")
 def lower_mod(ctx: Lowering) -> None:
-    """C's ``fmod`` (sign of the dividend) or, with ``fmod=0``, the sign of the divisor."""
+    """Lower Mod to C's ``fmod`` (sign of the dividend) or, with ``fmod=0``, the sign of the divisor."""
     axes = out_axes(ctx)
     fn = "fmod" if ctx.attr("fmod", 0) else "mod"
     ctx.emit(axes, make_op(fn, load_operand(ctx, 0, axes), load_operand(ctx, 1, axes)), into=0)
@@ -130,7 +130,7 @@ def lower_mod(ctx: Lowering) -> None:
 
 @lowering("BitShift")
 def bit_shift(ctx: Lowering) -> None:
-    """Shift left or right (unsigned)."""
+    """Lower BitShift, left or right (unsigned)."""
     axes = out_axes(ctx)
     fn = "shl" if ctx.attr("direction") == "LEFT" else "shr"
     ctx.emit(axes, make_op(fn, load_operand(ctx, 0, axes), load_operand(ctx, 1, axes)), into=0)
@@ -138,7 +138,7 @@ def bit_shift(ctx: Lowering) -> None:
 
 @lowering("BitwiseNot")
 def bitwise_not(ctx: Lowering) -> None:
-    """``x ^ all ones``."""
+    """Lower BitwiseNot to ``x ^ all ones``."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     ones = -1 if np.issubdtype(np.dtype(dtype), np.signedinteger) else int(np.iinfo(dtype).max)
     ctx.emit(axes, make_op("xor", load_operand(ctx, 0, axes), make_literal(ones, dtype)), into=0)
@@ -146,7 +146,7 @@ def bitwise_not(ctx: Lowering) -> None:
 
 @lowering("Pow")
 def lower_pow(ctx: Lowering) -> None:
-    """``base ** exponent`` in the type of the base."""
+    """Lower Pow to ``base ** exponent`` in the type of the base."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     base, exponent = load_operand(ctx, 0, axes), load_operand(ctx, 1, axes)
     body = _small_power(base, exponent, dtype)
@@ -154,7 +154,7 @@ def lower_pow(ctx: Lowering) -> None:
 
 
 def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:
-    """The exponents that networks use, without a transcendental function."""
+    """Return a power without transcendental functions for common exponents, else None."""
     if not isinstance(exponent, Const):
         return None
     if exponent.value == 1:
@@ -185,8 +185,8 @@ def _general_power(ctx: Lowering, base: Expr, exponent: Expr, dtype: str) -> Exp
 
 
 def _clamp_exponent(exponent: Expr, dtype: str) -> Expr:
-    """An integer literal that ``dtype`` cannot hold as the nearest one of its parity: only powers of 0, 1 and -1 are left, and
-    those know no more of it."""
+    """Return an integer literal clamped to ``dtype`` with its parity preserved. Only powers of 0, 1 and -1 remain finite there,
+    and they depend on the parity alone."""
     if not isinstance(exponent, Const):
         return exponent
     value, ends = int(exponent.value), np.iinfo(dtype)
@@ -195,7 +195,7 @@ def _clamp_exponent(exponent: Expr, dtype: str) -> Expr:
 
 
 def _integer_power(base: Expr, exponent: Expr, dtype: str) -> Expr:
-    """A negative exponent of an integer gives the quotient without its fraction: 0, but for 1 and -1."""
+    """Return an integer power; a negative exponent gives the truncated quotient: 0, except for 1 and -1."""
     if dtype.startswith("u") or (isinstance(exponent, Const) and exponent.value >= 0):
         return make_op("pow", base, exponent)
     zero, one = make_literal(0, dtype), make_literal(1, dtype)

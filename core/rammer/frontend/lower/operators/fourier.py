@@ -1,4 +1,4 @@
-"""DFT and STFT: products of the signal with constant tables of cosines and sines."""
+"""DFT and STFT as products of the signal with constant tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr
 from rammer.ir.types import is_float
 
-#: Most elements of a table; longer transforms run on the host.
+#: Element limit of a table; longer transforms run on the host.
 MOST_TABLE: Final = 1 << 25
 
 
 def _twiddle_table(length: int, kept: int, inverse: bool, shown: int) -> np.ndarray:
-    """``[shown, kept]``: cosines and sines (in the last axis) of ``-2 pi n k / length``.
-
-    Of the inverse, conjugates by ``length``."""
-    # The angle is reduced in whole numbers: a float of n * k would lose it.
+    """Return ``[shown, kept]``: cosines and sines (in the last axis) of ``-2 pi n k / length``. The inverse has conjugates
+    divided by ``length``."""
+    # The angle is reduced in integers: a float of n * k would lose it.
     angle = (np.outer(np.arange(shown), np.arange(kept)) % length) * (2 * math.pi / length)
     wave = np.exp((1j if inverse else -1j) * angle) / (length if inverse else 1)
     return np.stack([wave.real, wave.imag], axis=-1)
@@ -35,7 +34,7 @@ def _check_table(ctx: Lowering, elements: int) -> None:
 
 @lowering("DFT")
 def lower_dft(ctx: Lowering) -> None:
-    """``y[.., k, ..] = sum_n x[.., n, ..] exp(-2 pi i n k / length)``; real and imaginary part are the last axis."""
+    """Lower DFT: ``y[.., k, ..] = sum_n x[.., n, ..] exp(-2 pi i n k / length)``; the last axis has real and imaginary part."""
     shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
     length, dim = _length_and_axis(ctx, len(shape))
     inverse, parts = bool(ctx.attr("inverse", 0)), shape[-1]
@@ -43,7 +42,7 @@ def lower_dft(ctx: Lowering) -> None:
         raise ctx.refused(f"an input of {list(shape)} has no real and imaginary parts behind axis {dim}")
     half = bool(ctx.attr("onesided", 0))
     axes = ctx.axes(ctx.node.outputs[0])
-    # The inverse of one side is real: the other side is the conjugate, so that every frequency but the ends counts twice.
+    # The inverse of a one-sided transform is real: the other side is the conjugate, so every frequency but the ends counts twice.
     real = half and inverse
     kept = min(shape[dim], length // 2 + 1 if real else length)
     shown = axes[dim].extent
@@ -74,7 +73,7 @@ def _length_and_axis(ctx: Lowering, rank: int) -> tuple[int, int]:
 
 
 def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working: str) -> None:
-    """The signal by a table ``[shown, kept, (re, im)]``: one sum over samples, and parts where the signal is complex."""
+    """Emit the product of the signal with a table ``[shown, kept, (re, im)]``: one sum over samples and, if complex, parts."""
     x, axes = ctx.input(0), ctx.axes(ctx.node.outputs[0])
     parts, last = ctx.shape(x)[-1], axes[-1]
     # rows[k, n, part of x, part of y]: (a + bi)(c + di) = (ac - bd) + (ad + bc)i
@@ -92,7 +91,7 @@ def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working
 
 @lowering("STFT")
 def lower_stft(ctx: Lowering) -> None:
-    """``y[b, f, k] = sum_n signal[b, f * step + n] window[n] exp(-2 pi i n k / length)``."""
+    """Lower STFT: ``y[b, f, k] = sum_n signal[b, f * step + n] window[n] exp(-2 pi i n k / length)``."""
     signal, dtype = ctx.input(0), ctx.out().dtype
     step, given = ctx.static(1, "frame_step"), ctx.static(3, "frame_length")
     shape = ctx.shape(signal)
@@ -132,7 +131,7 @@ def lower_stft(ctx: Lowering) -> None:
 
 
 def _emit_sum(ctx: Lowering, axes: tuple[Axis, ...], body: Expr, reduce: tuple[Axis, ...], working: str) -> None:
-    """The result: a sum in the ``working`` type, in the type of the output."""
+    """Emit the result: a sum in the ``working`` type, converted to the output's type."""
     dtype = ctx.out().dtype
     if working == dtype:
         ctx.emit(axes, body, reduce, "sum", into=0)

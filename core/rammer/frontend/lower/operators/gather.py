@@ -1,9 +1,7 @@
 """Data-dependent indexing: the Gather family, OneHot, ReverseSequence.
 
-Indices known at compile time become literals, affine expressions or tables, whose bounds are exact.
-Indices that are only known at run time count from the end where negative; one that ONNX forbids (out
-of range) gives 0 rather than a read of memory that is not the tensor's.
-"""
+Constant indices become literals, affine expressions or tables with exact bounds. Negative run-time indices count from the end. A
+run-time index out of range, which ONNX forbids, gives 0 and never reads outside the tensor."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load, Table
 from rammer.ir.types import is_float, row_major
 
-#: Longest table kept inside an expression; longer ones become constant tensors.
+#: Longest table inside an expression; longer tables become constant tensors.
 TABLE = 1024
 
 
 def normalise_indices(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndarray:
-    """Static indices counted from the front. Raises CannotLower for one out of range."""
+    """Return static indices counted from the front. Raises CannotLower for an index out of range."""
     indices = values.astype(np.int64)
     if indices.size and not (-extent <= indices.min() and indices.max() < extent):
         raise CannotLower(f"{ctx.node.op} has an index outside [{-extent}, {extent})")
@@ -31,7 +29,7 @@ def normalise_indices(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndar
 
 
 def wrap_index(ctx: Lowering, tensor: str, position: Sequence[Expr], extent: int, fill: int | None = None) -> Expr:
-    """A run-time index, counted from the end where negative; beside its tensor it is ``fill``."""
+    """Return a run-time index; negative ones count from the end. Outside the index tensor it is ``fill``."""
     index: Expr = Load(tensor, tuple(position), fill)
     dtype = ctx.type(tensor).dtype
     if dtype.startswith("uint"):
@@ -41,7 +39,7 @@ def wrap_index(ctx: Lowering, tensor: str, position: Sequence[Expr], extent: int
 
 
 def static_index(ctx: Lowering, values: np.ndarray, axes: Sequence[Axis]) -> Expr:
-    """``values[axes]`` as the simplest expression that gives it."""
+    """Return ``values[axes]`` as the simplest equal expression."""
     if values.size == 0:
         return ex.integer(0)
     flat = [int(v) for v in values.ravel()]
@@ -58,13 +56,13 @@ def static_index(ctx: Lowering, values: np.ndarray, axes: Sequence[Axis]) -> Exp
 
 
 def fill_of(ctx: Lowering, tensor: str) -> ex.Number:
-    """What an index outside of ``tensor`` gives."""
+    """Return the value of an index outside of ``tensor``."""
     return 0.0 if is_float(ctx.type(tensor).dtype) else 0
 
 
 @lowering("Gather")
 def lower_gather(ctx: Lowering) -> None:
-    """``y[.., j.., ..] = x[.., indices[j..], ..]`` along one axis."""
+    """Lower Gather: ``y[.., j.., ..] = x[.., indices[j..], ..]`` along one axis."""
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape = ctx.shape(x)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
@@ -81,7 +79,7 @@ def lower_gather(ctx: Lowering) -> None:
 
 @lowering("GatherElements")
 def gather_elements(ctx: Lowering) -> None:
-    """``y[i..] = x[i.. with indices[i..] at axis]``."""
+    """Lower GatherElements: ``y[i..] = x[i.. with indices[i..] at axis]``."""
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape = ctx.shape(x)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
@@ -97,7 +95,7 @@ def gather_elements(ctx: Lowering) -> None:
 
 
 def check_beside(ctx: Lowering, dim: int) -> None:
-    """BadInput where indices (input 1) reach beyond the data (input 0) along other axes than the one that they index."""
+    """Raise BadInput if indices (input 1) exceed the data (input 0) along an axis that is not indexed."""
     data, indices = ctx.shape(ctx.input(0)), ctx.shape(ctx.input(1))
     if any(d != dim and m > n for d, (m, n) in enumerate(zip(indices, data, strict=True))):
         raise ctx.refused(f"indices of {list(indices)} reach beyond data of {list(data)} along other axes than {dim}")
@@ -105,7 +103,7 @@ def check_beside(ctx: Lowering, dim: int) -> None:
 
 @lowering("GatherND")
 def gather_nd(ctx: Lowering) -> None:
-    """``y[b.., j.., ..] = x[b.., indices[b.., j.., :], ..]``."""
+    """Lower GatherND: ``y[b.., j.., ..] = x[b.., indices[b.., j.., :], ..]``."""
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape, batch = ctx.shape(x), int(ctx.attr("batch_dims", 0))
     *prefix, depth = ctx.shape(name)
@@ -127,7 +125,7 @@ def gather_nd(ctx: Lowering) -> None:
 
 @lowering("OneHot")
 def one_hot(ctx: Lowering) -> None:
-    """``values[1]`` where the axis equals the index, else ``values[0]``; other indices match nothing."""
+    """Lower OneHot: ``values[1]`` where the axis equals the index, else ``values[0]``; other indices match nothing."""
     name, values, axes = ctx.input(0), ctx.input(2), out_axes(ctx)
     dim = axis_of(ctx, int(ctx.attr("axis", -1)), len(axes))
     depth = axes[dim].extent
@@ -142,7 +140,7 @@ def one_hot(ctx: Lowering) -> None:
 
 @lowering("ReverseSequence")
 def reverse_sequence(ctx: Lowering) -> None:
-    """The first ``sequence_lens[b]`` steps of each batch entry in reverse order."""
+    """Lower ReverseSequence: the first ``sequence_lens[b]`` steps of each batch entry in reverse order."""
     x, lengths, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     batch, time = int(ctx.attr("batch_axis", 1)), int(ctx.attr("time_axis", 0))
     if {batch, time} != {0, 1} or ctx.shape(lengths) != (axes[batch].extent,):
@@ -160,5 +158,5 @@ def reverse_sequence(ctx: Lowering) -> None:
 
 @lowering("NonZero", "Unique", "Compress", "NonMaxSuppression")
 def data_dependent(ctx: Lowering) -> None:
-    """Never lowered: these select or order elements by value."""
+    """Raise CannotLower: these operators select or order elements by value."""
     raise CannotLower(f"{ctx.node.op} selects elements by their values, which no tensor expression does")

@@ -1,13 +1,13 @@
-"""Products of 8-bit codes: MatMulInteger, ConvInteger, QLinearMatMul, QLinearConv, and what the pass ``integers`` makes.
+"""Products of 8-bit codes: MatMulInteger, ConvInteger, QLinearMatMul, QLinearConv, IntegerMatMul and IntegerConv.
 
-All have one form, which kernels of every device see. The contraction is ``sum[..] int32(a) * int32(b)`` over bare codes, whose
-padding is the zero point of ``a``, inside the conversion; zero points never stand inside the product. With
+All have one form, which kernels of every device match. The contraction is ``sum[..] int32(a) * int32(b)`` over bare codes.
+Padding is the zero point of ``a``, inside the conversion; zero points never occur inside the product. With
 
     sum (a - za) * (b - zb)  =  sum a * b  -  za * (sum b - K * zb)  -  zb * sum a
 
-the rest is a map behind it: what is known of it becomes one int32 bias, which the model's own joins; a ``b`` with a zero point
-has sums of the rows of ``a`` besides. Known codes are stored without their zero point where 8 bits with a sign hold that.
-Everything wraps in 32 bits, as the sum itself does.
+the other terms are a map after it. Their constant part becomes one int32 bias, merged with the model's bias. A ``b`` with a zero
+point needs sums of the rows of ``a``. Constant codes are stored without their zero point if signed 8 bits hold the difference.
+All arithmetic wraps in 32 bits, like the sum.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
-#: The domain of IntegerConv and IntegerMatMul, which no model can name: ConvInteger and MatMulInteger with a bias of int32 and a
-#: scale (of one number, or one for each channel or column) as their fifth and sixth operands.
+#: The domain of IntegerConv and IntegerMatMul, which models cannot name. They extend ConvInteger and MatMulInteger by an int32
+#: bias (fifth operand) and a scale (sixth). The scale is one number, or one per channel or column.
 DOMAIN = "rammer"
 
 
 @dataclass(frozen=True)
 class _Codes:
-    """An operand: its tensor, and the tensor of its zero point, "" where that is 0."""
+    """An operand: its tensor, and the tensor of its zero point, or "" if the zero point is 0."""
 
     tensor: str
     zero: str
 
 
 def _quantised_operand(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
-    """Known codes as int8, and without their zero point where that holds them; ``channel`` is the axis along which it varies."""
+    """Return constant codes as int8, without their zero point if int8 holds the difference. ``channel`` is the axis along which
+    the zero point varies."""
     zero = zero if can_be_nonzero(ctx, zero) else ""
     value, known = _known_value(ctx, tensor), _known_value(ctx, zero) if zero else np.zeros((), np.uint8)
     if value is None or known is None:
@@ -59,7 +60,7 @@ def _quantised_operand(ctx: Lowering, tensor: str, zero: str, channel: int = -1)
 
 
 def _known_value(ctx: Lowering, name: str) -> np.ndarray | None:
-    """What is known of a tensor of the graph, or made here."""
+    """Return the value of a constant of the graph or of this lowering, or None."""
     return ctx.constants[name] if name in ctx.constants else ctx.graph.constant(name)
 
 
@@ -68,13 +69,13 @@ def _to_int32(x: Expr) -> Expr:
 
 
 def _wrap_int32(value: np.ndarray) -> np.ndarray:
-    """Sums as 32 bits keep them."""
+    """Return sums wrapped to 32 bits."""
     return value.astype(np.int64).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What corrects a product: how to read, at each of its elements, the sums of both operands and their zero points."""
+    """The corrections of a product: loads of both operands' sums and zero points at each of its elements."""
 
     of_a: Load | None
     of_b: Load | None
@@ -84,7 +85,7 @@ class _Sums:
 
 
 def _correct_zero_points(total: Expr, sums: _Sums) -> Expr:
-    """The product of what the codes stand for, given that of the codes."""
+    """Return the product of the dequantised integers from the product of the codes."""
     value = total
     if sums.zero_a is not None and sums.of_b is not None:
         rest: Expr = sums.of_b
@@ -101,7 +102,7 @@ def _correct_zero_points(total: Expr, sums: _Sums) -> Expr:
 
 @dataclass(frozen=True)
 class _Product:
-    """A matrix product's axes, and how each operand is read."""
+    """The axes of a matrix product, and the load of each operand."""
 
     axes: tuple[Axis, ...]
     inner: Axis
@@ -120,7 +121,7 @@ def _make_product(ctx: Lowering, a: str, b: str, shape: Sequence[int]) -> _Produ
 
 
 def _row_wise(ctx: Lowering, name: str, axes: Sequence[Axis], rows: bool) -> Load | None:
-    """A scale or zero point: one number, one for each row (column), or ``[.., rows, 1]`` (``[.., 1, columns]``)."""
+    """Return a load of a scale or zero point: one number, one per row (column), or ``[.., rows, 1]`` (``[.., 1, columns]``)."""
     if not name:
         return None
     shape, along = ctx.shape(name), "m" if rows else "n"
@@ -134,7 +135,7 @@ def _row_wise(ctx: Lowering, name: str, axes: Sequence[Axis], rows: bool) -> Loa
 
 
 def _matrix_sum(ctx: Lowering, load: Load, p: _Product) -> Load:
-    """The sums of an operand over the inner axis, known or computed."""
+    """Return an operand's sums over the inner axis, constant or computed."""
     kept = [i for i in load.indices if i != ex.Ref(p.inner.name)]
     place = load.indices.index(ex.Ref(p.inner.name))
     value = _known_value(ctx, load.tensor)
@@ -148,12 +149,12 @@ def _matrix_sum(ctx: Lowering, load: Load, p: _Product) -> Load:
 
 
 def _matrix_total(ctx: Lowering, inputs: Sequence[str], bias: str, shape: Sequence[int]) -> tuple[tuple[Axis, ...], Expr]:
-    """Axes and value of an integer product with what corrects it; ``inputs`` are a, b and their zero points."""
+    """Return axes and value of an integer product with corrections; ``inputs`` are a, b and their zero points."""
     left, right = _quantised_operand(ctx, inputs[0], inputs[2], -2), _quantised_operand(ctx, inputs[1], inputs[3], -1)
     p = _make_product(ctx, left.tensor, right.tensor, shape)
     folded = _matrix_bias(ctx, left, right, bias, p)
     za, zb = (_row_wise(ctx, c.zero, p.axes, rows) for c, rows in ((left, True), (right, False)))
-    # Sums come before the product, so that what follows it may join it.
+    # Sums precede the product, so that consumers may fuse with the product.
     of_a = _matrix_sum(ctx, p.a, p) if zb is not None else None
     of_b = _matrix_sum(ctx, p.b, p) if za is not None and folded is None else None
     total = ctx.emit(p.axes, Op("mul", (_to_int32(p.a), _to_int32(p.b))), (p.inner,), "sum", "int32", into="sum")
@@ -165,7 +166,7 @@ def _matrix_total(ctx: Lowering, inputs: Sequence[str], bias: str, shape: Sequen
 
 
 def _matrix_bias(ctx: Lowering, left: _Codes, right: _Codes, bias: str, p: _Product) -> Load | None:
-    """All that a product needs besides, where it is one known number for each column."""
+    """Return all corrections and the bias as one constant per column, or None if that is impossible."""
     zero, b = _known_value(ctx, left.zero) if left.zero else np.zeros((), np.int32), _known_value(ctx, right.tensor)
     own = _known_value(ctx, bias) if bias else np.zeros((), np.int32)
     if right.zero or zero is None or zero.size != 1 or own is None or own.ndim > 1 or (not left.zero and not bias):
@@ -180,13 +181,15 @@ def _matrix_bias(ctx: Lowering, left: _Codes, right: _Codes, bias: str, p: _Prod
 
 @lowering("MatMulInteger")
 def integer_matmul(ctx: Lowering) -> None:
-    """``sum (a - za) * (b - zb)`` in 32 bits; zero points for each row of ``a`` and each column of ``b``, perhaps."""
+    """Lower MatMulInteger: ``sum (a - za) * (b - zb)`` in 32 bits.
+
+    Zero points may be per row of ``a`` and per column of ``b``."""
     _emit_sum(ctx, *_matrix_total(ctx, _input_names(ctx, 4), "", ctx.out().shape))
 
 
 @lowering("IntegerMatMul", domain=DOMAIN)
 def integer_matmul_with_bias(ctx: Lowering) -> None:
-    """The same with a bias and, where there is one, times a scale."""
+    """Lower IntegerMatMul: MatMulInteger with a bias and an optional scale."""
     inputs = _input_names(ctx, 6)
     axes, value = _matrix_total(ctx, inputs, inputs[4], ctx.out().shape)
     _emit_scaled(ctx, axes, value, _row_wise(ctx, inputs[5], axes, False))
@@ -197,7 +200,7 @@ def _input_names(ctx: Lowering, count: int) -> list[str]:
 
 
 def _emit_sum(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
-    """Output 0: the contraction itself, where nothing corrects it."""
+    """Emit output 0: the contraction itself if it has no correction."""
     last = ctx.computes[-1]
     if isinstance(value, Load) and value.tensor == last.name:
         ctx.computes.pop()
@@ -208,7 +211,7 @@ def _emit_sum(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
 
 
 def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Load | None) -> None:
-    """Output 0: sums, or the numbers that they stand for."""
+    """Emit output 0: integer sums, or floats if ``scale`` is present."""
     if scale is None:
         _emit_sum(ctx, axes, value)
     else:
@@ -217,7 +220,7 @@ def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Load |
 
 @lowering("QLinearMatMul")
 def linear_matmul(ctx: Lowering) -> None:
-    """The same with scales, and rounded as QuantizeLinear's: ``saturate(round(sum * (sa * sb / sy)) + zy)``."""
+    """Lower QLinearMatMul: ``saturate(round(sum * (sa * sb / sy)) + zy)``, rounded like QuantizeLinear."""
     a, of_a, zero_a, b, of_b, zero_b, of_y, zero = _input_names(ctx, 8)
     axes, value = _matrix_total(ctx, (a, b, zero_a, zero_b), "", ctx.out().shape)
     known = [_known_value(ctx, n) for n in (of_a, of_b, of_y)]
@@ -231,14 +234,14 @@ def linear_matmul(ctx: Lowering) -> None:
 
 
 def _combined_scale(ctx: Lowering, known: Sequence[np.ndarray | None]) -> str:
-    """``sa * sb / sy`` of float32: a constant of one number, or one for each channel."""
+    """Return ``sa * sb / sy`` in float32: a constant of one number, or one per channel."""
     a, b, y = (np.asarray(v, np.float32) for v in known)
     with np.errstate(all="ignore"):
         return ctx.constant(np.asarray(a.reshape(()) * b / y.reshape(()), np.float32), "scale")
 
 
 def _emit_requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: Expr, zero: Load | None) -> None:
-    """Output 0: the codes of sums. A known scale that is a number makes no NaN of them."""
+    """Emit output 0: the requantised sums. A finite constant scale excludes NaN."""
     value = _known_value(ctx, scale.tensor) if isinstance(scale, Load) else None
     sure = value is not None and bool(np.all(np.isfinite(value)))
     quotient = Op("mul", (Cast("float32", total), scale))
@@ -249,7 +252,7 @@ def _emit_requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: E
 
 
 def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[Axis, ...], Expr]:
-    """Axes and value of an integer convolution with what corrects it; ``inputs`` are x, w and their zero points."""
+    """Return axes and value of an integer convolution with corrections; ``inputs`` are x, w and their zero points."""
     x, w = _quantised_operand(ctx, inputs[0], inputs[2]), _quantised_operand(ctx, inputs[1], inputs[3], 0)
     batch, _, *source = ctx.shape(x.tensor)
     features, each, *kernel = ctx.shape(w.tensor)
@@ -268,7 +271,7 @@ def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[
     of_b = _weight_sums(ctx, w, weight, reduce) if x.zero and folded is None else None
     of_a = None
     if w.zero:
-        # Sums come before the product, so that what follows it may join it.
+        # Sums precede the product, so that consumers may fuse with the product.
         rows = (Axis("n", batch), Axis("g", groups), *window.axes)
         first = ex.make_mul("g", each) if groups > 1 else ex.integer(0)
         codes = window.load(tensor, ("n", ex.make_add(first, channel)), fill)
@@ -286,12 +289,12 @@ def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[
 
 
 def _load_channel(ctx: Lowering, name: str) -> Load | None:
-    """One number, or one for each output channel."""
+    """Return a load of one number, or of one per output channel."""
     return ctx.load(name, *("m" if n > 1 else 0 for n in ctx.shape(name))) if name else None
 
 
 def _conv_bias(ctx: Lowering, x: _Codes, w: _Codes, bias: str) -> Load | None:
-    """All that a convolution needs besides, where it is one known number for each channel."""
+    """Return all corrections and the bias as one value per channel, or None if that is impossible."""
     zero = _known_value(ctx, x.zero) if x.zero else np.zeros((), np.int32)
     weights, own = _known_value(ctx, w.tensor), _known_value(ctx, bias) if bias else np.zeros((), np.int32)
     if w.zero or (not x.zero and not bias):
@@ -305,7 +308,7 @@ def _conv_bias(ctx: Lowering, x: _Codes, w: _Codes, bias: str) -> Load | None:
 
 
 def _weight_sums(ctx: Lowering, w: _Codes, weight: Load, reduce: Sequence[Axis]) -> Load:
-    """The sum of every output channel's weights."""
+    """Return the sum of every output channel's weights."""
     value = _known_value(ctx, w.tensor)
     if value is not None:
         return ctx.load(ctx.constant(_wrap_int32(value.astype(np.int64).sum(tuple(range(1, value.ndim)))), "sums"), "m")
@@ -314,7 +317,7 @@ def _weight_sums(ctx: Lowering, w: _Codes, weight: Load, reduce: Sequence[Axis])
 
 
 def _emit_padded(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, SlidingWindow]:
-    """The image with its padding, whose zero point only a run knows, and the window over that."""
+    """Return the image padded with its run-time zero point, and the window over the padded image."""
     batch, channels, *source = ctx.shape(x.tensor)
     reach = [
         (o - 1) * s + (k - 1) * d + 1
@@ -335,13 +338,13 @@ def _emit_padded(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, 
 
 @lowering("ConvInteger")
 def integer_conv(ctx: Lowering) -> None:
-    """``sum (x - zx) * (w - zw)`` over windows, in 32 bits; padding is 0, which is the code ``zx``."""
+    """Lower ConvInteger: ``sum (x - zx) * (w - zw)`` over windows, in 32 bits; padding is 0, which is the code ``zx``."""
     _emit_sum(ctx, *_conv_total(ctx, _input_names(ctx, 4), ""))
 
 
 @lowering("IntegerConv", domain=DOMAIN)
 def integer_conv_with_bias(ctx: Lowering) -> None:
-    """The same with a bias for each channel and, where there is one, times a scale."""
+    """Lower IntegerConv: ConvInteger with a bias per channel and an optional scale."""
     inputs = _input_names(ctx, 6)
     axes, value = _conv_total(ctx, inputs, inputs[4])
     _emit_scaled(ctx, axes, value, _load_channel(ctx, inputs[5]))
@@ -349,7 +352,7 @@ def integer_conv_with_bias(ctx: Lowering) -> None:
 
 @lowering("QLinearConv")
 def linear_conv(ctx: Lowering) -> None:
-    """The same with scales, of each output channel perhaps: ``saturate(round((sum + bias) * (sx * sw / sy)) + zy)``."""
+    """Lower QLinearConv: ``saturate(round((sum + bias) * (sx * sw / sy)) + zy)``; scales may be per output channel."""
     x, of_x, zero_x, w, of_w, zero_w, of_y, zero, bias = _input_names(ctx, 9)
     axes, value = _conv_total(ctx, (x, w, zero_x, zero_w), bias)
     known = [_known_value(ctx, n) for n in (of_x, of_w, of_y)]

@@ -1,4 +1,4 @@
-"""LinearAttention: its state steps through the sequence, unrolled; what reads the state are matrix products."""
+"""LinearAttention: the steps of its state are unrolled; reads of the state are matrix products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rammer.ir.piecewise import concat_body
 
 @lowering("LinearAttention")
 def linear_attention(ctx: Lowering) -> None:
-    """``S = exp(g) S + k (x) u; o = scale q S`` with ``u = v``, or ``beta (v - S' k)`` where the rule has a delta."""
+    """Lower LinearAttention: ``S = exp(g) S + k (x) u; o = scale q S``, with ``u = v``, or ``beta (v -
+    S' k)`` for delta rules."""
     net = _Net(ctx)
     state = net.initial()
     shown: list[str] = []
@@ -34,7 +35,7 @@ def linear_attention(ctx: Lowering) -> None:
 
 @dataclass(frozen=True)
 class _Net:
-    """Sizes and operands of a node; computes in float32 (float64 for that)."""
+    """The sizes and operands of a node, which computes in float32 (float64 for float64)."""
 
     ctx: Lowering
 
@@ -56,47 +57,47 @@ class _Net:
                 raise ctx.refused(f"{'decay' if place == 4 else 'beta'} is {given} where the rule is {self.rule!r}")
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """Of an input."""
+        """Return the shape of an input."""
         return self.ctx.shape(self.ctx.input(place))
 
     @property
     def rule(self) -> str:
-        """linear, gated, delta or gated_delta."""
+        """The update rule: linear, gated, delta or gated_delta."""
         return str(self.ctx.attr("update_rule", "gated_delta"))
 
     @property
     def gated(self) -> bool:
-        """Whether the state decays."""
+        """True if the state decays."""
         return self.rule.startswith("gated")
 
     @property
     def corrected(self) -> bool:
-        """Whether what the state already gives for the key is taken off the value."""
+        """True if the state's prediction for the key is subtracted from the value."""
         return self.rule.endswith("delta")
 
     @property
     def query_heads(self) -> int:
-        """Heads of queries; several may share a state."""
+        """The number of query heads; several may share a state."""
         return int(self.ctx.attr("q_num_heads", 0))
 
     @property
     def heads(self) -> int:
-        """Heads of keys, values and states."""
+        """The number of heads of keys, values and states."""
         return int(self.ctx.attr("kv_num_heads", 0))
 
     @property
     def steps(self) -> int:
-        """Of the sequence."""
+        """The length of the sequence."""
         return self.shape(0)[1]
 
     @property
     def depth(self) -> int:
-        """Elements of a key."""
+        """The number of elements of a key."""
         return self.shape(1)[2] // self.heads
 
     @property
     def width(self) -> int:
-        """Elements of a value."""
+        """The number of elements of a value."""
         return self.shape(2)[2] // self.heads
 
     @property
@@ -106,31 +107,31 @@ class _Net:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Of the state."""
+        """The axes of the state."""
         return Axis("b", self.shape(0)[0]), Axis("h", self.heads), Axis("d", self.depth), Axis("m", self.width)
 
     def wide(self, load: Load) -> Expr:
-        """An operand in the working type."""
+        """Return an operand in the working type."""
         return load if self.ctx.type(load.tensor).dtype == self.working else Cast(self.working, load)
 
     def narrowed(self, value: Expr, output: int) -> Expr:
-        """A result in the type of an output."""
+        """Return a result in the type of an output."""
         dtype = self.ctx.out(output).dtype
         return value if dtype == self.working else Cast(dtype, value)
 
     def initial(self) -> str:
-        """The state before the first step."""
+        """Return the state before the first step."""
         given = (
             self.wide(whole_load(self.ctx, self.ctx.input(3), self.axes)) if self.ctx.has(3) else make_literal(0, self.working)
         )
         return self.ctx.emit(self.axes, given, dtype=self.working, into="before")
 
     def operand(self, place: int, step: int, element: Expr | str, size: int) -> Expr:
-        """Input ``place`` at a step: ``element`` of the head's ``size``."""
+        """Return input ``place`` at a step: ``element`` of the head's ``size`` elements."""
         return self.wide(self.ctx.load(self.ctx.input(place), "b", step, ex.make_add(ex.make_mul("h", size), element)))
 
     def next(self, state: str, step: int) -> str:
-        """The state after ``step``."""
+        """Return the state after ``step``."""
         ctx, old = self.ctx, whole_load(self.ctx, state, self.axes)
         key, value = self.operand(1, step, "d", self.depth), self.operand(2, step, "m", self.width)
         kept: Expr = old
@@ -150,7 +151,7 @@ class _Net:
         return ctx.emit(self.axes, make_op("add", kept, make_op("mul", key, value)), dtype=self.working, into=f"state{step}")
 
     def read(self, state: str, step: int) -> str:
-        """``[b, 1, h * m]``: what the queries of a step read."""
+        """Return the values that a step's queries read, ``[b, 1, h * m]``."""
         ctx, (batch, _, each, column) = self.ctx, self.axes
         scale = float(self.ctx.attr("scale", 0.0)) or 1.0 / math.sqrt(self.depth)
         heads = Axis("h", self.query_heads)

@@ -13,7 +13,7 @@ from rammer.ir.types import is_float
 
 @lowering("MatMul")
 def lower_matmul(ctx: Lowering) -> None:
-    """NumPy's ``lower_matmul``: leading dimensions broadcast, a vector is a row on the left, a column on the right."""
+    """Lower MatMul like NumPy: leading dimensions broadcast; a vector is a row on the left, a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
     left, right = ctx.shape(a), ctx.shape(b)
     out = ctx.out().shape
@@ -27,14 +27,14 @@ def lower_matmul(ctx: Lowering) -> None:
 
 
 def leading_indices(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
-    """Indices of broadcast leading dimensions: 0 where an extent of 1 is stretched."""
+    """Return indices of broadcast leading dimensions: 0 for a stretched extent of 1."""
     tail = batch[len(batch) - len(shape) :]
     return [0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)]
 
 
 @lowering("Gemm")
 def lower_gemm(ctx: Lowering) -> None:
-    """``alpha * op(a) @ op(b) + beta * c``: one contraction and, where needed, one map."""
+    """Lower Gemm: ``alpha * op(a) @ op(b) + beta * c``, as one contraction and, if needed, one map."""
     a, b = ctx.input(0), ctx.input(1)
     rows, columns = ctx.out().shape
     flip_a, flip_b = bool(ctx.attr("transA", 0)), bool(ctx.attr("transB", 0))
@@ -55,7 +55,7 @@ def lower_gemm(ctx: Lowering) -> None:
 
 
 def _attribute_factor(ctx: Lowering, name: str, dtype: str) -> Const | None:
-    """The attribute as a literal, None where it is 1."""
+    """Return the attribute as a literal, or None if it is 1."""
     value = float(ctx.attr(name, 1.0))
     if not is_float(dtype) and not value.is_integer():
         raise CannotLower(f"Gemm of {dtype} with {name}={value}")
@@ -68,7 +68,7 @@ def _scale_value(value: Expr, factor: Const | None) -> Expr:
 
 @lowering("Einsum")
 def lower_einsum(ctx: Lowering) -> None:
-    """Einstein summation of any number of operands; repeated labels take diagonals, ``...`` broadcasts."""
+    """Lower Einsum of any number of operands; repeated labels select diagonals, ``...`` broadcasts."""
     equation = parse_equation(str(ctx.attr("equation")), [ctx.shape(name) for name in ctx.node.inputs])
     extents, output = equation.extents, equation.result
     reduce = [Axis(n, e) for n, e in extents.items() if n not in output]

@@ -13,13 +13,13 @@ from rammer.ir.types import SHORT, is_float, itemsize
 
 @lowering("Identity")
 def lower_identity(ctx: Lowering) -> None:
-    """``x``."""
+    """Lower Identity to ``x``."""
     emit_copy(ctx, ctx.input(0))
 
 
 @lowering("Dropout")
 def lower_dropout(ctx: Lowering) -> None:
-    """Inference: a copy, and a mask that is true everywhere."""
+    """Lower Dropout for inference: a copy, and a mask that is true everywhere."""
     training, ratio = ctx.static(2, "training_mode"), ctx.static(1, "ratio") if ctx.has(2) else None
     if training is not None and bool(training.item()) and (ratio is None or float(ratio.item()) != 0.0):
         raise CannotLower("Dropout in training mode draws random numbers")
@@ -31,7 +31,7 @@ def lower_dropout(ctx: Lowering) -> None:
 
 @lowering("Cast", "CastLike")
 def lower_cast(ctx: Lowering) -> None:
-    """Element type conversion by C's rules: floats truncate towards zero, non-zero is true."""
+    """Lower Cast and CastLike by C's rules: floats truncate towards zero, non-zero is true."""
     axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
     if target not in SHORT or source not in SHORT:
         raise CannotLower(f"{ctx.node.op} from {source} to {target}: no such element type here")
@@ -48,7 +48,7 @@ def lower_cast(ctx: Lowering) -> None:
 
 @lowering("BitCast")
 def bit_cast(ctx: Lowering) -> None:
-    """The same bits as another type, by way of the unsigned integer that is as wide."""
+    """Lower BitCast: the same bits as another type, through the unsigned integer of equal width."""
     axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
     odd = {source, target} & {"bool", "float16"}
     if odd and source != target:
@@ -63,7 +63,7 @@ def bit_cast(ctx: Lowering) -> None:
 
 @lowering("Trilu")
 def lower_trilu(ctx: Lowering) -> None:
-    """The upper or lower triangle of the last two axes; ``k`` shifts the diagonal."""
+    """Lower Trilu: the upper or lower triangle of the last two axes; ``k`` shifts the diagonal."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     shift = ctx.static(1, "k")
     offset = 0 if shift is None else int(shift.item())
@@ -74,7 +74,7 @@ def lower_trilu(ctx: Lowering) -> None:
 
 @lowering("EyeLike")
 def eye_like(ctx: Lowering) -> None:
-    """Ones on diagonal ``k``."""
+    """Lower EyeLike: ones on diagonal ``k``."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     hit = make_op("eq", ex.make_add(axes[0].name, int(ctx.attr("k", 0))), ex.as_index(axes[1].name))
     ctx.emit(axes, make_op("where", hit, make_literal(1, dtype), make_literal(0, dtype)), into=0)
@@ -82,7 +82,7 @@ def eye_like(ctx: Lowering) -> None:
 
 @lowering("Range")
 def lower_range(ctx: Lowering) -> None:
-    """``start + i * delta``; all three are known at compile time."""
+    """Lower Range to ``start + i * delta``; all three inputs are constant."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     start, delta = ctx.static(0, "start"), ctx.static(2, "delta")
     if start is None or delta is None:
@@ -93,7 +93,7 @@ def lower_range(ctx: Lowering) -> None:
 
 @lowering("ConstantOfShape")
 def constant_of_shape(ctx: Lowering) -> None:
-    """One value everywhere."""
+    """Lower ConstantOfShape: one value everywhere."""
     value = ctx.attr("value")
     scalar = 0.0 if value is None else np.asarray(value).reshape(-1)[0].item()
     ctx.emit(out_axes(ctx), make_literal(scalar, ctx.out().dtype), into=0)
@@ -101,7 +101,7 @@ def constant_of_shape(ctx: Lowering) -> None:
 
 @lowering("Constant")
 def lower_constant(ctx: Lowering) -> None:
-    """A literal tensor."""
+    """Lower Constant: a literal tensor."""
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         value = ctx.attr(name)
         if value is not None:
@@ -112,7 +112,7 @@ def lower_constant(ctx: Lowering) -> None:
 
 @lowering("Shape")
 def lower_shape(ctx: Lowering) -> None:
-    """The extents of the input, or a range of them."""
+    """Lower Shape: the extents of the input, or a range of them."""
     extents = ctx.shape(ctx.input(0))
     end = ctx.attr("end")
     part = extents[int(ctx.attr("start", 0)) : None if end is None else int(end)]
@@ -121,5 +121,5 @@ def lower_shape(ctx: Lowering) -> None:
 
 @lowering("Size")
 def lower_size(ctx: Lowering) -> None:
-    """The number of elements of the input."""
+    """Lower Size: the number of elements of the input."""
     ctx.emit((), make_literal(ctx.type(ctx.input(0)).size, "int64"), into=0)

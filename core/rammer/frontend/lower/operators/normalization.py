@@ -1,8 +1,5 @@
-"""Normalisations: statistics as reductions, then one map.
-
-Variances are means of centred squares, never ``E[x^2] - E[x]^2``, which cancels. The quotient by the
-standard deviation is taken once a row, so the map over all elements only multiplies.
-"""
+"""Normalisations: statistics as reductions, then one map. Variances are means of centred squares, never ``E[x^2] - E[x]^2``,
+which cancels. The quotient by the standard deviation is computed once per row, so the map over all elements only multiplies."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
-#: How many times what a normalised element is about, ``|scale| + |shift|``, the product of mean and factor may be before the
-#: factor and the offset are kept in float32: rounded to float16, both are off by 2^-11 of it, and their difference is small.
+#: Limit of the product of mean and factor, relative to a normalised element's size, ``|scale| + |shift|``. Above it, factor and
+#: offset stay in float32: rounded to float16, both err by 2^-11 of the product, and their difference is small.
 CANCELLING = 8.0
 
 
 def axis_names(axes: Sequence[Axis]) -> list[str]:
-    """Names of ``axes``, the indices of an element-wise load."""
+    """Return the names of ``axes``, the indices of an element-wise load."""
     return [a.name for a in axes]
 
 
 def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], hint: str) -> Load:
-    """Mean of ``value`` over the axes ``over``: a sum and a division. Returns a load at ``kept``."""
+    """Return the mean of ``value`` over the axes ``over`` as a load at ``kept``: a sum and a division."""
     if not over:
         return ctx.load(ctx.emit(kept, value, into=hint), *axis_names(kept))
     total = ctx.emit(kept, value, over, "sum", into=f"{hint}_sum")
@@ -40,7 +37,7 @@ def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[A
 
 
 def _inverse_deviation(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], epsilon: float) -> Load:
-    """``1 / sqrt(mean(value^2) + epsilon)`` over the axes ``over``, as a load at ``kept``."""
+    """Return ``1 / sqrt(mean(value^2) + epsilon)`` over the axes ``over``, as a load at ``kept``."""
     squares = ctx.emit(kept, Op("mul", (value, value)), over, "sum" if over else None, into="squares")
     count = math.prod(a.extent for a in over)
     variance = Op("div", (ctx.load(squares, *axis_names(kept)), Const(count)))
@@ -58,7 +55,7 @@ def _load_optional(ctx: Lowering, index: int, *indices: str | Expr) -> Expr | No
 
 
 def _channel_axes(ctx: Lowering) -> tuple[Axis, ...]:
-    """``n, c, i2, i3, ...`` for an image tensor."""
+    """Return the axes ``n, c, i2, i3, ...`` of an image tensor."""
     names = ("n", "c")
     shape = ctx.shape(ctx.input(0))
     return tuple(Axis(names[d] if d < 2 else f"i{d}", e) for d, e in enumerate(shape))
@@ -66,7 +63,8 @@ def _channel_axes(ctx: Lowering) -> tuple[Axis, ...]:
 
 @lowering("BatchNormalization")
 def batch_normalization(ctx: Lowering) -> None:
-    """Inference with stored statistics: ``x * a[c] + b[c]``, folded where constant; in float32 where these cancel."""
+    """Lower BatchNormalization for inference with stored statistics: ``x * a[c] + b[c]``. Constant parts are folded, in float32
+    if they cancel."""
     if ctx.attr("training_mode", 0) and not any(ctx.wants(i) for i in range(3, 5)):
         batch_statistics(ctx)
         return
@@ -102,7 +100,7 @@ def batch_normalization(ctx: Lowering) -> None:
 
 
 def _channel_factor(ctx: Lowering, epsilon: float) -> str:
-    """``scale / sqrt(variance + epsilon)``, one value a channel."""
+    """Return ``scale / sqrt(variance + epsilon)``, one value per channel."""
     axis = Axis("c", ctx.shape(ctx.input(4))[0])
     deviation = Op("sqrt", (Op("add", (ctx.load(ctx.input(4), "c"), Const(epsilon))),))
     return ctx.emit((axis,), Op("div", (ctx.load(ctx.input(1), "c"), deviation)), into="a")
@@ -110,7 +108,7 @@ def _channel_factor(ctx: Lowering, epsilon: float) -> str:
 
 @lowering("InstanceNormalization")
 def instance_normalization(ctx: Lowering) -> None:
-    """Normalise each channel of each image over its spatial dimensions."""
+    """Lower InstanceNormalization: normalise each channel of each image over its spatial dimensions."""
     axes = _channel_axes(ctx)
     _emit_normalised(ctx, axes, axes[:2], axes[2:], _load_optional(ctx, 1, "c"), _load_optional(ctx, 2, "c"))
 
@@ -128,18 +126,18 @@ def _emit_normalised(
 
 
 def _widen_for_stats(ctx: Lowering, x: Load) -> Expr:
-    """``x`` in float32 where it is narrower and ``stash_type`` asks for statistics in float32."""
+    """Return ``x``, in float32 if it is narrower and ``stash_type`` requests float32 statistics."""
     narrow = ctx.type(x.tensor).dtype == "float16"
     return Cast("float32", x) if narrow and ctx.attr("stash_type", 1) == 1 else x
 
 
 def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None) -> None:
-    """Output 0 from the normalised ``value``."""
+    """Emit output 0 from the normalised ``value``."""
     ctx.emit(axes, _scale_normalised(ctx, value, scale, shift), into=0)
 
 
 def _scale_normalised(ctx: Lowering, value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
-    """The normalised ``value``, which takes output 0's type before it is scaled."""
+    """Return the normalised ``value``, converted to output 0's type before it is scaled."""
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
         value = Cast(dtype, value)
@@ -147,14 +145,14 @@ def _scale_normalised(ctx: Lowering, value: Expr, scale: Expr | None, shift: Exp
 
 
 def _trailing_axes(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
-    """Axes of the input and the first normalised one (attribute ``axis``)."""
+    """Return the axes of the input and the index of the first normalised one (attribute ``axis``)."""
     axes = ctx.axes(ctx.input(0))
     return axes, int(ctx.attr("axis", -1)) % len(axes)
 
 
 @lowering("LayerNormalization")
 def layer_normalization(ctx: Lowering) -> None:
-    """Normalise over the dimensions from ``axis`` on; Mean and InvStdDev keep them with extent 1."""
+    """Lower LayerNormalization over the dimensions from ``axis`` on; Mean and InvStdDev keep them with extent 1."""
     axes, first = _trailing_axes(ctx)
     scale = ctx.broadcast(ctx.input(1), axes)
     shift = ctx.broadcast(ctx.input(2), axes) if ctx.has(2) else None
@@ -168,7 +166,7 @@ def layer_normalization(ctx: Lowering) -> None:
 
 @lowering("RMSNormalization")
 def rms_normalization(ctx: Lowering) -> None:
-    """``x / sqrt(mean(x^2) + epsilon) * scale`` over the dimensions from ``axis`` on."""
+    """Lower RMSNormalization: ``x / sqrt(mean(x^2) + epsilon) * scale`` over the dimensions from ``axis`` on."""
     axes, first = _trailing_axes(ctx)
     x = _widen_for_stats(ctx, ctx.load(ctx.input(0), *axis_names(axes)))
     rstd = _inverse_deviation(ctx, x, axes[:first], axes[first:], float(ctx.attr("epsilon", 1e-5)))
@@ -177,7 +175,7 @@ def rms_normalization(ctx: Lowering) -> None:
 
 @lowering("GroupNormalization")
 def group_normalization(ctx: Lowering) -> None:
-    """Normalise groups of channels; scale and bias are per channel, or per group before opset 21."""
+    """Lower GroupNormalization of channel groups; scale and bias are per channel, or per group before opset 21."""
     axes = _channel_axes(ctx)
     groups, channels = int(ctx.attr("num_groups")), axes[1].extent
     if not channels or channels % groups or {ctx.shape(ctx.input(i)) for i in (1, 2)} not in ({(groups,)}, {(channels,)}):
@@ -186,7 +184,7 @@ def group_normalization(ctx: Lowering) -> None:
             f"{list(ctx.shape(ctx.input(2)))}"
         )
     depth = channels // groups
-    # A view in which a group has an axis of its own: statistics, and the map behind them, then walk along the same axes.
+    # A view with a separate axis for groups: statistics and the map after them iterate over the same axes.
     split = (axes[0], Axis("g", groups), Axis("c", depth), *axes[2:])
     member = ex.make_add(ex.make_mul("g", depth), "c")
     view = ctx.emit(split, ctx.load(ctx.input(0), "n", member, *axis_names(axes[2:])), into="groups")
@@ -202,7 +200,7 @@ def group_normalization(ctx: Lowering) -> None:
 
 @lowering("MeanVarianceNormalization")
 def mean_variance_normalization(ctx: Lowering) -> None:
-    """``(x - mean) / (standard deviation + 1e-9)`` over ``axes`` (the constant is ONNX's)."""
+    """Lower MeanVarianceNormalization: ``(x - mean) / (standard deviation + 1e-9)`` over ``axes`` (the constant is ONNX's)."""
     axes = ctx.axes(ctx.input(0))
     dims = {int(d) % len(axes) for d in ctx.attr("axes", (0, 2, 3))}
     kept = [a for d, a in enumerate(axes) if d not in dims]
@@ -216,7 +214,7 @@ def mean_variance_normalization(ctx: Lowering) -> None:
 
 @lowering("LpNormalization")
 def lp_normalization(ctx: Lowering) -> None:
-    """Division by the Lp norm along ``axis``; a row of zeros stays zero."""
+    """Lower LpNormalization: divide by the Lp norm along ``axis``; a row of zeros stays zero."""
     axes, dim = _trailing_axes(ctx)
     power = int(ctx.attr("p", 2))
     kept = [a for a in axes if a != axes[dim]]
@@ -229,10 +227,10 @@ def lp_normalization(ctx: Lowering) -> None:
 
 @lowering("LRN")
 def local_response_normalization(ctx: Lowering) -> None:
-    """``x / (bias + alpha / size * sum of squares over neighbouring channels)^beta``."""
+    """Lower LRN: ``x / (bias + alpha / size * sum of squares over neighbouring channels)^beta``."""
     axes = _channel_axes(ctx)
     size = int(ctx.attr("size"))
-    # A window wider than all channels has nothing to add beyond them.
+    # A window wider than all channels adds nothing beyond them.
     before, after = (min(n, max(axes[1].extent - 1, 0)) for n in ((size - 1) // 2, size // 2))
     neighbour = ex.make_add(ex.make_add("c", "j"), -before)
     near = widen_float16(ctx, ctx.load(ctx.input(0), "n", neighbour, *axis_names(axes[2:]), fill=0.0))

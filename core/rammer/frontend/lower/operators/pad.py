@@ -1,4 +1,4 @@
-"""Pad: every mode is a map whose load is guarded (constant) or whose index is folded back (the others)."""
+"""Pad: every mode is a map with a guarded load (constant) or a folded index (other modes)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer.ir.types import is_float
 
 @lowering("Pad")
 def lower_pad(ctx: Lowering) -> None:
-    """Padding by static amounts, negative ones (cropping) included."""
+    """Lower Pad by static amounts; negative amounts crop."""
     mode = str(ctx.attr("mode", "constant"))
     shape = ctx.shape(ctx.input(0))
     begin, end = _pad_amounts(ctx, len(shape))
@@ -31,7 +31,7 @@ def lower_pad(ctx: Lowering) -> None:
 
 
 def _pad_amounts(ctx: Lowering, rank: int) -> tuple[list[int], list[int]]:
-    """Elements added before and after each dimension."""
+    """Return the numbers of elements added before and after each dimension."""
     given = ctx.attr("pads")
     static = ctx.static(1, "pads")
     pads = [int(p) for p in (given if static is None else static.ravel())]
@@ -68,7 +68,7 @@ def _to_number(value: object, dtype: str) -> Number:
 
 
 def _inside_condition(axes: Sequence[Axis], shape: Sequence[int], begin: Sequence[int]) -> Expr:
-    """Whether a position of the output holds an element of the input."""
+    """Return True where a position of the output holds an element of the input."""
     result: Expr = ex.Const(True, "bool")
     for a, n, b in zip(axes, shape, begin, strict=True):
         above = Op("le", (ex.integer(b), ex.as_index(a.name)))
@@ -78,7 +78,7 @@ def _inside_condition(axes: Sequence[Axis], shape: Sequence[int], begin: Sequenc
 
 
 def _fold_index(mode: str, axis: Axis, extent: int, begin: int, end: int) -> Expr:
-    """Source index along one dimension."""
+    """Return the source index along one dimension."""
     position = ex.make_add(axis.name, -begin)
     if begin <= 0 and end <= 0:
         return position
@@ -88,7 +88,7 @@ def _fold_index(mode: str, axis: Axis, extent: int, begin: int, end: int) -> Exp
         return ex.make_mod(position, extent)
     if mode == "edge":
         return Op("min", (Op("max", (position, ex.integer(0))), ex.integer(extent - 1)))
-    # A pad longer than the tensor reflects repeatedly: a triangle wave, which a table states plainly.
+    # A pad longer than the tensor reflects repeatedly: a triangle wave, which a table represents simply.
     check_positions(axis.extent, "Pad", MAX_TABLE)
     period = max(2 * (extent - 1), 1)
     wave = (np.arange(axis.extent) - begin) % period

@@ -18,7 +18,7 @@ from rammer.ir.types import is_float
 
 @lowering("MaxPool")
 def max_pool(ctx: Lowering) -> None:
-    """Maximum of each window; padding never wins. Indices are those of the first maximum in the whole tensor."""
+    """Lower MaxPool; padding never wins. Indices are those of the first maximum in the whole tensor."""
     x = ctx.input(0)
     dtype = ctx.type(x).dtype
     lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
@@ -31,8 +31,8 @@ def max_pool(ctx: Lowering) -> None:
 
 
 def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Load) -> None:
-    """Output 1: "the flatten 1-D indices of selected values". Which one is selected, the first in row-major order, does not
-    depend on ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
+    """Emit output 1: "the flatten 1-D indices of selected values". The first maximum in row-major order is selected, independent
+    of ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
     axes = _output_axes(ctx, window)
     places = list(zip(window.indices, window.source, strict=True))
     columns = bool(ctx.attr("storage_order", 0)) and len(places) > 1 and 0 not in window.source
@@ -45,7 +45,7 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
         return
     chosen: Expr = Op("eq", (value, largest))
     if is_float(ctx.type(value.tensor).dtype):
-        # NaN is a maximum that equals nothing.
+        # A NaN is the maximum but equals nothing.
         chosen = Op("or_", (chosen, Op("isnan", (value,))))
     for index, extent in places if window.padded else ():
         inside = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
@@ -59,7 +59,7 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
 
 
 def _flat_index(places: Iterable[tuple[Expr, int]]) -> Expr:
-    """The number of an element among its plane's, of which the last of ``places`` counts fastest."""
+    """Return the flat index of an element within its plane; the last of ``places`` varies fastest."""
     place: Expr = ex.integer(0)
     for index, extent in places:
         place = ex.make_add(ex.make_mul(place, extent), index)
@@ -67,7 +67,7 @@ def _flat_index(places: Iterable[tuple[Expr, int]]) -> Expr:
 
 
 def _by_columns(place: Expr, source: Sequence[int]) -> Expr:
-    """A number in row-major order as that in column-major order within the same plane of extents ``source``."""
+    """Convert a row-major flat index to column-major order within the same plane of extents ``source``."""
     plane = int(np.prod(source))
     places, inner = list[tuple[Expr, int]](), plane
     for extent in source:
@@ -78,7 +78,7 @@ def _by_columns(place: Expr, source: Sequence[int]) -> Expr:
 
 @lowering("AveragePool")
 def average_pool(ctx: Lowering) -> None:
-    """Sum of each window divided by the number of elements that count."""
+    """Lower AveragePool: the sum of each window divided by the number of counted elements."""
     window = _pool_window(ctx)
     total = _window_sum(ctx, window, widen_float16(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
     axes = _output_axes(ctx, window)
@@ -89,7 +89,7 @@ def average_pool(ctx: Lowering) -> None:
 
 @lowering("LpPool")
 def lp_pool(ctx: Lowering) -> None:
-    """``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
+    """Lower LpPool: ``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
     window = _pool_window(ctx)
     power = int(ctx.attr("p", 2))
     total = _window_sum(ctx, window, raise_to_power(widen_float16(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
@@ -98,7 +98,7 @@ def lp_pool(ctx: Lowering) -> None:
 
 
 def raise_to_power(x: Expr, power: int) -> Expr:
-    """``|x|^power``; squares are written as products, which are exact and cheap."""
+    """Return ``|x|^power``; squares are written as products, which are exact and cheap."""
     if power == 2:
         return Op("mul", (x, x))
     magnitude = Op("abs", (x,))
@@ -106,7 +106,7 @@ def raise_to_power(x: Expr, power: int) -> Expr:
 
 
 def take_root(x: Expr, power: int) -> Expr:
-    """The ``power``-th root of a non-negative ``x``."""
+    """Return the ``power``-th root of a non-negative ``x``."""
     if power == 2:
         return Op("sqrt", (x,))
     return x if power == 1 else Op("pow", (x, Const(1.0 / power)))
@@ -127,7 +127,7 @@ def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
 
 
 def _window_counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
-    """How many elements count in the window at each position: a product of one factor a dimension."""
+    """Return the number of counted elements in each window, as a product of one factor per dimension."""
     constant = 1
     result: Expr | None = None
     for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
@@ -151,14 +151,14 @@ def _extents_counted(window: SlidingWindow, include_pad: bool) -> list[np.ndarra
         high = extent + window.end[d] if include_pad else extent
         starts = np.arange(window.out[d]) * window.strides[d] - window.begin[d]
         step, last = window.dilations[d], window.kernel[d] - 1
-        # Taps k with low <= start + k * step < high, counted without looking at each: a kernel may be huge.
+        # Taps k with low <= start + k * step < high, counted in closed form: a kernel may be huge.
         result.append(np.maximum(0, np.minimum(last, (high - 1 - starts) // step) - np.maximum(0, -((starts - low) // step)) + 1))
     return result
 
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
 def global_pool(ctx: Lowering) -> None:
-    """Pooling over all spatial dimensions, which keep extent 1."""
+    """Lower the pools over all spatial dimensions, which keep extent 1."""
     x = ctx.input(0)
     batch, channels, *extents = ctx.shape(x)
     names = spatial_names(len(extents))

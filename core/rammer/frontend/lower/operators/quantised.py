@@ -1,8 +1,7 @@
 """QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear: maps between numbers and their codes.
 
-A scale and a zero point belong to the whole tensor, to an index along an axis, or to a block of indices along it. They are read
-from their tensors, known or not, so that layers that differ in them only share kernels.
-"""
+A scale and a zero point apply to the whole tensor, an axis index, or a block of axis indices. They are loaded from their tensors,
+constant or not, so layers that differ only in them share kernels."""
 
 from __future__ import annotations
 
@@ -18,20 +17,20 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
-#: What codes are, here; ``frontend.lower.emulated_types`` brings those of fewer bits, and of floats, to these.
+#: Types of codes here; ``frontend.lower.emulated_types`` converts codes of fewer bits, and of floats, to these.
 CODES: Final = ("uint8", "int8", "uint16", "int16")
 _EXTREMES: Final[tuple[Combiner, ...]] = ("min", "max")
 
 
 @dataclass(frozen=True)
 class Granularity:
-    """What of a tensor shares a scale: everything, an index along ``axis``, or (``block``) as many in a row."""
+    """The granularity of a scale: the whole tensor, an index along ``axis``, or ``block`` consecutive indices."""
 
     axis: int
     block: int
 
     def load(self, ctx: Lowering, name: str, axes: Sequence[Axis]) -> Load:
-        """A scale or zero point as the element at ``axes`` meets it. BadInput where their shapes do not fit."""
+        """Return a load of the scale or zero point of the element at ``axes``. Raise BadInput if their shapes do not fit."""
         have, shape = ctx.shape(name), tuple(a.extent for a in axes)
         if have in ((), (1,)) and not (have and self.block):
             return ctx.load(name, *have and (0,))
@@ -48,14 +47,14 @@ def _granularity_of(ctx: Lowering) -> Granularity:
 
 
 def can_be_nonzero(ctx: Lowering, name: str) -> bool:
-    """Whether a zero point may be another number than 0."""
+    """Return True if a zero point may differ from 0."""
     value = ctx.graph.constant(name) if name else np.zeros(())
     return value is None or bool(np.any(value))
 
 
 def saturate_quotient(quotient: Expr, zero: Expr | None, kind: str, sure: bool = False) -> Expr:
-    """The code of type ``kind`` of a float32 quotient: rounded, ties to even, then moved by ``zero`` and cut to what ``kind``
-    holds. NaN counts as 0, unless it is ``sure`` that there is none."""
+    """Return the code of type ``kind`` of a float32 quotient: round (ties to even), add ``zero``, and saturate. A NaN becomes 0;
+    ``sure`` means that the quotient is never NaN."""
     whole: Expr = Op("round", (quotient,))
     if not sure:
         whole = Op("where", (Op("isnan", (quotient,)), Const(0.0), whole))
@@ -68,7 +67,7 @@ def saturate_quotient(quotient: Expr, zero: Expr | None, kind: str, sure: bool =
 
 @lowering("QuantizeLinear")
 def lower_quantize(ctx: Lowering) -> None:
-    """``y = saturate(round(x / scale) + zero)``; the quotient is one of float32 whatever is divided."""
+    """Lower QuantizeLinear: ``y = saturate(round(x / scale) + zero)``; the quotient is always in float32."""
     kind, zero = ctx.out().dtype, ctx.node.inputs[2] if ctx.has(2) else ""
     if kind not in CODES:
         raise CannotLower(f"QuantizeLinear to {kind}")
@@ -80,13 +79,13 @@ def lower_quantize(ctx: Lowering) -> None:
 
 
 def to_float32(ctx: Lowering, x: Load) -> Expr:
-    """An operand as float32."""
+    """Return an operand as float32."""
     return x if ctx.type(x.tensor).dtype == "float32" else Cast("float32", x)
 
 
 @lowering("DequantizeLinear")
 def lower_dequantize(ctx: Lowering) -> None:
-    """``y = (x - zero) * scale``; the difference is one of integers, the product one of float32."""
+    """Lower DequantizeLinear: ``y = (x - zero) * scale``; the difference is in integers, the product in float32."""
     zero = ctx.node.inputs[2] if ctx.has(2) else ""
     if ctx.type(ctx.input(0)).dtype not in (*CODES, "int32"):
         raise CannotLower(f"DequantizeLinear of {ctx.type(ctx.input(0)).dtype}")
@@ -103,12 +102,12 @@ def lower_dequantize(ctx: Lowering) -> None:
 
 @lowering("DynamicQuantizeLinear")
 def lower_dynamic_quantize(ctx: Lowering) -> None:
-    """Codes over the range of the tensor and 0: ``scale = (max(0, max x) - min(0, min x)) / 255``, and ``zero`` is
-    ``round(0 - min / scale)``, cut to a byte. Nothing but zeros have the scale 0 and codes of 0."""
+    """Lower DynamicQuantizeLinear: codes over the range of the tensor and 0. ``scale = (max(0, max x) - min(0, min x)) / 255``,
+    and ``zero`` is ``round(0 - min / scale)``, saturated to a byte. A tensor of zeros has scale 0 and codes 0."""
     x = ctx.input(0)
     axes = ctx.axes(x)
     load, zero = whole_load(ctx, x, axes), Const(0.0)
-    # Without numbers the range is that of 0 alone.
+    # An empty tensor has the range of 0 alone.
     ends = {n: _emit_extreme(ctx, x, axes, n) if ctx.type(x).size else "" for n in _EXTREMES}
     low, high = (Op(n, (zero, ctx.load(e))) if e else zero for n, e in ends.items())
     scale = ctx.emit((), Op("div", (Op("sub", (high, low)), Const(255.0))), into=1 if ctx.wants(1) else "scale")
@@ -120,7 +119,7 @@ def lower_dynamic_quantize(ctx: Lowering) -> None:
 
 
 def _emit_extreme(ctx: Lowering, x: str, axes: Sequence[Axis], combiner: Combiner) -> str:
-    """The least or greatest element: of every row first, so that there is work for more than one."""
+    """Emit the least or greatest element, first per row, so that several tasks share the work."""
     rows = axes[:-1] if len(axes) > 1 else ()
     inner = axes[len(rows) :]
     name = ctx.emit(rows, whole_load(ctx, x, axes), inner, combiner if inner else None, into=combiner)

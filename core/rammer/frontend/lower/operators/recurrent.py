@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN, unrolled over their static time steps.
 
-The gate is an axis of its own, ``[b, g, h]``: a tile of hidden units then reads the same rows of all
-gates, where packed gates would make its hull span all of them. The input projection of all steps is
-one contraction; every step has the same Computes over other tensors, so one analysis serves all.
+The gate is a separate axis, ``[b, g, h]``: a tile of hidden units reads the same rows of all gates. With packed gates, its hull
+would span all of them. The input projection of all steps is one contraction. Every step has the same Computes over other tensors,
+so one analysis serves all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _multiply_terms(a: Expr, b: Expr) -> Expr:
 
 @lowering("LSTM")
 def lower_lstm(ctx: Lowering) -> None:
-    """Gates i, o, f, c; peepholes i, o, f; activations f, g, h; ``input_forget`` couples f = 1 - i."""
+    """Lower LSTM: gates i, o, f, c; peepholes i, o, f; activations f, g, h; ``input_forget`` couples f = 1 - i."""
     net = Recurrence(ctx, 4)
     shown, last_h, last_c = [], [], []
     for direction, backwards in enumerate(net.directions):
@@ -41,7 +41,7 @@ def lower_lstm(ctx: Lowering) -> None:
 
 
 def _lstm_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[list[str], str, str]:
-    """Outputs by time, the last hidden and the last cell state."""
+    """Return the outputs by time, and the last hidden and cell states."""
     inputs = net.projections(direction, hoisted=4)
     h, c = net.initial(5, direction, f"h{direction}"), net.initial(6, direction, f"c{direction}")
     outputs = [""] * net.steps
@@ -54,7 +54,7 @@ def _lstm_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[l
 
 
 def _lstm_cell(net: Recurrence, direction: int, gates: str, state: tuple[str, str], step: int) -> tuple[str, str]:
-    """The next hidden and cell state."""
+    """Return the next hidden and cell states."""
     f, g, h = net.activations(direction, ("Sigmoid", "Tanh", "Tanh"))
     mask = net.mask(step)
     old_h, old_c = net.state(state[0]), net.state(state[1])
@@ -72,7 +72,7 @@ def _lstm_cell(net: Recurrence, direction: int, gates: str, state: tuple[str, st
 
 
 def _peephole_term(net: Recurrence, direction: int, gate: int, cell: Expr) -> Expr | None:
-    """The cell's direct contribution to a gate (input P), None without peepholes."""
+    """Return the cell's direct contribution to a gate (input P), or None without peepholes."""
     if not net.ctx.has(7):
         return None
     return _multiply_terms(net.ctx.load(net.by_gate(7), direction, gate, "h"), cell)
@@ -80,7 +80,7 @@ def _peephole_term(net: Recurrence, direction: int, gate: int, cell: Expr) -> Ex
 
 @lowering("GRU")
 def lower_gru(ctx: Lowering) -> None:
-    """Gates z, r, h; activations f, g; ``linear_before_reset`` resets after the recurrent product."""
+    """Lower GRU: gates z, r, h; activations f, g; ``linear_before_reset`` resets after the recurrent product."""
     net = Recurrence(ctx, 3)
     runs = [_gru_direction(net, d, backwards) for d, backwards in enumerate(net.directions)]
     net.emit_sequence([outputs for outputs, _ in runs])
@@ -88,7 +88,7 @@ def lower_gru(ctx: Lowering) -> None:
 
 
 def _gru_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[list[str], str]:
-    """Outputs by time and the last hidden state."""
+    """Return the outputs by time and the last hidden state."""
     linear = bool(net.ctx.attr("linear_before_reset", 0))
     inputs = net.projections(direction, hoisted=2 if linear else 3)
     h = net.initial(5, direction, f"h{direction}")
@@ -101,7 +101,7 @@ def _gru_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[li
 
 
 def _gru_linear(net: Recurrence, direction: int, inputs: str, state: str, step: int) -> str:
-    """``h~ = g(x W + r * (h R + Rb) + Wb)``: one recurrent product for all gates."""
+    """Return the next state with ``h~ = g(x W + r * (h R + Rb) + Wb)``: one recurrent product for all gates."""
     f, g = net.activations(direction, ("Sigmoid", "Tanh"))
     recurrent = net.recur(state, direction, 0, 3, f"hr{direction}_{step}")
     update, reset = (f(_add_terms(net.at_gate(inputs, i), net.at_gate(recurrent, i))) for i in (0, 1))
@@ -110,7 +110,7 @@ def _gru_linear(net: Recurrence, direction: int, inputs: str, state: str, step: 
 
 
 def _gru_plain(net: Recurrence, direction: int, inputs: str, state: str, step: int) -> str:
-    """``h~ = g(x W + (r * h) R + Rb + Wb)``: the candidate's product follows the reset."""
+    """Return the next state with ``h~ = g(x W + (r * h) R + Rb + Wb)``: the candidate's product follows the reset."""
     f, g = net.activations(direction, ("Sigmoid", "Tanh"))
     recurrent = net.recur(state, direction, 0, 2, f"hr{direction}_{step}")
     update, reset = (f(_add_terms(net.at_gate(inputs, i), net.at_gate(recurrent, i))) for i in (0, 1))
@@ -120,7 +120,7 @@ def _gru_plain(net: Recurrence, direction: int, inputs: str, state: str, step: i
 
 
 def _gru_next(net: Recurrence, direction: int, candidate: Expr, update: Expr, state: str, step: int) -> str:
-    """``(1 - z) * h~ + z * h``."""
+    """Return the state ``(1 - z) * h~ + z * h``."""
     old = net.state(state)
     new = _add_terms(_multiply_terms(Op("sub", (net.literal(1.0), update)), candidate), _multiply_terms(update, old))
     return net.emit_state(net.kept(net.mask(step), new, old), f"h{direction}_{step}")
@@ -128,7 +128,7 @@ def _gru_next(net: Recurrence, direction: int, candidate: Expr, update: Expr, st
 
 @lowering("RNN")
 def lower_rnn(ctx: Lowering) -> None:
-    """``h = f(x W + h R + Wb + Rb)``."""
+    """Lower RNN: ``h = f(x W + h R + Wb + Rb)``."""
     net = Recurrence(ctx, 1)
     runs = [_rnn_direction(net, d, backwards) for d, backwards in enumerate(net.directions)]
     net.emit_sequence([outputs for outputs, _ in runs])
@@ -136,7 +136,7 @@ def lower_rnn(ctx: Lowering) -> None:
 
 
 def _rnn_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[list[str], str]:
-    """Outputs by time and the last hidden state."""
+    """Return the outputs by time and the last hidden state."""
     (f,) = net.activations(direction, ("Tanh",))
     inputs = net.projections(direction, hoisted=1)
     h = net.initial(5, direction, f"h{direction}")

@@ -15,10 +15,8 @@ from rammer.ir.types import is_float
 
 @dataclass(frozen=True)
 class _Reduction:
-    """Axes of a reduction: ``index`` addresses the input by ``axes`` (kept) and ``reduce``.
-
-    With keepdims a reduced dimension stays in ``axes`` with extent 1.
-    """
+    """The axes of a reduction: ``index`` addresses the input by ``axes`` (kept) and ``reduce``. With keepdims a reduced dimension
+    stays in ``axes`` with extent 1."""
 
     axes: tuple[Axis, ...]
     reduce: tuple[Axis, ...]
@@ -26,15 +24,15 @@ class _Reduction:
 
     @property
     def count(self) -> int:
-        """Elements combined into one."""
+        """The number of elements combined into one."""
         return math.prod(a.extent for a in self.reduce)
 
     def load(self, tensor: str) -> Load:
-        """A load of the input's shape at the reduction's point."""
+        """Return a load of the input's shape at the reduction's point."""
         return Load(tensor, tuple(ex.as_index(i) for i in self.index))
 
     def result(self, tensor: str) -> Load:
-        """A load of a tensor of the reduction's output shape."""
+        """Return a load of a tensor with the reduction's output shape."""
         return Load(tensor, tuple(ex.as_index(a.name) for a in self.axes))
 
 
@@ -54,7 +52,7 @@ def _make_reduction(ctx: Lowering, dims: set[int], keepdims: bool) -> _Reduction
 
 
 def _reduced_dims(ctx: Lowering) -> set[int]:
-    """Reduced dimensions from the attribute (older opsets) or the static input ``axes``."""
+    """Return the reduced dimensions from the attribute (older opsets) or the static input ``axes``."""
     rank = len(ctx.shape(ctx.input(0)))
     given = ctx.static(1, "axes")
     axes = ctx.attr("axes") if given is None else given.ravel().tolist()
@@ -65,7 +63,7 @@ def _reduced_dims(ctx: Lowering) -> set[int]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """``after(combiner over before(x), count)``; ``real`` computes integers in float64 meanwhile."""
+    """The recipe ``after(combiner over before(x), count)``; if ``real``, integers are computed in float64."""
 
     combiner: Combiner
     before: Callable[[Expr], Expr] = lambda x: x
@@ -96,7 +94,7 @@ _RECIPES: dict[str, _Recipe] = {
 
 @lowering(*_RECIPES)
 def lower_reduce(ctx: Lowering) -> None:
-    """One reduction and, where the definition has a step after it, one map."""
+    """Lower a reduction: one Compute and, if the definition has a final step, one map."""
     recipe = _RECIPES[ctx.node.op]
     shape = _make_reduction(ctx, _reduced_dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
@@ -113,7 +111,7 @@ def lower_reduce(ctx: Lowering) -> None:
 
 
 def _emit_reduction(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, whole: bool) -> str:
-    """Emit the reduction, which is the ``whole`` operator or a part; over nothing at all it is its combiner's identity."""
+    """Emit the reduction, which is the ``whole`` operator or a part; an empty reduction gives the combiner's identity."""
     into: int | str = 0 if whole else combiner
     if not shape.reduce:
         return ctx.emit(shape.axes, body, into=into)
@@ -125,7 +123,7 @@ def _emit_reduction(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Comb
 
 @lowering("ReduceLogSumExp")
 def reduce_log_sum_exp(ctx: Lowering) -> None:
-    """``max + log(sum(exp(x - max)))``; an infinite maximum is not subtracted (inf - inf is NaN)."""
+    """Lower ReduceLogSumExp: ``max + log(sum(exp(x - max)))``; an infinite maximum is not subtracted (inf - inf is NaN)."""
     shape = _make_reduction(ctx, _reduced_dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
     x: Expr = shape.load(ctx.input(0))
@@ -145,7 +143,7 @@ def reduce_log_sum_exp(ctx: Lowering) -> None:
 
 @lowering("ArgMax", "ArgMin")
 def arg_extreme(ctx: Lowering) -> None:
-    """The extreme value, then the first (or last) position that holds it."""
+    """Lower ArgMax and ArgMin: the extreme value, then the first (or last) position that holds it."""
     rank = len(ctx.shape(ctx.input(0)))
     dim = int(ctx.attr("axis", 0)) % rank
     shape = _make_reduction(ctx, {dim}, bool(ctx.attr("keepdims", 1)))
@@ -158,7 +156,7 @@ def arg_extreme(ctx: Lowering) -> None:
     other = ex.integer(0 if last else shape.count - 1)
     found: Expr = Op("eq", (x, extreme))
     if is_float(ctx.type(ctx.input(0)).dtype):
-        # NaN is the extreme of a row that holds it, as in NumPy and torch, but equals nothing.
+        # A NaN is the extreme of its row, as in NumPy and torch, but equals nothing.
         found = Op("or_", (found, Op("isnan", (x,))))
     candidate = Op("where", (found, place, other))
     ctx.emit(shape.axes, candidate, shape.reduce, "max" if last else "min", into=0, dtype="int64")
@@ -166,7 +164,7 @@ def arg_extreme(ctx: Lowering) -> None:
 
 @lowering("CumSum", "CumProd")
 def lower_cumulative(ctx: Lowering) -> None:
-    """``y[i] = combine[k] x[i - k]``, guarded by the identity before the first element."""
+    """Lower CumSum and CumProd: ``y[i] = combine[k] x[i - k]``, guarded by the identity before the first element."""
     axis = ctx.static(1, "axis")
     if axis is None:
         raise CannotLower(f"{ctx.node.op} without its axis")

@@ -1,4 +1,4 @@
-"""RoiAlign: boxes of images, read between pixels."""
+"""RoiAlign: boxes of images, sampled between pixels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr
 
-#: Samples of a box that can lie within a pixel of another: they are at least half a pixel apart, or one.
+#: Most samples of a box within a pixel of another sample: their distance is at least half a pixel, or one pixel.
 _NEAR = 7
 
 
 @lowering("RoiAlign")
 def roi_align(ctx: Lowering) -> None:
-    """Means (or largest terms) over samples in the bins of boxes. As many samples a bin as ``sampling_ratio`` says, or as a run
-    says: means are then two products, by how much of the samples of a bin falls on each row and each column."""
+    """Lower RoiAlign: means (or largest terms) over samples in the bins of boxes.
+
+    The number of samples per bin is ``sampling_ratio`` or decided at run time. In the latter case means are two products: the
+    weights of a bin's samples on each row and on each column."""
     boxes = _Boxes(ctx)
     if ctx.shape(ctx.input(1)) != (boxes.count, 4) or ctx.shape(ctx.input(2)) != (boxes.count,):
         raise ctx.refused(f"boxes of {list(ctx.shape(ctx.input(1)))} with {list(ctx.shape(ctx.input(2)))} images")
@@ -45,40 +47,40 @@ class _Boxes:
         self.shifted = modern and ctx.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
 
     def edge(self, dim: int, end: bool) -> Expr:
-        """A box's border in pixels."""
+        """Return a box's border in pixels."""
         load = self.ctx.load(self.ctx.input(1), "r", (3 if end else 1) - dim)
         given: Expr = load if self.ctx.type(load.tensor).dtype == self.real.dtype else Cast(self.real.dtype, load)
         scaled = self.real.of("mul", given, float(self.ctx.attr("spatial_scale", 1.0)))
         return self.real.of("sub", scaled, 0.5) if self.shifted else scaled
 
     def size(self, dim: int) -> Expr:
-        """Of a bin, in pixels."""
+        """Return the size of a bin in pixels."""
         whole = self.real.of("sub", self.edge(dim, True), self.edge(dim, False))
         whole = whole if self.shifted else self.real.of("max", whole, 1)
         return self.real.of("div", whole, self.bins[dim])
 
     def start(self, dim: int, name: str) -> Expr:
-        """Of bin ``name``."""
+        """Return the start of bin ``name`` in pixels."""
         shift = self.real.of("mul", Cast(self.real.dtype, ex.as_index(name)), self.size(dim))
         return self.real.of("add", self.edge(dim, False), shift)
 
     def inside(self, at: Expr, dim: int) -> Expr:
-        """Whether a sample counts: within a pixel of the image."""
+        """Return True for a sample that counts: within a pixel of the image."""
         return self.real.of("and_", self.real.of("le", -1, at), self.real.of("le", at, self.extents[dim]))
 
     def element(self, *indices: Expr | str) -> Expr:
-        """Of the box's image."""
+        """Return an element of the box's image."""
         load = self.ctx.load(self.ctx.input(0), self.ctx.load(self.ctx.input(2), "r"), "c", *indices, fill=0.0)
         return load if self.ctx.type(load.tensor).dtype == self.real.dtype else Cast(self.real.dtype, load)
 
     def emit(self, axes: tuple[Axis, ...], value: Expr) -> None:
-        """The output, from the working type."""
+        """Emit the output, converted from the working type."""
         dtype = self.ctx.out().dtype
         self.ctx.emit(axes, value if self.real.dtype == dtype else Cast(dtype, value), into=0)
 
 
 def _emit_sampled(boxes: _Boxes, mode: str) -> None:
-    """``ratio`` samples of each bin along both dimensions: four neighbours each."""
+    """Emit the output from ``ratio`` samples of each bin along both dimensions, with four neighbours each."""
     ctx, real = boxes.ctx, boxes.real
     near, counts = [], list[str]()
     names = (("p", "s"), ("q", "t"))
@@ -104,7 +106,7 @@ def _emit_sampled(boxes: _Boxes, mode: str) -> None:
 def _corner_term(
     boxes: _Boxes, near: list[Neighbours], points: list[tuple[str, str, str]], corner: tuple[int, int], weight: Expr
 ) -> Expr:
-    """One neighbour of a sample, by its weight."""
+    """Return one neighbour of a sample, times its weight."""
     ctx, real, at = boxes.ctx, boxes.real, list[Expr]()
     for side, place, point in zip(corner, near, points, strict=True):
         share, below = ctx.load(place.share, *point), ctx.load(place.below, *point)
@@ -114,7 +116,7 @@ def _corner_term(
 
 
 def _emit_averaged(boxes: _Boxes) -> None:
-    """Means over as many samples as a bin has pixels: ``y = rows x columns'``, of which each is a product."""
+    """Emit means over as many samples as a bin has pixels: ``y = rows x columns'``, both of them products."""
     ctx, real = boxes.ctx, boxes.real
     rows, columns = _emit_bin_weights(boxes, 0, "p", "h"), _emit_bin_weights(boxes, 1, "q", "w")
     height, width = (Axis(n, e) for n, e in zip("hw", boxes.extents, strict=True))
@@ -132,7 +134,7 @@ def _emit_averaged(boxes: _Boxes) -> None:
 
 
 def _emit_bin_weights(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str:
-    """``[r, bin, pixel]``: the mean, over a bin's samples, of how much of each falls on the pixel."""
+    """Return ``[r, bin, pixel]``: the weight of the pixel, averaged over a bin's samples."""
     ctx, real, extent = boxes.ctx, boxes.real, boxes.extents[dim]
     spots = (Axis("r", boxes.count), Axis(bin_name, boxes.bins[dim]))
     size, start = (
@@ -142,7 +144,7 @@ def _emit_bin_weights(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str
     grid = real.of("max", real.of("ceil", size), 1)
     step = real.of("div", size, grid)
     here = Cast(real.dtype, ex.as_index(pixel))
-    # Samples from the first one that is less than a pixel below on; a bin without extent has none.
+    # Samples from the first one that is less than a pixel below; an empty bin has no samples.
     first = real.of("floor", real.of("sub", real.of("div", real.of("sub", real.of("sub", here, 1), start), step), 0.5))
     number = real.of("add", real.clamped(first, 0, 1e9), Cast(real.dtype, ex.as_index("k")))
     at = real.of("add", start, real.of("mul", real.of("add", number, 0.5), step))

@@ -1,9 +1,7 @@
 """Resize and Upsample, DepthToSpace and SpaceToDepth.
 
-Coordinates depend on shapes and attributes only, so they become constant tables: a nearest resize is a
-map with table indices, a linear one a map over the corners, a cubic or antialiased one a short
-reduction a dimension.
-"""
+Coordinates depend only on shapes and attributes, so they become constant tables. A nearest resize is a map with table indices, a
+linear resize a map over the corners. A cubic or antialiased resize is a short reduction per dimension."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Op, Table
 from rammer.ir.types import is_float
 
-#: Dimensions that one map interpolates between corners; each of the others is a pass of its own.
+#: Dimensions that one map interpolates between corners; each other dimension is a separate pass.
 MOST_CORNERS: Final = 3
 
 
 @lowering("Resize", "Upsample")
 def lower_resize(ctx: Lowering) -> None:
-    """All modes of opsets 7 to 19; dimensions that keep their extent are copied."""
+    """Lower Resize and Upsample in all modes of opsets 7 to 19; dimensions that keep their extent are copied."""
     modern = ctx.node.op == "Resize" and (ctx.node.version or ctx.graph.opset) >= 11
     transformation = str(ctx.attr("coordinate_transformation_mode", "half_pixel")) if modern else "asymmetric"
     mode = str(ctx.attr("mode", "nearest"))
@@ -71,7 +69,7 @@ def _make_resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
 
 
 def _resize_scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[int]) -> list[float]:
-    """Output over input for every dimension, from ``scales`` or ``sizes``."""
+    """Return the ratio of output to input for every dimension, from ``scales`` or ``sizes``."""
     given: Any = ctx.attr("scales")
     if given is None:
         given = ctx.static(2 if modern else 1, "scales")
@@ -99,7 +97,7 @@ def _resize_scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Seq
 
 
 def _inside_source(dims: dict[int, Resampling], places: dict[int, np.ndarray]) -> Expr | None:
-    """Whether an output position lies within the source (None where all do)."""
+    """Return True where an output position is within the source (None if all are)."""
     result: Expr | None = None
     for d, r in dims.items():
         inside = (places[d] >= 0) & (places[d] <= r.source - 1)
@@ -124,7 +122,7 @@ def _emit_nearest(ctx: Lowering, index: dict[int, np.ndarray], guard: Expr | Non
 
 
 def _source_index(axis: str, values: np.ndarray) -> Expr:
-    """``values[axis]``: as a quotient or a multiple of the axis where it is one, else as a table."""
+    """Return ``values[axis]`` as a quotient or a multiple of the axis if possible, else as a table."""
     n = np.arange(len(values))
     repeat = int(np.searchsorted(values, 1)) if len(values) else 1
     if repeat and np.array_equal(values, n // max(repeat, 1)):
@@ -137,13 +135,13 @@ def _source_index(axis: str, values: np.ndarray) -> Expr:
 
 
 def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]], guard: Expr | None) -> None:
-    """Linear interpolation as one map over the corners; wider kernels as one reduction a dimension."""
+    """Emit linear interpolation as one map over the corners, and wider kernels as one reduction per dimension."""
     dtype = ctx.out().dtype
-    # Half precision is a format: weights have float32, and so has what is kept between two dimensions.
+    # float16 is only a storage format: weights and values between two dimensions are in float32.
     working = "float32" if dtype == "float16" else dtype if is_float(dtype) else "float64"
     for index, _ in taps.values():
         check_positions(index.size, "Resize", MAX_TABLE)
-    # The corners of three dimensions are 8 loads; those of more would be 2 to the power of their number.
+    # The corners of three dimensions are 8 loads; more dimensions would need 2 to the power of their number.
     corners = [d for d, (index, _) in taps.items() if index.shape[1] == 2][:MOST_CORNERS]
     source = ctx.input(0)
     for d, (index, weight) in taps.items():
@@ -160,8 +158,8 @@ def _cast_if_needed(value: Expr, have: str, want: str) -> Expr:
 
 @dataclass(frozen=True)
 class _Corners:
-    """Linear interpolation of ``source`` between two neighbours along some dimensions, computed as ``dtype``: ``taps`` has
-    indices and weights of both by dimension."""
+    """Linear interpolation of ``source`` between two neighbours along some dimensions, computed as ``dtype``. ``taps`` maps each
+    dimension to the indices and weights of both neighbours."""
 
     ctx: Lowering
     source: str
@@ -170,7 +168,7 @@ class _Corners:
     dtype: str
 
     def over(self, dims: Sequence[int], chosen: Mapping[int, Expr]) -> Expr:
-        """Nested over ``dims``; ``chosen`` are the indices fixed so far."""
+        """Return the nested interpolation over ``dims``; ``chosen`` holds the indices already fixed."""
         if not dims:
             load = self.ctx.load(self.source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(self.axes)])
             return _cast_if_needed(load, self.ctx.type(self.source).dtype, self.dtype)
@@ -200,7 +198,7 @@ def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: 
 
 @lowering("DepthToSpace")
 def depth_to_space(ctx: Lowering) -> None:
-    """Blocks of channels become blocks of pixels (modes DCR and CRD)."""
+    """Lower DepthToSpace: blocks of channels become blocks of pixels (modes DCR and CRD)."""
     block = int(ctx.attr("blocksize"))
     batch, channels, height, width = ctx.out().shape
     axes = (Axis("n", batch), Axis("c", channels), Axis("h", height), Axis("w", width))
@@ -212,7 +210,7 @@ def depth_to_space(ctx: Lowering) -> None:
 
 @lowering("SpaceToDepth")
 def space_to_depth(ctx: Lowering) -> None:
-    """Blocks of pixels become blocks of channels."""
+    """Lower SpaceToDepth: blocks of pixels become blocks of channels."""
     block = int(ctx.attr("blocksize"))
     channels = ctx.shape(ctx.input(0))[1]
     batch, depth, height, width = ctx.out().shape

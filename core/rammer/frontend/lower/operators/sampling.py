@@ -1,8 +1,7 @@
-"""GridSample and DeformConv: images read between pixels, where a run says.
+"""GridSample and DeformConv: images sampled between pixels at run-time coordinates.
 
-The place in the image is worked out once for every channel, as a tensor of its own for each dimension; what lies beside the
-image is 0 by the guard of the load, or moved into it before.
-"""
+The image coordinates are computed once for all channels, as one tensor per dimension. Pixels outside the image are 0 through the
+guard of the load, or their coordinates are moved inside first."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Op
 from rammer.ir.types import is_float
 
-#: Images of more dimensions would be 2 to the power of their number loads.
+#: Dimension limit of images: more dimensions would need 2 to the power of their number loads.
 MOST_DIMENSIONS: Final = 4
 
 
 @lowering("GridSample")
 def grid_sample(ctx: Lowering) -> None:
-    """``y[n, c, o..] = x[n, c, grid[n, o.., :]]``; the grid is from -1 to 1, its last dimension first."""
+    """Lower GridSample: ``y[n, c, o..] = x[n, c, grid[n, o.., :]]``; the grid ranges from -1 to 1, its last dimension first."""
     x, grid = ctx.input(0), ctx.input(1)
     (batch, channels, *extents), dtype = ctx.shape(x), ctx.type(x).dtype
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(ctx.attr("mode", "linear"), ctx.attr("mode", "linear"))
@@ -64,7 +63,7 @@ def _check_grid(ctx: Lowering, batch: int, extents: Sequence[int]) -> None:
 
 
 def _pixel_coordinate(ctx: Lowering, real: Real, dim: int, extent: int, mode: str) -> Expr:
-    """Coordinates in pixels along ``dim``, padded unless the mode is cubic, whose pixels are padded each."""
+    """Return coordinates in pixels along ``dim``, padded unless the mode is cubic, whose pixels are padded one by one."""
     grid, aligned = ctx.input(1), bool(ctx.attr("align_corners", 0))
     rank = ctx.shape(grid)[-1]
     given: Expr = ctx.load(grid, "n", *spatial_names(rank), rank - 1 - dim)
@@ -78,12 +77,12 @@ def _pixel_coordinate(ctx: Lowering, real: Real, dim: int, extent: int, mode: st
         at = real.of("round", at)
     if mode != "cubic":
         return _pad_coordinate(ctx, real, at, extent)
-    # Four pixels beside the image are as far as all beyond them, but where it is mirrored.
+    # Unless reflected, pixels more than four outside the image equal those four outside.
     return at if ctx.attr("padding_mode", "zeros") == "reflection" else real.clamped(at, -4, extent + 3)
 
 
 def _pad_coordinate(ctx: Lowering, real: Real, at: Expr, extent: int) -> Expr:
-    """A coordinate as ``padding_mode`` has it; of zeros it stays beside the image, but near."""
+    """Return a coordinate padded by ``padding_mode``; with zeros it stays outside the image, but near."""
     mode, aligned = ctx.attr("padding_mode", "zeros"), bool(ctx.attr("align_corners", 0))
     if mode == "zeros":
         return real.clamped(at, -2, extent + 1)
@@ -93,7 +92,7 @@ def _pad_coordinate(ctx: Lowering, real: Real, at: Expr, extent: int) -> Expr:
 
 
 def _emit_cubic(ctx: Lowering, real: Real, element: Element, places: Sequence[Expr], axes: Sequence[Axis]) -> None:
-    """Four pixels along each dimension: one reduction over all of them."""
+    """Emit the cubic mode: one reduction over four pixels along each dimension."""
     dtype, extents = ctx.out().dtype, ctx.shape(ctx.input(0))[2:]
     point = [a.name for a in (axes[0], *axes[2:])]
     taps = [Axis(f"k{d}", 4) for d in range(len(places))]
@@ -119,8 +118,8 @@ def _emit_cubic(ctx: Lowering, real: Real, element: Element, places: Sequence[Ex
 
 @lowering("DeformConv")
 def deform_conv(ctx: Lowering) -> None:
-    """A convolution whose taps are moved by ``offset``, read between pixels, and weighted by ``mask``: what it reads of the image
-    is one tensor, which is then contracted with the weights."""
+    """Lower DeformConv: a convolution with taps moved by ``offset``, sampled between pixels and weighted by ``mask``. The samples
+    form one tensor, which is then contracted with the weights."""
     x, w = ctx.input(0), ctx.input(1)
     (batch, channels, *extents), (features, per_group, *kernel) = ctx.shape(x), ctx.shape(w)
     outs = ctx.out().shape[2:]
@@ -141,7 +140,7 @@ def deform_conv(ctx: Lowering) -> None:
 
 
 def _tap_index(axes: Sequence[Axis], rank: int) -> Expr:
-    """The tap at a point of ``axes`` (n, g, k.., o..), counted through offset groups and kernel."""
+    """Return the flat index of the tap at a point of ``axes`` (n, g, k.., o..), counted through offset groups and kernel."""
     flat: Expr = ex.as_index("g")
     for axis in axes[2 : 2 + rank]:
         flat = ex.make_add(ex.make_mul(flat, axis.extent), axis.name)
@@ -149,7 +148,7 @@ def _tap_index(axes: Sequence[Axis], rank: int) -> Expr:
 
 
 def _tap_coordinate(ctx: Lowering, real: Real, dim: int, axes: Sequence[Axis], rank: int) -> Expr:
-    """Where in the image a tap lies along ``dim``, near it at least."""
+    """Return the image coordinate of a tap along ``dim``, moved near the image if it is far outside."""
     kernel, out = axes[2 + dim], axes[2 + rank + dim]
     stride, dilation, pad = (
         int((ctx.attr(name) or (default,) * 2 * rank)[dim]) for name, default in (("strides", 1), ("dilations", 1), ("pads", 0))
@@ -164,7 +163,7 @@ def _tap_coordinate(ctx: Lowering, real: Real, dim: int, axes: Sequence[Axis], r
 
 
 def _emit_read(ctx: Lowering, real: Real, places: Sequence[Neighbours], axes: Sequence[Axis], share: int) -> str:
-    """``[n, c, k.., o..]``: what the taps read of each channel; ``share`` channels have the same offsets."""
+    """Return the samples of the taps per channel, ``[n, c, k.., o..]``; ``share`` channels have the same offsets."""
     x, rank = ctx.input(0), len(places)
     wide = (axes[0], Axis("c", ctx.shape(x)[1]), *axes[2:])
     shared = {"g": ex.make_floordiv("c", share)}
@@ -184,7 +183,7 @@ def _emit_read(ctx: Lowering, real: Real, places: Sequence[Neighbours], axes: Se
 
 
 def _emit_product(ctx: Lowering, read: str, axes: Sequence[Axis]) -> None:
-    """What the taps read by the weights, and the bias."""
+    """Emit the contraction of the samples with the weights, and the bias."""
     features, per_group, *kernel = ctx.shape(ctx.input(1))
     group, rank, dtype = int(ctx.attr("group", 1)), len(kernel), ctx.out().dtype
     outs = (Axis("n", axes[0].extent), Axis("m", features), *axes[2 + rank :])

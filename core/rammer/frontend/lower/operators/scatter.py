@@ -1,9 +1,9 @@
-"""Scatter: elements and slices written, added, multiplied or compared into places that indices name; TensorScatter.
+"""Scatter: elements and slices written, added, multiplied or compared at index positions; TensorScatter.
 
-A Compute says what every element of its output is, so a scatter asks for each place which updates are its own. Where the
-indices are known, that is a table, as wide as the most updates of one place. Where a run knows them, every place walks the
-updates that may be its own: those along its line (ScatterElements), or all (ScatterND). Of updates written to one place the
-last one stays, as in NumPy and ONNX Runtime; an index that ONNX forbids (out of range) names no place.
+A Compute defines every element of its output, so a scatter determines the updates of each output position. Constant indices
+become a table, as wide as the largest number of updates of one position. With run-time indices, every position scans its
+candidate updates: those along its line (ScatterElements), or all (ScatterND). Of several updates of one position the last one
+wins, as in NumPy and ONNX Runtime. An index out of range, which ONNX forbids, matches no position.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from rammer.ir.expr import Cast, Expr, Load
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import row_major
 
-#: Most steps of all places through updates; more are done on the host, where a scatter walks the updates alone.
+#: Limit of scanned updates over all positions; beyond it the host runs the scatter, scanning the updates once.
 MOST_STEPS: Final = 1 << 24
-#: The word of a reduction -> how the updates of one place combine, and with what was there.
+#: Reduction name -> combiner of the updates of one position with each other and with the data.
 _COMBINERS: Final[dict[str, Combiner]] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
-#: Of bool, sums are or, and products and.
+#: For bool, sums are or, and products and.
 _OF_BOOL: Final = {"add": "max", "mul": "min"}
 _BOOL_STEPS: Final = {"max": "or_", "min": "and_"}
 
 
 @dataclass(frozen=True)
 class _Combining:
-    """How updates combine (None: the last one stays), in which element type."""
+    """The combination of updates (``none``: the last one wins) and its element type."""
 
     word: str
     dtype: str
 
     @property
     def combiner(self) -> Combiner | None:
-        """Of the updates of one place."""
+        """The combiner of the updates of one position, or None."""
         word = _OF_BOOL.get(self.word, self.word) if self.dtype == "bool" else self.word
         return None if word == "none" else _COMBINERS[word]
 
     @property
     def working(self) -> str:
-        """float16 is summed in float32, and rounded once."""
+        """The type of the combination: float16 is summed in float32 and rounded once."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     def widened(self, x: Expr) -> Expr:
-        """``x`` in the type that is combined."""
+        """Return ``x`` in the type that is combined."""
         return x if self.working == self.dtype else Cast(self.working, x)
 
     @property
     def nothing(self) -> Expr:
-        """What combines with anything to that."""
+        """The identity of the combiner."""
         assert self.combiner is not None
         return cp.combiner_identity(self.combiner, self.working)
 
     def joined(self, x: Expr, total: Expr) -> Expr:
-        """What was there and the updates together, as the output's type."""
+        """Return the combination of the data and the updates, in the output's type."""
         step = _BOOL_STEPS[str(self.combiner)] if self.dtype == "bool" else self.word
         both = make_op(step, self.widened(x), total)
         return both if self.working == self.dtype else Cast(self.dtype, both)
@@ -71,7 +71,7 @@ class _Combining:
 
 @lowering("ScatterElements", "Scatter")
 def scatter_elements(ctx: Lowering) -> None:
-    """``y[.., indices[j..], ..] = x (op) updates[j..]`` along one axis."""
+    """Lower ScatterElements: ``y[.., indices[j..], ..] = x (op) updates[j..]`` along one axis."""
     shape, written = ctx.out().shape, ctx.shape(ctx.input(1))
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
     check_beside(ctx, dim)
@@ -91,7 +91,7 @@ def scatter_elements(ctx: Lowering) -> None:
 
 @lowering("ScatterND")
 def scatter_nd(ctx: Lowering) -> None:
-    """``y[indices[j.., :], ..] = x (op) updates[j.., ..]``: elements or slices."""
+    """Lower ScatterND: ``y[indices[j.., :], ..] = x (op) updates[j.., ..]``, with elements or slices."""
     shape = ctx.out().shape
     *lead, depth = ctx.shape(ctx.input(1))
     if depth > len(shape):
@@ -122,16 +122,16 @@ def _make_combining(ctx: Lowering) -> _Combining:
     return _Combining(ctx.attr("reduction", "none"), ctx.out().dtype)
 
 
-# --- known indices ------------------------------------------------------------------------------
+# --- constant indices ---------------------------------------------------------------------------
 
 
 def _by_table(ctx: Lowering, flat: np.ndarray, depth: int) -> None:
-    """``flat[j]`` is the place, counted through the first ``depth`` output axes, of update ``j``."""
+    """Emit the scatter from a table: ``flat[j]`` is the position of update ``j`` in the first ``depth`` output axes."""
     how, axes = _make_combining(ctx), out_axes(ctx)
     places = math.prod(a.extent for a in axes[:depth])
     if how.combiner is None:
         source = np.full(places, -1, np.int64)
-        source[flat] = np.arange(flat.size)  # of several the last one
+        source[flat] = np.arange(flat.size)  # the last update of a position wins
         _emit_write(ctx, static_index(ctx, source.reshape([a.extent for a in axes[:depth]]), axes[:depth]), depth)
         return
     most = int(np.bincount(flat).max())
@@ -147,7 +147,7 @@ def _by_table(ctx: Lowering, flat: np.ndarray, depth: int) -> None:
 
 
 def _load_update(ctx: Lowering, which: Expr, depth: int) -> Load:
-    """Update ``which``, counted through the axes that the updates have before the slice; fill where it is none."""
+    """Return update ``which``, counted through the axes before the slice; the fill value if it is out of range."""
     updates, tail = ctx.input(2), out_axes(ctx)[depth:]
     written = ctx.shape(updates)[: len(ctx.shape(updates)) - len(tail)]
     prefix = [ex.substitute(i, {"update": which}) for i in reshape_indices(written, [Axis("update", math.prod(written))])]
@@ -155,14 +155,14 @@ def _load_update(ctx: Lowering, which: Expr, depth: int) -> Load:
 
 
 def _emit_write(ctx: Lowering, which: Expr, depth: int) -> None:
-    """Update ``which`` where it is not negative, else what was there."""
+    """Emit update ``which`` if it is not negative, else the data."""
     axes = out_axes(ctx)
     kept = whole_load(ctx, ctx.input(0), axes)
     ctx.emit(axes, make_op("where", make_op("lt", which, ex.integer(0)), kept, _load_update(ctx, which, depth)), into=0)
 
 
 def _emit_combined(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
-    """The data with the updates of every place, ``update`` for each point of axis ``each``."""
+    """Emit the data combined with the updates of every position; ``update`` is the value at a point of axis ``each``."""
     axes = out_axes(ctx)
     if each.extent == 1:
         total = ex.substitute(update, {each.name: ex.integer(0)})
@@ -172,18 +172,18 @@ def _emit_combined(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> 
     ctx.emit(axes, how.joined(whole_load(ctx, ctx.input(0), axes), total), into=0)
 
 
-# --- indices that a run knows ---------------------------------------------------------------------
+# --- run-time indices -------------------------------------------------------------------------------
 
 
 def _along_lines(ctx: Lowering, dim: int) -> None:
-    """ScatterElements: a place walks the updates along axis ``dim`` that have its other coordinates."""
+    """Emit ScatterElements: a position scans the updates along axis ``dim`` at its other coordinates."""
     how, axes, indices, updates = _make_combining(ctx), out_axes(ctx), ctx.input(1), ctx.input(2)
     shape, written = ctx.out().shape, ctx.shape(ctx.input(1))
     _check_steps(ctx, ctx.out().size * written[dim])
     each = Axis("u", written[dim])
     point = [ex.as_index(each.name if d == dim else a.name) for d, a in enumerate(axes)]
     whole = all(m == n for d, (m, n) in enumerate(zip(written, shape, strict=True)) if d != dim)
-    # Beside the updates there is an index that names no place.
+    # Outside the updates, the index matches no position.
     named = wrap_index(ctx, indices, point, shape[dim], None if whole else -shape[dim] - 1)
     hit = make_op("eq", named if ctx.type(indices).dtype == "int64" else Cast("int64", named), ex.as_index(axes[dim].name))
     if how.combiner is not None:
@@ -199,7 +199,7 @@ def _along_lines(ctx: Lowering, dim: int) -> None:
 
 
 def _among_all(ctx: Lowering, depth: int) -> None:
-    """ScatterND: a place walks all updates."""
+    """Emit ScatterND: a position scans all updates."""
     how, axes = _make_combining(ctx), out_axes(ctx)
     count = math.prod(ctx.shape(ctx.input(1))[:-1])
     places = axes if how.combiner is not None else axes[:depth]
@@ -218,7 +218,7 @@ def _among_all(ctx: Lowering, depth: int) -> None:
 
 
 def _named_places(ctx: Lowering, each: Axis, depth: int) -> str:
-    """The place of every update, counted through the first ``depth`` axes of the output; -1 for none."""
+    """Return the position of every update, counted through the first ``depth`` output axes; -1 if out of range."""
     indices, shape = ctx.input(1), ctx.out().shape
     lead = reshape_indices(ctx.shape(indices)[:-1], [each])
     place: Expr = ex.integer(0)
@@ -232,7 +232,7 @@ def _named_places(ctx: Lowering, each: Axis, depth: int) -> str:
 
 
 def _emit_last_update(ctx: Lowering, axes: Sequence[Axis], hit: Expr, each: Axis) -> str:
-    """The last update of axis ``each`` that hits, -1 where none does."""
+    """Return the last update of axis ``each`` that hits, or -1 if no update hits."""
     found = make_op("where", hit, ex.as_index(each.name), ex.integer(-1))
     return ctx.emit(axes, found, (each,), "max", dtype="int64", into="which")
 
@@ -246,7 +246,8 @@ def _load_or_fill(ctx: Lowering, tensor: str, point: Sequence[Expr]) -> Load:
 
 @lowering("TensorScatter")
 def tensor_scatter(ctx: Lowering) -> None:
-    """``y[b, .., s, ..] = update[b, .., s - write_indices[b], ..]`` where there is one; circular: modulo the cache's length."""
+    """Lower TensorScatter: ``y[b, .., s, ..] = update[b, .., s - write_indices[b], ..]`` where that index is in range. The
+    circular mode computes the index modulo the cache's length."""
     axes, update = out_axes(ctx), ctx.input(1)
     dim = axis_of(ctx, int(ctx.attr("axis", -2)), len(axes))
     length = ctx.shape(update)[dim]

@@ -1,5 +1,5 @@
-"""Shape operators. Each is one map whose body is a single load: the storage pass makes a view of it
-where the address is affine in the axes, and a copy elsewhere."""
+"""Shape operators, each one map with a single load. The storage pass makes a view of it if the address is affine in the axes, and
+a copy otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rammer.ir.piecewise import concat_body
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
-#: Most parts of a concatenation in one expression, and how many are joined first where there are more.
+#: Largest number of parts of a concatenation in one expression; more parts are joined in groups of this size first.
 MAX_PIECES = 256
 PIECES = 64
 
 
 @lowering("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def lower_reshape(ctx: Lowering) -> None:
-    """The same elements in row-major order under the declared shape, which inference has worked out."""
+    """Lower reshapes: the same elements in row-major order under the inferred shape."""
     x, axes = ctx.input(0), out_axes(ctx)
     if ctx.type(x).size != ctx.out().size:
         raise CannotLower(f"{ctx.node.op} of {ctx.shape(x)} to {ctx.out().shape} changes the size")
@@ -30,7 +30,7 @@ def lower_reshape(ctx: Lowering) -> None:
 
 @lowering("Transpose")
 def lower_transpose(ctx: Lowering) -> None:
-    """``y[i0, i1, ..] = x[i at perm^-1]``; the default reverses the axes."""
+    """Lower Transpose: ``y[i0, i1, ..] = x[i at perm^-1]``; the default reverses the axes."""
     x, axes = ctx.input(0), out_axes(ctx)
     rank = len(axes)
     perm = [int(p) for p in ctx.attr("perm") or reversed(range(rank))]
@@ -39,14 +39,14 @@ def lower_transpose(ctx: Lowering) -> None:
 
 @lowering("Expand")
 def lower_expand(ctx: Lowering) -> None:
-    """NumPy broadcasting to the declared shape."""
+    """Lower Expand: NumPy broadcasting to the declared shape."""
     axes = out_axes(ctx)
     ctx.emit(axes, ctx.broadcast(ctx.input(0), axes), into=0)
 
 
 @lowering("Tile")
 def lower_tile(ctx: Lowering) -> None:
-    """``x`` repeated along each axis."""
+    """Lower Tile: ``x`` repeated along each axis."""
     x, axes = ctx.input(0), out_axes(ctx)
     indices = [a.name if n == a.extent else ex.make_mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)]
     ctx.emit(axes, ctx.load(x, *indices), into=0)
@@ -54,7 +54,7 @@ def lower_tile(ctx: Lowering) -> None:
 
 @lowering("Concat")
 def lower_concat(ctx: Lowering) -> None:
-    """Inputs one after another along ``axis``."""
+    """Lower Concat: inputs one after another along ``axis``."""
     axes = out_axes(ctx)
     dim = axis_of(ctx, int(ctx.attr("axis", 1)), len(axes))
     if len(ctx.node.inputs) == 1:
@@ -70,7 +70,7 @@ def lower_concat(ctx: Lowering) -> None:
 def _emit_joined(
     ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number
 ) -> tuple[str, int]:
-    """Some parts of a concatenation as a tensor of their own, and its extent; storage makes it a slice of the whole."""
+    """Emit a part of a concatenation as a tensor, and return it with its extent; storage makes it a slice of the whole."""
     extent = sum(n for _, n in parts)
     inner = [Axis(a.name, extent) if d == dim else a for d, a in enumerate(axes)]
     return ctx.emit(inner, concat_body(parts, inner, dim, fill)), extent
@@ -78,7 +78,7 @@ def _emit_joined(
 
 @lowering("Split")
 def lower_split(ctx: Lowering) -> None:
-    """Consecutive ranges along ``axis``, of given lengths or equal ones but for the last."""
+    """Lower Split: consecutive ranges along ``axis``, of explicit lengths or equal ones except the last."""
     x = ctx.input(0)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(ctx.shape(x)))
     count = len(ctx.node.outputs)
@@ -94,7 +94,7 @@ def lower_split(ctx: Lowering) -> None:
 
 @lowering("Slice")
 def lower_slice(ctx: Lowering) -> None:
-    """``x[start + step * i]`` along each listed axis; bounds are known at compile time."""
+    """Lower Slice: ``x[start + step * i]`` along each listed axis; bounds are known at compile time."""
     x, axes = ctx.input(0), out_axes(ctx)
     source = ctx.shape(x)
     starts = static_ints(ctx, 1, "starts")
@@ -107,7 +107,7 @@ def lower_slice(ctx: Lowering) -> None:
         d = axis_of(ctx, dim, len(source))
         if step == 0:
             raise CannotLower("Slice with step 0")
-        # The end only decides how many there are, which the declared shape already says.
+        # The end only decides the number of elements, which the declared shape already contains.
         first = start + source[d] if start < 0 else start
         first = min(max(first, 0), source[d] if step > 0 else source[d] - 1)
         indices[d] = ex.make_add(ex.make_mul(axes[d].name, step), first) if axes[d].extent > 1 else ex.integer(first)

@@ -1,8 +1,5 @@
-"""Softmax, LogSoftmax and Hardmax: reductions and maps; that they form one kernel is the tile-graph's find.
-
-Before opset 13 the input is coerced to two dimensions split at ``axis``, so all later ones are
-normalised together; from 13 on ``axis`` alone is.
-"""
+"""Softmax, LogSoftmax and Hardmax: reductions and maps, which the tile graph fuses into one kernel. Before opset 13 the input is
+coerced to two dimensions split at ``axis``, so all later ones are normalised together. From 13 on only ``axis`` is."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rammer.ir.expr import Const, Expr, Load, Op
 
 
 def _split_axes(ctx: Lowering) -> tuple[tuple[Axis, ...], list[Axis], list[Axis]]:
-    """All axes, those that are kept and those that are normalised over."""
+    """Return all axes, the kept ones and the normalised ones."""
     axes = ctx.axes(ctx.input(0))
     coerced = (ctx.node.version or ctx.graph.opset) < 13
     first = int(ctx.attr("axis", 1 if coerced else -1))
@@ -31,14 +28,14 @@ def _load_at(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
 
 
 def _emit_reduction(ctx: Lowering, kept: Sequence[Axis], over: Sequence[Axis], body: Expr, hint: str) -> Load:
-    """A reduction (``max`` or ``sum``, as ``hint`` says) emitted, as a load at the kept axes."""
+    """Emit a reduction (``max`` or ``sum``, by ``hint``) and return its load at the kept axes."""
     name = ctx.emit(kept, body, over, "max" if hint == "max" else "sum", into=hint)
     return _load_at(ctx, name, kept)
 
 
 @lowering("Softmax")
 def lower_softmax(ctx: Lowering) -> None:
-    """``exp(x - max) / sum(exp(x - max))``: four Computes."""
+    """Lower Softmax: ``exp(x - max) / sum(exp(x - max))``, as four Computes."""
     axes, kept, over = _split_axes(ctx)
     x = widen_float16(ctx, _load_at(ctx, ctx.input(0), axes))
     if not over:
@@ -52,7 +49,7 @@ def lower_softmax(ctx: Lowering) -> None:
 
 @lowering("LogSoftmax")
 def log_softmax(ctx: Lowering) -> None:
-    """``(x - max) - log(sum(exp(x - max)))``."""
+    """Lower LogSoftmax: ``(x - max) - log(sum(exp(x - max)))``."""
     axes, kept, over = _split_axes(ctx)
     x = widen_float16(ctx, _load_at(ctx, ctx.input(0), axes))
     if not over:
@@ -66,7 +63,7 @@ def log_softmax(ctx: Lowering) -> None:
 
 @lowering("Hardmax")
 def lower_hardmax(ctx: Lowering) -> None:
-    """1 at the first maximum, 0 elsewhere."""
+    """Lower Hardmax: 1 at the first maximum, 0 elsewhere."""
     axes, kept, over = _split_axes(ctx)
     dtype = ctx.out().dtype
     if not over:
@@ -78,7 +75,7 @@ def lower_hardmax(ctx: Lowering) -> None:
     for axis in over:
         place = ex.make_add(ex.make_mul(place, axis.extent), axis.name)
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
-    # NaN is a maximum that equals nothing; the first one counts, as for ArgMax.
+    # A NaN is the maximum but equals nothing; the first one counts, as for ArgMax.
     candidate = Op("where", (Op("or_", (Op("eq", (x, largest)), Op("isnan", (x,)))), place, last))
     first = ctx.load(ctx.emit(kept, candidate, over, "min", dtype="int64", into="first"), *[a.name for a in kept])
     chosen = Op("eq", (place, first))

@@ -1,5 +1,4 @@
-"""Between numbers and the codes of formats that nothing computes in: what ``frontend.lower.emulated_types`` puts between other
-operators."""
+"""Conversions between numbers and codes of emulated formats, which ``frontend.lower.emulated_types`` inserts."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from rammer.ir.dequantized_product import Decoded
 from rammer.ir.expr import Cast, Load
 from rammer.ir.formats import FORMATS
 
-#: The domain of these operators, which no model can name.
+#: The domain of these operators, which models cannot name.
 DOMAIN = "rammer"
 
 
 @lowering("Decode", domain=DOMAIN)
 def lower_decode(ctx: Lowering) -> None:
-    """The numbers of the codes, in the type of the result."""
+    """Lower Decode: the numbers of the codes, in the type of the result."""
     axes = out_axes(ctx)
     number = decode_expr(whole_load(ctx, ctx.input(0), axes), FORMATS[ctx.attr("format")])
     ctx.emit(axes, Cast(ctx.out().dtype, number), into=0)
@@ -26,7 +25,7 @@ def lower_decode(ctx: Lowering) -> None:
 
 @lowering("Encode", domain=DOMAIN)
 def lower_encode(ctx: Lowering) -> None:
-    """The codes of the nearest numbers."""
+    """Lower Encode: the codes of the nearest numbers."""
     axes, source = out_axes(ctx), ctx.type(ctx.input(0)).dtype
     x = whole_load(ctx, ctx.input(0), axes)
     saturate, rounding = bool(ctx.attr("saturate", 1)), str(ctx.attr("round_mode", "up"))
@@ -36,8 +35,8 @@ def lower_encode(ctx: Lowering) -> None:
 
 @lowering("StoredMatMul", domain=DOMAIN)
 def stored_matmul(ctx: Lowering) -> None:
-    """``sum[k] x[.., k] * ((number(codes[n, k]) - zero[n, k // block]) * scale[n, k // block])``; codes of fewer than 8 bits lie
-    along ``k``, the first of a byte in its lowest bits."""
+    """Lower StoredMatMul: ``sum[k] x[.., k] * ((number(codes[n, k]) - zero[n, k // block]) * scale[n, k // block])``. Codes of
+    fewer than 8 bits are packed along ``k``, the first one in the lowest bits of a byte."""
     x, codes, scale = (ctx.input(i) for i in range(3))
     bits, block, shape = int(ctx.attr("bits")), int(ctx.attr("block")), ctx.out().shape
     axes, inner = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape)), Axis("k", ctx.shape(x)[-1])

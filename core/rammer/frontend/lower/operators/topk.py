@@ -1,9 +1,9 @@
-"""TopK: the largest or smallest elements along an axis, in order, as counts of how many come before.
+"""TopK: the largest or smallest elements along an axis, in order, by counting the elements before each.
 
-Every element gets a whole number that orders as it does (``_keys``), its place among the equal ones included, so that no two are
-the same. A short axis counts for each element how many are before it. Of a long one the k-th key is found four bits at a time,
-by counting how many keys reach each of 15 bounds; what reaches it is gathered by the counts of blocks, and only that is
-ordered. NaN is the largest number, as in NumPy and torch; of equal elements the first one comes first.
+Every element gets a unique integer key of equal order (``keys``), which includes its index to break ties. On a short axis, the
+elements before each element are counted directly. On a long axis the k-th key is determined four bits at a time. Each step counts
+the keys that reach each of 15 bounds. Keys that reach the k-th are gathered by block counts, and only these are ordered. NaN is
+the largest number, as in NumPy and torch; among equal elements the first one comes first.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
 from rammer.ir.types import is_float, itemsize
 
-#: Most steps of all counts together; the host sorts more.
+#: Limit of the steps of all counts together; the host sorts longer axes.
 MOST_STEPS: Final = 1 << 29
-#: An axis up to this length is ordered as a whole.
+#: Longest axis that is ordered as a whole.
 SHORT_AXIS: Final = 512
-#: Elements of a block whose chosen ones are counted, and bits of a key that are found at a time.
+#: Block size for counting chosen elements, and bits of a key that one step determines.
 BLOCK: Final = 64
 DIGIT: Final = 4
-#: An axis this many times as long as what is chosen of it is looked through by blocks first.
+#: Ratio of axis length to chosen elements from which blocks are searched first.
 SPARSE: Final = 16
-#: An expression at the axis of this name.
+#: Function from an axis name to an expression at that axis.
 _Value: TypeAlias = Callable[[str], Expr]
 
 
 @lowering("TopK")
 def top_k(ctx: Lowering) -> None:
-    """Values and indices of the ``k`` largest (``largest=0``: smallest) elements along ``axis``, in order."""
+    """Lower TopK: values and indices of the ``k`` largest (``largest=0``: smallest) elements along ``axis``, in order."""
     known = ctx.static(1, "k") if ctx.has(1) else None
     if known is None:
         raise CannotLower("TopK without its k")
@@ -59,7 +59,7 @@ def _check_steps(ctx: Lowering, row: _Row, count: int, wide: bool) -> None:
     n = row.extent
     steps = n * n + count * n
     if n > SHORT_AXIS and not wide:
-        few = n if n < SPARSE * count else 4 * int(math.sqrt(n * count))  # through the blocks, and of those chosen
+        few = n if n < SPARSE * count else 4 * int(math.sqrt(n * count))  # after the block search, over the chosen blocks
         digits, blocks = -(-row.bits // DIGIT), -(-few // BLOCK)
         steps = n + digits * few * (1 << DIGIT) + few * BLOCK + blocks * blocks + count * (blocks + BLOCK) + 2 * count * count
     if steps * row.rows > MOST_STEPS:
@@ -67,7 +67,7 @@ def _check_steps(ctx: Lowering, row: _Row, count: int, wide: bool) -> None:
 
 
 def _emit_chosen(ctx: Lowering, row: _Row, index: str, count: int) -> None:
-    """Both outputs from the places along the axis, in order."""
+    """Emit both outputs from the ordered indices along the axis."""
     axes = row.axes(Axis("r", count))
     place = row.load(index, "r")
     if ctx.wants(1):
@@ -79,55 +79,55 @@ def _emit_chosen(ctx: Lowering, row: _Row, index: str, count: int) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """The axis ``dim`` of the input, and how tensors are written that have another one in its place."""
+    """The axis ``dim`` of the input, and the axes and loads of tensors that replace it by other axes."""
 
     ctx: Lowering
     dim: int
 
     @property
     def extent(self) -> int:
-        """Elements along the axis."""
+        """The number of elements along the axis."""
         return self.ctx.shape(self.ctx.input(0))[self.dim]
 
     @property
     def rows(self) -> int:
-        """Elements of all other axes."""
+        """The number of elements of all other axes."""
         return self.ctx.type(self.ctx.input(0)).size // max(self.extent, 1)
 
     @property
     def bits(self) -> int:
-        """Of a key: 32 of the number, and those of a place."""
+        """The bits of a key: 32 of the number, and those of an index."""
         return 32 + self.place_bits
 
     @property
     def place_bits(self) -> int:
-        """Of a place along the axis."""
+        """The bits of an index along the axis."""
         return max(self.extent - 1, 1).bit_length()
 
     def place(self, key: Expr) -> Expr:
-        """The place that a key has in its lower bits."""
+        """Return the index in a key's lower bits."""
         return make_op("sub", ex.integer(self.extent - 1), make_op("and_", key, ex.integer((1 << self.place_bits) - 1)))
 
     @property
     def largest(self) -> bool:
-        """Whether the largest come first."""
+        """True if the largest elements come first."""
         return bool(self.ctx.attr("largest", 1))
 
     def axes(self, *own: Axis) -> tuple[Axis, ...]:
-        """The input's axes with ``own`` in the place of ``dim``."""
+        """Return the input's axes with ``own`` in place of ``dim``."""
         given = self.ctx.axes(self.ctx.input(0))
         return (*given[: self.dim], *own, *given[self.dim + 1 :])
 
     def load(self, tensor: str, *own: Expr | int | str, fill: ex.Number | None = None) -> Load:
-        """``tensor`` with these indices in the place of ``dim``."""
+        """Return a load of ``tensor`` with these indices in place of ``dim``."""
         names: list[Expr | int | str] = [a.name for a in self.ctx.axes(self.ctx.input(0))]
         return self.ctx.load(tensor, *names[: self.dim], *own, *names[self.dim + 1 :], fill=fill)
 
     # --- keys ---------------------------------------------------------------------------------
 
     def keys(self) -> str:
-        """Of numbers of at most 32 bits, int64: in the upper bits 32 that order as the number does, below the place, the first
-        one largest. The largest key comes first."""
+        """Emit int64 keys of numbers of at most 32 bits; the largest key comes first. The upper 32 bits order like the number.
+        The lower bits hold the reversed index, so the first element has the largest key."""
         ctx, dtype = self.ctx, self.ctx.type(self.ctx.input(0)).dtype
         x: Expr = self.load(ctx.input(0), "i")
         if is_float(dtype):
@@ -146,7 +146,7 @@ class _Row:
         return ctx.emit(self.axes(Axis("i", self.extent)), key, dtype="int64", into="key")
 
     def wide_keys(self) -> str:
-        """Of numbers of 64 bits, uint64; equal ones have the same."""
+        """Emit uint64 keys of 64-bit numbers; equal numbers have equal keys."""
         ctx, dtype = self.ctx, self.ctx.type(self.ctx.input(0)).dtype
         x: Expr = self.load(ctx.input(0), "i")
         top, full = make_literal(1 << 63, "uint64"), make_literal((1 << 64) - 1, "uint64")
@@ -161,43 +161,43 @@ class _Row:
         return ctx.emit(self.axes(Axis("i", self.extent)), ordered, dtype="uint64", into="key")
 
     def before(self, keys: str) -> Expr:
-        """Whether ``j`` comes before ``i``."""
+        """Return True where ``j`` comes before ``i``."""
         return make_op("lt", self.load(keys, "i"), self.load(keys, "j"))
 
     def before_wide(self, keys: str) -> Expr:
-        """Whether ``j`` comes before ``i``: of equal ones the first."""
+        """Return True where ``j`` comes before ``i``; among equal keys the first one does."""
         one, other = self.load(keys, "i"), self.load(keys, "j")
         same = make_op("and_", make_op("eq", one, other), make_op("lt", ex.as_index("j"), ex.as_index("i")))
         return make_op("or_", make_op("lt", one, other), same)
 
-    # --- orders --------------------------------------------------------------------------------
+    # --- ranks ---------------------------------------------------------------------------------
 
     def emit_count(self, hit: Expr, extent: int, into: str) -> str:
-        """``[i]``: for how many ``j`` of ``extent`` it holds."""
+        """Emit ``[i]``: the number of ``j`` below ``extent`` for which ``hit`` holds."""
         return self.ctx.emit(self.axes(Axis("i", extent)), one_if(hit), (Axis("j", extent),), "sum", dtype="int32", into=into)
 
     def inverse(self, rank: str, extent: int, count: int, value: _Value) -> str:
-        """``[r]``: ``value`` of the one whose rank is ``r``."""
+        """Emit ``[r]``: ``value`` of the element with rank ``r``."""
         hit = make_op("eq", Cast("int64", self.load(rank, "i")), ex.as_index("r"))
         body = make_op("where", hit, value("i"), ex.integer(0))
         return self.ctx.emit(self.axes(Axis("r", count)), body, (Axis("i", extent),), "sum", dtype="int64", into="index")
 
 
 def one_if(hit: Expr) -> Expr:
-    """1 where it holds, else 0."""
+    """Return 1 where ``hit`` holds, else 0."""
     return make_op("where", hit, make_literal(1, "int32"), make_literal(0, "int32"))
 
 
 def _of_long(row: _Row, count: int) -> str:
-    """``[r]``: the places of the ``count`` largest keys of a long axis, in order."""
+    """Return ``[r]``: the indices of the ``count`` largest keys of a long axis, in order."""
     chosen = _select_largest(row, row.keys(), row.extent, count)
     rank = row.emit_count(row.before(chosen), count, "rank")
     return row.inverse(rank, count, count, lambda name: row.place(row.load(chosen, name)))
 
 
 def _select_largest(row: _Row, keys: str, extent: int, count: int) -> str:
-    """``[j]``: the ``count`` largest of ``extent`` keys, in no order. Of many more than that only the blocks with the largest
-    maxima matter, which are as many."""
+    """Return ``[j]``: the ``count`` largest of ``extent`` keys, unordered. If ``extent`` is much larger, only the ``count``
+    blocks with the largest maxima are searched."""
     if extent < SPARSE * count:
         return _compact_keys(row, keys, extent, _emit_threshold(row, keys, extent, count), count)
     size = 1 << (extent // count).bit_length() // 2
@@ -213,7 +213,7 @@ def _select_largest(row: _Row, keys: str, extent: int, count: int) -> str:
 
 
 def _renumber_blocks(row: _Row, largest: str, block: Axis) -> str:
-    """Keys of blocks: that of their largest element, without its place, and the block's."""
+    """Return keys of blocks: the number bits of their largest element, with the block's index."""
     high = make_op("shr", row.load(largest, block.name), ex.integer(row.place_bits))
     last = make_op("sub", ex.integer(row.extent - 1), ex.as_index(block.name))
     key = make_op("add", make_op("mul", high, ex.integer(1 << row.place_bits)), last)
@@ -223,7 +223,7 @@ def _renumber_blocks(row: _Row, largest: str, block: Axis) -> str:
 
 
 def _emit_threshold(row: _Row, keys: str, extent: int, count: int) -> str:
-    """The ``count``-th largest key: the bits that ``count`` keys reach, from the top."""
+    """Return the ``count``-th largest key: from the top, the bits that ``count`` keys reach."""
     bound = ""
     for shift in range((row.bits - 1) // DIGIT * DIGIT, -1, -DIGIT):
         low: Expr = row.load(bound) if bound else ex.integer(0)
@@ -231,7 +231,7 @@ def _emit_threshold(row: _Row, keys: str, extent: int, count: int) -> str:
         step = make_op("mul", ex.make_add(each.name, 1), ex.integer(1 << shift))
         reached = one_if(make_op("le", make_op("add", low, step), row.load(keys, "i")))
         counts = row.ctx.emit(row.axes(each), reached, (Axis("i", extent),), "sum", dtype="int32", into=f"reach{shift}")
-        # The last bound is that of the digit before: what was found so far is added in its place.
+        # The last bound equals the previous digits, so they are added in its position.
         enough = make_op("le", make_literal(count, "int32"), row.load(counts, each.name))
         digit = make_op("where", enough, ex.integer(1 << shift), ex.integer(0))
         body = make_op("where", make_op("lt", ex.as_index(each.name), ex.integer(each.extent - 1)), digit, low)
@@ -240,7 +240,7 @@ def _emit_threshold(row: _Row, keys: str, extent: int, count: int) -> str:
 
 
 def _compact_keys(row: _Row, keys: str, extent: int, bound: str, count: int) -> str:
-    """The ``count`` keys that reach ``bound``, as they come."""
+    """Return the ``count`` keys that reach ``bound``, in index order."""
     ctx, blocks = row.ctx, -(-extent // BLOCK)
     block, within, slot = Axis("b", blocks), Axis("w", BLOCK), Axis("r", count)
 
@@ -254,7 +254,7 @@ def _compact_keys(row: _Row, keys: str, extent: int, bound: str, count: int) -> 
     end = make_op("add", row.load(start, "b"), row.load(held, "b"))
     passed = one_if(make_op("le", Cast("int64", end), ex.as_index("r")))
     own = row.load(ctx.emit(row.axes(slot), passed, (block,), "sum", dtype="int32", into="block"), "r")
-    # Of the slot's block: up to how many elements no more are held than slots of it come before.
+    # In the slot's block, count the elements up to which at most ``nth`` keys reach the bound.
     upto = one_if(make_op("and_", make_op("le", ex.as_index("o"), ex.as_index("w")), reaches("b", "o")))
     so_far = ctx.emit(row.axes(block, within), upto, (Axis("o", BLOCK),), "sum", dtype="int32", into="so_far")
     nth = make_op("sub", ex.as_index("r"), Cast("int64", row.load(start, own, fill=0)))

@@ -1,4 +1,4 @@
-"""What trains: statistics of a batch, and a step of an optimiser."""
+"""Training operators: statistics of a batch, and a step of an optimiser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREVIEW = "ai.onnx.preview.training"
 
 
 def batch_statistics(ctx: Lowering) -> None:
-    """BatchNormalization in training mode: by the mean and variance of the batch, which also move the running ones."""
+    """Lower BatchNormalization in training mode: the batch's mean and variance also update the running ones."""
     shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
     axes = tuple(Axis("c" if d == 1 else f"i{d}", n) for d, n in enumerate(shape))
     channel = (axes[1],) if len(axes) > 1 else (Axis("c", 1),)
@@ -48,7 +48,7 @@ def batch_statistics(ctx: Lowering) -> None:
 
 
 class _Step:
-    """A step of an optimiser over some tensors: the rate, how many came before, and each tensor's operands."""
+    """A step of an optimiser over several tensors: the rate, the number of past steps, and each tensor's operands."""
 
     def __init__(self, ctx: Lowering, kinds: int) -> None:
         self.ctx, self.count = ctx, (len(ctx.node.inputs) - 2) // kinds
@@ -59,29 +59,29 @@ class _Step:
         self.past = self.scalar(1)
 
     def scalar(self, place: int) -> Expr:
-        """The rate or the count, as the tensors' type."""
+        """Return the rate or the count in the tensors' type."""
         name = self.ctx.input(place)
         load = self.ctx.load(name, *[0] * len(self.ctx.shape(name)))
         return load if self.ctx.type(name).dtype == self.dtype else Cast(self.dtype, load)
 
     def number(self, name: str, default: float) -> Expr:
-        """An attribute."""
+        """Return an attribute as a literal."""
         return make_literal(float(self.ctx.attr(name, default)), self.dtype)
 
     def axes(self, tensor: int) -> tuple[Axis, ...]:
-        """Of tensor number ``tensor``."""
+        """Return the axes of tensor number ``tensor``."""
         return self.ctx.axes(self.ctx.input(2 + tensor))
 
     def operand(self, kind: int, tensor: int) -> Expr:
-        """Kind 0 is the tensor, 1 its gradient, others its state."""
+        """Return an operand: kind 0 is the tensor, 1 its gradient, others its state."""
         return whole_load(self.ctx, self.ctx.input(2 + kind * self.count + tensor), self.axes(tensor))
 
     def gradient(self, tensor: int) -> Expr:
-        """With the share of the tensor itself that regularises."""
+        """Return the gradient plus the regularisation term, a multiple of the tensor."""
         return _add_exprs(_multiply_exprs(self.number("norm_coefficient", 0.0), self.operand(0, tensor)), self.operand(1, tensor))
 
     def emit(self, kind: int, tensor: int, value: Expr) -> Expr:
-        """A result; what later results read of it."""
+        """Emit a result and return its load for later results."""
         name = self.ctx.emit(self.axes(tensor), value, dtype=self.dtype, into=kind * self.count + tensor)
         return whole_load(self.ctx, name, self.axes(tensor))
 
@@ -96,7 +96,7 @@ def _multiply_exprs(a: Expr, b: Expr) -> Expr:
 
 @lowering("Adagrad", domain=PREVIEW)
 def lower_adagrad(ctx: Lowering) -> None:
-    """``H' = H + G^2; X' = X - R / (1 + T decay) G / (sqrt(H') + epsilon)``."""
+    """Lower Adagrad: ``H' = H + G^2; X' = X - R / (1 + T decay) G / (sqrt(H') + epsilon)``."""
     step = _Step(ctx, 3)
     slowed = _add_exprs(make_literal(1, step.dtype), _multiply_exprs(step.past, step.number("decay_factor", 0.0)))
     rate = make_op("div", step.rate, slowed)
@@ -109,7 +109,7 @@ def lower_adagrad(ctx: Lowering) -> None:
 
 @lowering("Adam", domain=PREVIEW)
 def lower_adam(ctx: Lowering) -> None:
-    """Means of gradients and of their squares; the rate grows as long as these are young."""
+    """Lower Adam: moving averages of gradients and of their squares, with a bias-corrected rate."""
     step = _Step(ctx, 4)
     alpha, beta, one = step.number("alpha", 0.9), step.number("beta", 0.999), make_literal(1, step.dtype)
     young = make_op("sqrt", make_op("sub", one, make_op("pow", beta, step.past)))
@@ -131,7 +131,8 @@ def lower_adam(ctx: Lowering) -> None:
 
 @lowering("Momentum", domain=PREVIEW)
 def lower_momentum(ctx: Lowering) -> None:
-    """``V' = alpha V + beta G; X' = X - R V'``, or Nesterov's ``X - R (G + alpha V')``; beta is 1 in the first step."""
+    """Lower Momentum: ``V' = alpha V + beta G; X' = X - R V'``, or Nesterov's ``X - R (G + alpha V')``; beta is 1 in the first
+    step."""
     step = _Step(ctx, 3)
     alpha, given = step.number("alpha", 0.9), step.number("beta", 1.0)
     beta = make_op("where", make_op("lt", make_literal(0, step.dtype), step.past), given, make_literal(1, step.dtype))

@@ -1,4 +1,4 @@
-"""Walks down all trees at once: a level is an expression, and a kernel walks through all of them in registers."""
+"""Traversal of all trees at once: a level is an expression, and one kernel walks all levels in registers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _int32_literal(value: int) -> Const:
 
 @lowering("Walk", domain=DOMAIN)
 def lower_walk(ctx: Lowering) -> None:
-    """The leaf that each row of ``x [rows, features]`` reaches in each tree, ``[rows, trees]``.
+    """Return the leaf that each row of ``x [rows, features]`` reaches in each tree, ``[rows, trees]``.
 
-    Inputs: x, feature, high, and where they matter low and tracks (whether what is no number goes to the true child). With
-    attribute ``padded`` tables are ``[trees, nodes]``, level by level, and leaves are counted along the last one; else they are
-    ``[nodes]``, followed by the true and false child of each (``~leaf`` where it is one, as a node that is its own child) and the
-    roots.
+    Inputs: x, feature, high, and optionally low and tracks (True if a NaN continues with the true child). With attribute
+    ``padded``, tables are ``[trees, nodes]``, level by level, and leaves are counted along the last level. Otherwise they are
+    ``[nodes]``, followed by the true and false children of each node and the roots. A leaf is then a node that is a child of
+    itself, numbered ``~leaf``.
     """
     padded, depth = bool(ctx.attr("padded")), int(ctx.attr("depth"))
     rows, trees = (Axis(n, e) for n, e in zip(("b", "t"), ctx.out().shape, strict=True))
@@ -47,7 +47,7 @@ def lower_walk(ctx: Lowering) -> None:
 
 
 def _node_condition(ctx: Lowering, row: Expr, index: list[Expr]) -> Expr:
-    """Whether a node's question is answered with yes."""
+    """Return True where a node's test passes."""
     x = ctx.load(ctx.input(0), row, ctx.load(ctx.input(1), *index))
     passed: Expr = make_op("le", x, ctx.load(ctx.input(2), *index))
     if ctx.has(3):
@@ -59,10 +59,10 @@ def _node_condition(ctx: Lowering, row: Expr, index: list[Expr]) -> Expr:
 
 @lowering("Gathered", domain=DOMAIN)
 def lower_gathered(ctx: Lowering) -> None:
-    """What the leaves of all trees say: ``y[b, c] = sum[t] weights[t, leaf[b, t], c]``, by the combiner of attribute ``how``.
+    """Lower Gathered: ``y[b, c] = sum[t] weights[t, leaf[b, t], c]`` over all trees, by the combiner of attribute ``how``.
 
-    With attribute ``groups`` every target has as many trees of its own, one after another, and weights are ``[trees, leaves]``.
-    With ``padded`` leaves are counted tree by tree, else over the whole forest, and weights have no axis for trees.
+    With attribute ``groups``, every target has equally many consecutive trees, and weights are ``[trees, leaves]``. With
+    ``padded``, leaves are counted per tree. Otherwise they are counted over the whole forest, and weights have no axis for trees.
     """
     padded, groups = bool(ctx.attr("padded")), bool(ctx.attr("groups"))
     rows, targets = (Axis(n, e) for n, e in zip(("b", "c"), ctx.out().shape, strict=True))
@@ -85,7 +85,7 @@ def _gathered_types(use: Use) -> Sequence[TensorType]:
 
 
 _FLAG = {"padded": 0, "groups": 0}
-#: By domain and name, as a plugin's are; no model can name them, since its operators are checked before.
+#: Internal operators by domain and name, like a plugin's; models cannot name them, since their operators are checked first.
 INTERNAL: Final[CustomOperators] = {
     (o.domain, o.name): o
     for o in (

@@ -1,8 +1,8 @@
-"""Windows that slide over an image: depthwise convolutions and pools, one image after another (the family ``image``).
+"""The ``image`` family: windows that slide over an image (depthwise convolutions and pools), one image after another.
 
-Each output combines a few taps of one image, and nothing else is shared: there is no matrix to multiply. So a task copies an
-image once, with its padding, to where every tap of every output is a whole vector: what strides leave out lies in planes of its
-own. Some rows of outputs are then computed at a time, as what is loaded for one is a tap of its neighbours, too.
+Each output combines a few taps of one image without further reuse, so a matrix product does not apply. A task therefore copies an
+image once, including padding, so that every tap of every output is a whole vector. Elements that strides skip are stored in
+separate planes. Several rows of outputs are then computed at a time: a loaded vector is also a tap of neighbouring outputs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rammer_rocm.kernels.sliding.kernel import image_function
 from rammer_rocm.kernels.sliding.recognise import CONFIGS, MOST_TERMS, ROWS, ImageForm, image_form
 from rammer_rocm.kernels.task import Family
 
-#: Most bytes of a copied image: half of what the smallest first-level caches hold.
+#: Maximum bytes of a copied image.
 MOST_BYTES = 1 << 18
-#: Tasks of each vEU that are tried.
+#: Numbers of tasks per vEU that are tried.
 ROUNDS = (1, 2, 4, 8, 16, 32)
 
 
 def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
-    """Whole images as far as they fit, from the outer axes in; rows in parts where there are few images."""
+    """Yield tilings of whole images, split from the outer axes inwards, or of rows if the images are few."""
     found = set[tuple[tuple[str, int], ...]]()
     for rounds in ROUNDS:
         tile, want = dict[str, int](), device.veus * rounds
@@ -49,7 +49,7 @@ def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
 
 
 def make_image_family(device: VDevice) -> Family:
-    """The family for a unit."""
+    """Return the ``image`` family for a device."""
     forms = Forms(image_form, _tilings, seconds, lambda form, binding: image_function(form, device.vector), _ordered)
     return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
 

@@ -1,4 +1,4 @@
-"""Predicted times of windows over images: of the family ``image``, and of the generic kernel beside it."""
+"""Predicted times of windows over images, for the family ``image`` and for the generic kernel."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.sliding.recognise import ImageForm, image_form
 
-#: Cycles of one core (fitted on a Zen 4): to begin an image, to copy a vector of it, to begin rows of sums, to load a vector that
-#: they share, for a tap of a sum and of a maximum, whose NaN is to stay; for a vector of outputs on its way to memory, and an
-#: operation and a function (exp) of the maps on it.
+#: Cycles of one core (fitted on a Zen 4): to start an image, to copy a vector of it, to start rows of sums, to load a shared
+#: vector; per tap of a sum, and of a maximum that propagates NaN; to store a vector of outputs; per operation and per function
+#: (exp) of its maps.
 IMAGE, COPY, BLOCK, LOAD, SUM, MAXIMUM, OUTPUT, MAP, FUNCTION = 60.0, 7.0, 8.0, 1.5, 1.1, 3.0, 8.0, 1.5, 30.0
-#: How much slower copies and loads are of what outgrows most of the first-level cache (bytes), and copies from memory.
+#: Slowdown of copies and loads that exceed most of the first-level cache (CACHE bytes), and of copies from memory.
 FAR, CACHE, MEMORY = 1.5, 28 << 10, 2.0
-#: Cycles of the generic kernel for a vector of outputs, to load one with a stride, and to mask one that meets padding.
+#: Cycles of the generic kernel: per vector of outputs, to load a strided vector, and to mask a vector that overlaps padding.
 PLAIN, STRIDED, MASKED = 10.0, 3.0, 2.0
-#: Rows that the generic kernel computes together, where windows slide by one.
+#: Rows that the generic kernel computes together if windows slide by one.
 PLAIN_ROWS = 8
 
 
 def cycles(form: ImageForm, device: VDevice) -> float:
-    """Cycles of one core for a full task."""
+    """Return the cycles of one core for a full task."""
     high, wide, lanes = form.high, form.wide, form.lanes(device.vector)
     slow, far = lanes / device.vector, FAR if form.scratch(device.vector) > CACHE else 1.0
     source = form.binding.types[form.x.tensor].nbytes > device.layer("veu").capacity
@@ -42,7 +42,7 @@ def cycles(form: ImageForm, device: VDevice) -> float:
 
 
 def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
-    """Seconds of the generic kernel for all of an untiled operator that slides over images; infinite for others."""
+    """Return the generic kernel's seconds for an untiled operator that slides over images; infinite for others."""
     try:
         form = image_form(replace(operator, tile=()), binding)
     except Unsuited:
@@ -52,8 +52,8 @@ def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> flo
 
 
 def plain_cycles(form: ImageForm, most: int) -> float:
-    """Cycles of one core for a task of this size by the generic kernel, which reads each tap from the image, and masks it at the
-    edges."""
+    """Return the generic kernel's cycles of one core for a task of this size. The generic kernel reads each tap from the image
+    and masks it at the edges."""
     high, wide = form.high, form.wide
     lanes = max((n for n in (4, 8, 16) if n <= min(wide.tile, most)), default=1)
     across = -(-wide.tile // lanes)
@@ -67,13 +67,13 @@ def plain_cycles(form: ImageForm, most: int) -> float:
 
 
 def operations(e: Expr) -> float:
-    """Cycles of a map for a vector of outputs."""
+    """Return the cycles of a map for a vector of outputs."""
     inner = sum(operations(k) for k in ex.children(e)) if not isinstance(e, Load) else 0.0
     return inner + (0.0 if not isinstance(e, Op) else FUNCTION if e.fn in ex.TRANSCENDENTAL else MAP)
 
 
 def seconds(form: ImageForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks, without the launch."""
+    """Return the predicted seconds of all tasks, without the launch."""
     clock = device.flops / (2 * device.vector)
     lanes = device.vector
     task = (cycles(form, device) + form.scratch(lanes) / (4 * lanes)) / clock + device.dispatch

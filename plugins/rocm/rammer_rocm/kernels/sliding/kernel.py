@@ -1,4 +1,4 @@
-"""The text of the family ``image``: copy an image, sum its windows, apply the maps behind them row by row."""
+"""The task function of the family ``image``: copy an image, sum its windows, apply the epilogue maps row by row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rammer_rocm.kernels.vector import read_vector, vector_type
 
 
 def image_function(form: ImageForm, lanes: int) -> TaskFunction:
-    """The task function of a tiled operator. Raises Unsuited where it cannot be written."""
+    """Return the task function of a tiled operator. Raises Unsuited if it cannot be written."""
     return _Image(form, lanes).function()
 
 
 class _Image(WindowText):
-    """Writes one task function."""
+    """A writer of one task function of the ``image`` family."""
 
     def __init__(self, form: ImageForm, lanes: int) -> None:
         super().__init__(form, form.lanes(lanes), form.wide.axis)
@@ -35,7 +35,7 @@ class _Image(WindowText):
         self.most = lanes
 
     def function(self) -> TaskFunction:
-        """The text."""
+        """Return the finished task function."""
         form, text = self.form, self.text
         self.origins()
         size = form.planes * self.plane
@@ -53,10 +53,8 @@ class _Image(WindowText):
     # --- the copy -------------------------------------------------------------------------------
 
     def _copy(self) -> None:
-        """The rows of the image that lie inside, each to its planes: what is left of these holds the padding since the start.
-
-        Vectors end with padding, so what they write beyond a row is right or written later.
-        """
+        """Write the copy of the rows inside the image into their planes; the rest of the planes keeps the initial padding.
+        Vectors end with padding, so the excess that they write after a row is correct or overwritten later."""
         form, text = self.form, self.text
         high, wide = form.high, form.wide
         steps, constant = self.steps(form.x)
@@ -79,12 +77,12 @@ class _Image(WindowText):
         text.line("}")
 
     def _copy_vector(self, place: int, end: int) -> Iterator[str]:
-        """Elements of a row from ``place`` on, a vector for each plane."""
+        """Yield the copy of a row's elements from ``place``, one vector for each plane."""
         lanes, step, dtype = self.lanes, self.form.wide.step, self.stored(self.form.x.tensor)
         parts = [f"a{n}" for n in range(step)]
         yield "{"
         for n, name in enumerate(parts):
-            # What a tensor's end does not cover is not read: it may be as much as a vector beyond.
+            # Vectors past the tensor's end are not read: they could start a full vector beyond it.
             begin = place + n * lanes
             value = read_vector(dtype, lanes, f"line + {begin}") if begin < end else self.spread("0")
             yield f"const {self.kind} {name} = {value};"
@@ -104,7 +102,7 @@ class _Image(WindowText):
     # --- the windows ----------------------------------------------------------------------------
 
     def _write_sums(self) -> None:
-        """All outputs of the image."""
+        """Write the sums of all outputs of the image."""
         form, text, lanes = self.form, self.text, self.lanes
         self._weights()
         text.line(f"for (int y = 0; y < {form.high.tile}; y += {form.rows}) {{")
@@ -113,7 +111,7 @@ class _Image(WindowText):
         text.all(["}", "}"])
 
     def _sum_rows(self) -> None:
-        """The sums of a vector in each of ``rows`` rows, written out: what is loaded serves every row that it is a tap of."""
+        """Write the unrolled sums of a vector in each of ``rows`` rows; each loaded vector serves every row with it as a tap."""
         form, text, lanes = self.form, self.text, self.lanes
         high, wide = form.high, form.wide
         text.line(f"{self.kind} {', '.join(f's{j} = {self.start}' for j in range(form.rows))};")
@@ -130,7 +128,7 @@ class _Image(WindowText):
             text.line(f"vstore{lanes}(s{j}, 0, sums + (y + {j}) * {form.sums_pitch(lanes)} + v);")
 
     def _tap_weight(self, high: int, wide: int) -> str:
-        """The weight of a tap."""
+        """Return the weight of a tap."""
         if self.form.weights is None:
             return ""
         reduce = self.form.main.reduce
@@ -138,7 +136,7 @@ class _Image(WindowText):
         return self.spread(f"w[{high * steps.get(self.form.high.tap, 0) + wide * steps.get(self.form.wide.tap, 0)}]")
 
     def _weights(self) -> None:
-        """The image's weights, tap after tap."""
+        """Write the image's weights, tap after tap."""
         form = self.form
         if form.weights is None:
             return
@@ -150,10 +148,10 @@ class _Image(WindowText):
         pointer = self.pointer(form.weights.tensor, packed=packed)
         self.text.line(f"__global const float *w = {pointer} + ({place}) * {taps};")
 
-    # --- what follows ---------------------------------------------------------------------------
+    # --- the epilogue ---------------------------------------------------------------------------
 
     def _rows(self) -> None:
-        """Each row of outputs through the maps behind, and to memory."""
+        """Write the epilogue maps and the store of each row of outputs."""
         form, text = self.form, self.text
         wide = form.wide.outputs
         high = f"e_{form.high.axis}" if form.high.axis else "1"
@@ -163,7 +161,9 @@ class _Image(WindowText):
         text.line("}")
 
     def left(self, steps: Mapping[str, int]) -> str:
-        """Elements from the vector on that this task writes now or later: a vector may spoil those."""
+        """Return the elements from the vector's start that this task writes now or later.
+
+        A vector may overwrite these elements."""
         form = self.form
         high, wide = form.high, form.wide.outputs
         if high.axis and steps.get(high.axis, 0) != wide:

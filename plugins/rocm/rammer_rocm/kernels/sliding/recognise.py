@@ -1,4 +1,4 @@
-"""Windows that slide over an image: depthwise convolutions and pools, as dimensions, taps and the maps behind them."""
+"""Recognition of windows that slide over an image (depthwise convolutions and pools): dimensions, taps and epilogue maps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.vector import Vector
 
-#: Strides along rows that are taken apart by shuffles, and the most taps of a window (sums are not cut into blocks).
+#: Row strides that shuffles can separate, and the maximum number of taps of a window (sums are not cut into blocks).
 STRIDES, MOST_TAPS = (1, 2), 256
-#: Rows of outputs that are computed together, and the most terms of their sums, which are written out.
+#: Rows of outputs that are computed together, and the maximum number of terms in their unrolled sums.
 ROWS, MOST_TERMS = range(1, 9), 400
 CONFIGS = {"rows": ROWS}
 
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """A dimension of the image: read at ``first + step * axis + reach * tap``, of ``extent`` elements ``stride`` apart;
-    ``outputs`` along the axis, of which a task has ``tile``."""
+    """A dimension of the image, read at ``first + step * axis + reach * tap``. It has ``extent`` elements at stride ``stride``.
+    ``outputs`` is the axis's extent, and ``tile`` its extent in a task."""
 
     axis: str = ""
     outputs: int = 1
@@ -44,16 +44,16 @@ class Slide:
 
     @property
     def staged(self) -> int:
-        """Elements under a tile, with its halo."""
+        """Number of elements under a tile, including its halo."""
         return (self.tile - 1) * self.step + (self.taps - 1) * self.reach + 1
 
     @property
     def length(self) -> int:
-        """Elements of one plane along this dimension: every ``step``-th of the staged ones."""
+        """Number of elements of one plane along this dimension: every ``step``-th staged element."""
         return self.tile + (self.taps - 1) * self.reach // self.step
 
     def shared(self, outputs: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """For each (plane, place in it) that so many neighbouring outputs read: which of them, as which tap."""
+        """Map each (plane, position) that ``outputs`` neighbouring outputs read to its (output, tap) pairs."""
         found = dict[tuple[int, int], list[tuple[int, int]]]()
         for j, tap in product(range(outputs), range(self.taps)):
             place, plane = divmod(tap * self.reach, self.step)
@@ -63,8 +63,8 @@ class Slide:
 
 @dataclass(frozen=True)
 class WindowForm:
-    """An operator of windows on images: ``x`` is the image's load, ``weights`` that of a constant or None, ``after`` the maps
-    behind, ``slides`` the image's dimensions."""
+    """An operator of windows on images: ``x`` is the image's load, and ``weights`` a constant's load or None. ``after`` are the
+    epilogue maps, ``slides`` the image's dimensions."""
 
     operator: ROperator
     binding: Binding
@@ -76,13 +76,13 @@ class WindowForm:
 
     @cached_property
     def tile(self) -> dict[str, int]:
-        """Tile size by axis."""
+        """Tile size by axis name."""
         return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
 
 @dataclass(frozen=True)
 class ImageForm(WindowForm):
-    """``high`` and ``wide`` are the image's rows' and columns' dimensions, ``outer`` the other axes of the result."""
+    """A window operator with image rows ``high`` and columns ``wide``; ``outer`` are the other axes of the result."""
 
     high: Slide
     wide: Slide
@@ -90,48 +90,48 @@ class ImageForm(WindowForm):
 
     @property
     def planes(self) -> int:
-        """Planes of a copied image."""
+        """Number of planes of a copied image."""
         return self.high.step * self.wide.step
 
     @property
     def pitch(self) -> int:
-        """Elements from one row of a plane to the next."""
+        """Number of elements from one row of a plane to the next."""
         return self.wide.length
 
     @property
     def images(self) -> int:
-        """Images of a full task."""
+        """Number of images of a full task."""
         return math.prod(self.tile[a] for a in self.outer)
 
     @property
     def rows(self) -> int:
-        """Rows of outputs that are computed together."""
+        """Number of rows of outputs that are computed together."""
         return dict(self.operator.config).get("rows", 1)
 
     @property
     def height(self) -> int:
-        """Rows of outputs that are computed."""
+        """Number of rows of outputs that are computed."""
         return -(-self.high.tile // self.rows) * self.rows
 
     def lanes(self, most: int) -> int:
-        """Elements of a vector: no more than a row of outputs fills."""
+        """Return the elements of a vector: at most enough for a row of outputs."""
         return min((n for n in (4, 8, 16) if n >= self.wide.tile and n <= most), default=most)
 
     def sums_pitch(self, lanes: int) -> int:
-        """Elements from one row of sums to the next."""
+        """Return the elements from one row of sums to the next."""
         return -(-self.wide.tile // lanes) * lanes
 
     def plane(self, lanes: int) -> int:
-        """Elements of a plane: one vector more than it needs, since vectors are copied and read whole."""
+        """Return the elements of a plane, plus one vector because vectors are copied and read whole."""
         rows = self.high.length - self.high.tile + self.height
         return -(-(rows * self.pitch) // lanes) * lanes + lanes
 
     def scratch(self, lanes: int) -> int:
-        """Bytes of an image's planes and of its sums."""
+        """Return the bytes of an image's planes and of its sums."""
         return 4 * (self.planes * self.plane(lanes) + self.height * self.sums_pitch(lanes))
 
     def tiled(self, tile: Mapping[str, int], rows: int) -> ImageForm:
-        """The same with this tile and so many rows at once."""
+        """Return this form with another tile and ``rows`` rows at once."""
         sizes = tuple(tile[a.name] for a in self.main.axes)
         operator = replace(self.operator, tile=sizes, family="image", config=(("rows", rows),))
         return replace(self, operator=operator, high=_cut(self.high, tile), wide=_cut(self.wide, tile))
@@ -142,7 +142,7 @@ def _cut(slide: Slide, tile: Mapping[str, int]) -> Slide:
 
 
 def window_form(operator: ROperator, binding: Binding) -> WindowForm:
-    """The windows of an operator, and the maps behind them. Raises Unsuited."""
+    """Return the windows of an operator and their epilogue maps. Raises Unsuited."""
     main, after = operator.main, operator.computes[1:]
     if operator.computes[0] is not main or operator.endings or 0 in main.shape:
         raise Unsuited("more than windows and the maps behind them")
@@ -159,7 +159,7 @@ def window_form(operator: ROperator, binding: Binding) -> WindowForm:
 
 
 def image_form(operator: ROperator, binding: Binding) -> ImageForm:
-    """The form of an operator, tiled or not. Raises Unsuited."""
+    """Return the form of a tiled or untiled operator. Raises Unsuited."""
     window = window_form(operator, binding)
     main, slides, weights = window.main, window.slides, window.weights
     wide = [s for s in slides if s.axis and s.stride == 1 and s.outputs > 1]
@@ -184,7 +184,7 @@ def _placed(form: ImageForm) -> ImageForm:
 
 
 def _operands(main: Compute, binding: Binding) -> tuple[Load, Load | None]:
-    """The load of the image and that of the weights."""
+    """Return the load of the image and that of the weights."""
     operands = contraction_operands(main)
     if operands is None:
         if not isinstance(main.body, Load) or main.combiner not in ("sum", "max"):
@@ -198,7 +198,9 @@ def _operands(main: Compute, binding: Binding) -> tuple[Load, Load | None]:
 
 
 def _slides(main: Compute, x: Load, binding: Binding) -> Iterator[Slide]:
-    """The dimensions of the image; Unsuited unless each is read along one axis of the result, and one of the window, at most."""
+    """Yield the dimensions of the image.
+
+    Raises Unsuited unless each is read along at most one result axis and one window axis."""
     axes, taps = ({a.name: a.extent for a in group if a.extent > 1} for group in (main.axes, main.reduce))
     storage, shape, seen = binding.storages[x.tensor], binding.types[x.tensor].shape, list[str]()
     for index, stride, extent in zip(x.indices, storage.strides, shape, strict=True):

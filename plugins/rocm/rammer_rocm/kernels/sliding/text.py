@@ -1,4 +1,4 @@
-"""What families of windows write alike: where a vector of outputs is, the maps behind it, and its way to memory."""
+"""Text common to window families: position of an output vector, epilogue maps, and stores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rammer_rocm.kernels.vector import Vector, read_element, read_vector, round_
 
 
 class WindowText(TaskText):
-    """Writes one task function. A vector of outputs lies along the axis ``lane``: ``at`` says where it begins along every axis,
-    and ``room`` how many elements behind its first one there are along ``lane`` (C texts)."""
+    """A writer of one task function whose output vectors run along the axis ``lane``. ``at`` is the vector's start along every
+    axis, ``room`` the number of elements after its first along ``lane`` (C texts)."""
 
     def __init__(self, form: WindowForm, lanes: int, lane: str) -> None:
         super().__init__(form.binding, lanes)
@@ -31,27 +31,27 @@ class WindowText(TaskText):
         self.room = "0"
 
     def spread(self, scalar: str) -> str:
-        """A scalar in every lane."""
+        """Return a vector with a scalar in every lane."""
         return f"({self.kind})({scalar})"
 
     @property
     def fill(self) -> str:
-        """What lies outside the image."""
+        """The value outside the image, as C text."""
         return spell_literal(CPU_DIALECT, float(self.window.x.fill or 0.0), "float32")
 
     @property
     def start(self) -> str:
-        """What a sum begins with."""
+        """The initial value of a sum, as C text."""
         return "-INFINITY" if self.window.main.combiner == "max" else "0"
 
     def combined(self, so_far: str, value: str, weight: str) -> str:
-        """What a sum becomes with one more element; ``weight`` is "" where there are none."""
+        """Return a sum extended by one element; ``weight`` is "" if the window has no weights."""
         if self.window.main.combiner == "max":
             return f"rm_vmax{self.lanes}({so_far}, {value})"
         return f"fma({value}, {weight}, {so_far})" if weight else f"{so_far} + {value}"
 
     def origins(self) -> None:
-        """Origins ``o_`` and clipped extents ``e_`` of every axis."""
+        """Write the origins ``o_`` and clipped extents ``e_`` of every axis."""
         operator = self.window.operator
         places = zip(self.window.main.axes, operator.tile, split_digits("task", operator.grid), strict=True)
         for axis, tile, place in places:
@@ -60,18 +60,18 @@ class WindowText(TaskText):
             self.text.line(f"const int e_{axis.name} = {size};")
 
     def steps(self, load: Load, axes: Mapping[str, str] | None = None) -> tuple[dict[str, int], int]:
-        """The address of a load behind the window, whose axes are renamed by ``axes``, or of the image."""
+        """Return the address of the image's load, or of an epilogue load whose axes ``axes`` renames."""
         renamed = ex.substitute(load, {old: Ref(new) for old, new in (axes or {}).items()})
         if not isinstance(renamed, Load) or (axes is not None and load.fill is not None):
             raise Unsuited(f"{load} behind a window")
         return affine_address(renamed, self.binding.storages[load.tensor].strides)
 
     def place(self, steps: Mapping[str, int], constant: int) -> str:
-        """The address of the vector's first element."""
+        """Return the address of the vector's first element."""
         return format_sum([(f"({self.at[a]})", steps[a]) for a in self.at if a in steps], constant)
 
     def maps(self, value: str) -> None:
-        """What is behind the window for the vector ``value`` of sums, and the stores."""
+        """Write the epilogue maps for the vector ``value`` of sums, and the stores."""
         main = self.window.main
         names = {main.name: value}
         self._store_output(main, value)
@@ -115,5 +115,5 @@ class WindowText(TaskText):
         text.line("}")
 
     def left(self, steps: Mapping[str, int]) -> str:
-        """Elements from the vector's first one on that may be written whole."""
+        """Return the elements from the vector's first that may be stored whole."""
         return f"{self.room} + 1"

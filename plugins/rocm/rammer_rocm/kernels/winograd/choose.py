@@ -1,11 +1,11 @@
-"""Convolutions of 3 x 3 with less than half of the multiplications (the family ``make_winograd_family``).
+"""The ``winograd`` family: convolutions of 3 x 3 with less than half of the multiplications.
 
-Winograd's F(2x2, 3x3) (Lavin and Gray, arXiv 1509.09308): four outputs are 16 products of sums of their 4 x 4 inputs with sums of
-the nine weights, not 36. A task takes the sums of its inputs, channel by channel, into 16 panels that stay in the core's cache,
-multiplies each by the weights' of its place, as a panel does, and takes sums of the products on their way to memory. These sums
-only add and subtract, and what is no input of an output does not get into it; but its error goes by the largest input times the
-largest weight, not product by product. What comes out as no number is computed again, tap by tap: an infinity less another one is
-a NaN.
+Winograd's F(2x2, 3x3) (Lavin and Gray, arXiv 1509.09308) computes four outputs with 16 products instead of 36. Their factors are
+sums of the 4 x 4 inputs and sums of the nine weights. For each channel, a task writes the sums of its inputs into 16 panels that
+stay in the core's cache. It multiplies each panel by the weights of its position, like a panel product. The sums of the products
+are computed on the way to memory. These sums only add and subtract, so inputs outside an output's window cancel out. The error
+scales with the largest input times the largest weight instead of single products. Non-finite outputs are recomputed tap by tap,
+because the difference of two infinities is NaN.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rammer_rocm.kernels.winograd.cost import cycles, seconds
 from rammer_rocm.kernels.winograd.kernel import winograd_function
 from rammer_rocm.kernels.winograd.recognise import SIDE, WinogradForm, winograd_form
 
-#: Parts of rows of squares, of features and of images that are tried.
+#: Splits of rows of squares, of features and of images that are tried.
 ROWS, PARTS = (1, 2, 3, 4, 6, 7, 8, 14, 16, 28), (1, 2, 3, 4, 6, 8)
 CONFIGS = {"mr": range(1, 33), "nv": range(1, 9)}
 
 
 def _tilings(form: WinogradForm, device: VDevice) -> Iterator[WinogradForm]:
-    """Rows of squares, features and images in parts, each with its best register tile."""
+    """Yield splits of rows of squares, features and images, each with its best register tile."""
     down, rows = -(-form.high.outputs // SIDE), next(a.extent for a in form.main.axes if a.name == form.row)
     heights = {min(form.high.outputs, SIDE * -(-down // parts)) for parts in ROWS}
     features = {-(-rows // parts) for parts in PARTS if parts <= 2 * device.veus}
@@ -53,7 +53,7 @@ def _best(form: WinogradForm, tile: Mapping[str, int], device: VDevice) -> Winog
 
 
 def make_winograd_family(device: VDevice) -> Family:
-    """The family for a unit."""
+    """Return the ``winograd`` family for a device."""
     forms = Forms(winograd_form, _tilings, seconds, lambda form, binding: winograd_function(form, device.vector))
     made = forms.family("winograd", CONFIGS)
     return replace(made, needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), product=True)

@@ -8,17 +8,17 @@ from rammer.ir.device import VDevice
 from rammer_rocm.kernels.sliding.cost import COPY, MEMORY, OUTPUT, operations
 from rammer_rocm.kernels.winograd.recognise import PLACES, SIDE, WinogradForm
 
-#: Cycles of one core (fitted on a Zen 4): to take the sums of a vector of squares' inputs and of their products, to begin a
-#: register tile, and to store one of its vectors.
+#: Cycles of one core (fitted on a Zen 4): for the sums of a vector of squares' inputs, and of their products; to start a register
+#: tile; to store one of its vectors.
 INPUTS, PRODUCTS, TILE, STORE = 75.0, 70.0, 30.0, 2.0
-#: Share of the peak that a long-running register tile reaches.
+#: Fraction of the peak that a long-running register tile reaches.
 PEAK_SHARE = 0.93
-#: Cycles for a vector of a panel that comes from beyond the core's cache.
+#: Cycles for a vector of a panel that exceeds the core's cache.
 FAR = 4.0
 
 
 def cycles(form: WinogradForm, device: VDevice) -> float:
-    """Cycles of one core for a full task."""
+    """Return the cycles of one core for a full task."""
     lanes, features, channels = device.vector, form.tile[form.row], form.channels
     blocks, vectors = -(-features // form.mr), -(-form.squares // lanes)
     full, single = divmod(vectors, form.nv)
@@ -36,12 +36,12 @@ def cycles(form: WinogradForm, device: VDevice) -> float:
 
 
 def _tile_cycles(form: WinogradForm, nv: int) -> float:
-    """Cycles of a register tile in one place: its sums wait for each other where they are few."""
+    """Return the cycles of a register tile at one position; too few sums do not hide their latency."""
     each = max(form.mr * nv, 8.0, 0.5 * (form.mr + nv)) / PEAK_SHARE
     return form.channels * each + TILE + STORE * form.mr * nv
 
 
 def seconds(form: WinogradForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks, without the launch."""
+    """Return the predicted seconds of all tasks, without the launch."""
     clock = device.flops / (2 * device.vector)
     return -(-form.operator.task_count // device.veus) * (cycles(form, device) / clock + device.dispatch)

@@ -22,10 +22,10 @@ from rammer_rocm.kernels.winograd.recognise import PLACES, SIDE, TAPS, UNDER, Wi
 
 #: Sums of three weights along a side.
 WEIGHTS: Final = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-#: What becomes of four inputs (``{0}`` to ``{3}``) along a side, and of four products.
+#: Sums of four inputs (``{0}`` to ``{3}``) along a side, and of four products.
 INPUTS: Final = ("{0} - {2}", "{1} + {2}", "{2} - {1}", "{1} - {3}")
 PRODUCTS: Final = ("{0} + {1} + {2}", "{1} - {2} - {3}")
-#: A weight, out of the sums that begin at ``u``, ``step`` elements from place to place.
+#: Recovers a weight from the sums at ``u``, with ``step`` elements between positions.
 HELPERS: Final = """
 inline static float rm_winograd_side(__global const float *u, int step, int tap) {
   return tap == 0 ? u[0] : tap == 1 ? u[step] - u[2 * step] : u[3 * step];
@@ -38,20 +38,20 @@ inline static float rm_winograd_weight(__global const float *u, int step, int hi
 
 
 def winograd_function(form: WinogradForm, lanes: int) -> TaskFunction:
-    """The task function of a tiled operator. Raises Unsuited where it cannot be written."""
+    """Return the task function of a tiled operator. Raises Unsuited if it cannot be written."""
     if form.nv * form.mr > 64:
         raise Unsuited("a register tile that no core holds")
     return _Winograd(form, lanes).function()
 
 
 def pack_weights(form: WinogradForm) -> Packing:
-    """The sums of weights as ``[tiles, blocks, places, channels, mr]``, filled up with zeros."""
+    """Return the sums of weights as ``[tiles, blocks, places, channels, mr]``, padded with zeros."""
     axes = {a.name: a for a in (*form.main.axes, *form.main.reduce)}
     rows, channels, mr, tile = axes[form.row].extent, form.channels, form.mr, form.tile[form.row]
     tiles, blocks = -(-rows // tile), -(-tile // mr)
 
     def arrange(full: Array) -> Array:
-        # One product of matrices: einsum over both sides took half of a warm start.
+        # One matrix product: einsum over both sides needed half of a warm start.
         squares = full.reshape(rows * channels, TAPS * TAPS).astype(np.float64)
         summed = (squares @ np.kron(WEIGHTS, WEIGHTS).T).reshape(1, rows, channels, PLACES)
         cut = in_tiles(np.swapaxes(summed, 2, 3), tile, mr).reshape(tiles, blocks, mr, PLACES, channels)
@@ -59,13 +59,13 @@ def pack_weights(form: WinogradForm) -> Packing:
 
     order: list[Axis] = [axes[n] for n in (form.row, form.channel, form.high.tap, form.wide.tap)]
     size = tiles * blocks * mr * PLACES * channels
-    # Tiles of whole blocks lie as their blocks would one by one: other tiles of them want the same arrangement.
+    # Tiles of whole blocks are stored like their blocks: other tiles of these blocks share the same arrangement.
     lie = (mr, tiles * blocks) if tile == mr * blocks or tiles == 1 else (tile, mr)
     return make_packing(form.kernel, order, size, arrange, "winograd", *lie)
 
 
 class _Winograd(WindowText):
-    """Writes one task function."""
+    """A writer of one task function of the ``winograd`` family."""
 
     def __init__(self, form: WinogradForm, lanes: int) -> None:
         super().__init__(form, lanes, form.wide.axis)
@@ -75,7 +75,7 @@ class _Winograd(WindowText):
         self.room = f"{form.wide.outputs - 1} - v"
 
     def function(self) -> TaskFunction:
-        """The text."""
+        """Return the finished task function."""
         form, text, lanes = self.form, self.text, self.lanes
         self.origins()
         for axis, end in form.ends.items():
@@ -94,7 +94,7 @@ class _Winograd(WindowText):
             with text.block(self._each_image()):
                 self._copy()
                 self._transform_inputs()
-            # What a register tile reads beyond the last square is no number that happened to be in memory.
+            # A register tile must not read uninitialised memory past the last square.
             for place in range(PLACES):
                 text.line(f"vstore{lanes}({self.spread('0')}, 0, panel + {place * form.panel(lanes)} + squares);")
         packed = pack_weights(form)
@@ -108,11 +108,11 @@ class _Winograd(WindowText):
         return self.finished("winograd", form.scratch(lanes), HELPERS, stops=bool(form.ends))
 
     def _image_count(self, axis: str) -> str:
-        """The images along an axis."""
+        """Return the number of images along an axis."""
         return f"{'images' if axis in self.form.ends else 'e'}_{axis}"
 
     def _each_image(self) -> str:
-        """The loop over images: ``number`` counts them, ``i_`` are their places along the axes."""
+        """Return the loop over images: ``number`` counts them, and ``i_`` are their indices along the axes."""
         parts, below = list[str](), "1"
         for axis in reversed(self.form.outer):
             parts.append(f"const int i_{axis} = number / ({below}) % {self._image_count(axis)};")
@@ -123,7 +123,7 @@ class _Winograd(WindowText):
     # --- the inputs -----------------------------------------------------------------------------
 
     def _copy(self) -> None:
-        """The rows of the image that lie inside: what is left of the copy holds the padding since the start."""
+        """Write the copy of the rows inside the image; the rest of the copy keeps the initial padding."""
         form, text, lanes = self.form, self.text, self.lanes
         high, wide = form.high, form.wide
         kind = self._write_source()
@@ -143,7 +143,7 @@ class _Winograd(WindowText):
                 text.line(f"vstore{lanes}({value}({vector_type(lanes, 'int')})({mask})), 0, to + {whole});")
 
     def _write_source(self) -> str:
-        """Points ``x`` at channel ``k`` of an image, where its padding begins for the task; the type of what is there."""
+        """Write the pointer ``x`` to channel ``k`` of an image, at the start of the task's padding; return its element type."""
         form, kind = self.form, self.stored(self.form.x.tensor)
         self.text.all(self._places)
         steps, constant = self.steps(form.x)
@@ -154,8 +154,8 @@ class _Winograd(WindowText):
         return kind
 
     def _transform_inputs(self) -> None:
-        """Sums of the inputs of each square, a vector of squares of a row at a time. Vectors may write past the row's end: what
-        they spoil is written later."""
+        """Write the sums of each square's inputs, for a vector of squares of a row at a time. Vectors may write past the row's
+        end; later writes overwrite the excess."""
         form, text, lanes = self.form, self.text, self.lanes
         with text.block("for (int t = 0; t < down; ++t)"), text.block(f"for (int v = 0; v < {form.across}; v += {lanes})"):
             text.line(f"__global const float *from = image + {SIDE} * (t * {self.pitch} + v);")
@@ -173,7 +173,7 @@ class _Winograd(WindowText):
                     text.line(f"vstore{lanes}({value}, 0, to + {(a * UNDER + b) * form.panel(lanes)});")
 
     def _sum_side(self, given: str, made: str, sums: tuple[str, ...], columns: int) -> Iterator[str]:
-        """Sums along the first side of what is named by both."""
+        """Yield sums along the first side: variables ``given`` are the operands, ``made`` the results."""
         for b in range(columns):
             for a, what in enumerate(sums):
                 yield f"const {self.kind} {made}{a}{b} = {what.format(*(f'{given}{n}{b}' for n in range(UNDER)))};"
@@ -181,7 +181,7 @@ class _Winograd(WindowText):
     # --- the products ---------------------------------------------------------------------------
 
     def _multiply_features(self) -> None:
-        """Products of the sums at each place, for ``mr`` features."""
+        """Write the products of the sums at each position, for ``mr`` features."""
         form, text, full = self.form, self.text, self.form.nv * self.lanes
         with text.block(f"for (int p = 0; p < {PLACES}; ++p)"):
             text.line(f"__global const float *a = weights + ((size_t)r * {PLACES} + p * {form.mr}) * {form.channels};")
@@ -214,7 +214,7 @@ class _Winograd(WindowText):
     # --- the outputs ----------------------------------------------------------------------------
 
     def _transform_outputs(self) -> None:
-        """Sums of a feature's products, two rows of outputs at a time, through the maps behind, and to memory."""
+        """Write the sums of a feature's products, two rows of outputs at a time, with epilogue maps and stores."""
         form, text, lanes = self.form, self.text, self.lanes
         text.all(self._places)
         with text.block("for (int t = 0; t < down; ++t)"):
@@ -238,7 +238,8 @@ class _Winograd(WindowText):
                 self.maps("total")
 
     def _again(self) -> None:
-        """Outputs that are no numbers, by their nine taps: an infinity or a NaN under a square belongs to some of its outputs."""
+        """Write the recomputation of non-finite outputs from their nine taps. An infinity or a NaN under a square belongs to only
+        some of its outputs."""
         wide, text, lanes = self.form.wide, self.text, self.lanes
         text.line(f"float lane[{lanes}]; vstore{lanes}(total, 0, lane);")
         with text.block(f"for (int l = 0; l < min({lanes}, {wide.outputs} - v); ++l)"):
@@ -267,6 +268,7 @@ class _Winograd(WindowText):
         write_in_blocks(text, ["lane[l]"], "float", sizes, ("0", str(form.channels)), walk)
 
     def left(self, steps: Mapping[str, int]) -> str:
-        """Elements from the vector on that this task writes now or later, in this channel: a vector may spoil those."""
+        """Return the elements from the vector's start that this task writes now or later in this channel. A vector may overwrite
+        these elements."""
         high, wide = self.form.high.axis, self.form.wide.outputs
         return f"(e_{high} - y) * {wide} - v" if steps.get(high, 0) == wide else f"{wide} - v"

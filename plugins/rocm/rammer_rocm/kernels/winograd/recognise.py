@@ -1,4 +1,4 @@
-"""Convolutions of 3 x 3 that Winograd's F(2x2, 3x3) computes: their axes and the sizes of a task."""
+"""Recognition of 3 x 3 convolutions for Winograd's F(2x2, 3x3): their axes and task sizes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from rammer_rocm.kernels.contraction import ended_axes
 from rammer_rocm.kernels.sliding.recognise import Slide, WindowForm
 from rammer_rocm.kernels.vector import check_maps
 
-#: Outputs of a square along each side, taps, and inputs under them; places of a square's inputs.
+#: Outputs of a square along each side, taps, and inputs under them; number of positions of a square's inputs.
 SIDE, TAPS, UNDER = 2, 3, 4
 PLACES = UNDER * UNDER
-#: Fewer channels have sums of few terms: where all of these are 0 or padding, an error that goes by other weights would show.
+#: With fewer channels, sums have few terms. If all of these are 0 or padding, an error that scales with other weights would be
+#: visible.
 LEAST_CHANNELS = 16
 
 
 @dataclass(frozen=True)
 class WinogradForm(WindowForm):
-    """A convolution of 3 x 3: ``row`` is the axis of features, ``channel`` that of channels, ``high`` and ``wide`` are the
-    image's dimensions, which ``slides`` has alone, ``outer`` the axes of images."""
+    """A convolution of 3 x 3 with feature axis ``row`` and channel axis ``channel``. ``high`` and ``wide`` are the image's
+    dimensions, the only ones in ``slides``. ``outer`` are the axes of images."""
 
     row: str
     channel: str
@@ -40,80 +41,80 @@ class WinogradForm(WindowForm):
 
     @property
     def kernel(self) -> Load:
-        """The weights' load."""
+        """The load of the weights."""
         assert self.weights is not None
         return self.weights
 
     @property
     def mr(self) -> int:
-        """Features of a register tile."""
+        """Number of features of a register tile."""
         return dict(self.operator.config).get("mr", 8)
 
     @property
     def nv(self) -> int:
-        """Vectors of squares of a register tile."""
+        """Number of vectors of squares in a register tile."""
         return dict(self.operator.config).get("nv", 2)
 
     @property
     def channels(self) -> int:
-        """Channels that are summed."""
+        """Number of channels that are summed."""
         return next(r.extent for r in self.main.reduce if r.name == self.channel)
 
     @property
     def images(self) -> int:
-        """Images of a full task."""
+        """Number of images of a full task."""
         return math.prod(self.tile[a] for a in self.outer)
 
     @property
     def down(self) -> int:
-        """Rows of squares of a full task, in an image."""
+        """Number of rows of squares per image of a full task."""
         return -(-self.tile[self.high.axis] // SIDE)
 
     @property
     def across(self) -> int:
-        """Squares in a row."""
+        """Number of squares in a row."""
         return -(-self.wide.outputs // SIDE)
 
     @property
     def squares(self) -> int:
-        """Squares of a full task."""
+        """Number of squares of a full task."""
         return self.images * self.down * self.across
 
     def pitch(self, lanes: int) -> int:
-        """Elements of a row of the copied image: whole vectors of squares, and what is read beyond."""
+        """Return the elements of a row of the copied image: whole vectors of squares, and the excess that is read."""
         return SIDE * lanes * -(-self.across // lanes) + lanes
 
     def image(self, lanes: int) -> int:
-        """Elements of the copied image of a channel."""
+        """Return the elements of the copied image of a channel."""
         return (SIDE * self.down + TAPS - 1) * self.pitch(lanes) + lanes
 
     def line(self, lanes: int) -> int:
-        """Elements of a panel's row: a vector more than it needs, since vectors are written whole."""
+        """Return the elements of a panel's row, plus one vector because vectors are written whole."""
         return -(-self.squares // lanes) * lanes + lanes
 
     def panel(self, lanes: int) -> int:
-        """Elements from one place's panel to the next: no multiple of 4 KiB (cache sets)."""
+        """Return the elements from one position's panel to the next: no multiple of 4 KiB (cache sets)."""
         return self.channels * self.line(lanes) + lanes
 
     def scratch(self, lanes: int) -> int:
-        """Bytes of the copied image, the panels, and of products and outputs of some features."""
+        """Return the bytes of the copied image, the panels, and the products and outputs of some features."""
         products = PLACES * self.mr * self.line(lanes)
         return 4 * (self.image(lanes) + PLACES * self.panel(lanes) + products + SIDE * self.pitch(lanes))
 
     @property
     def ends(self) -> dict[str, AffineExtent]:
-        """Where images end in a program for a range, by axis."""
+        """The ends of images in a ranged program, by axis."""
         return ended_axes(self.operator)
 
     def tiled(self, tile: Mapping[str, int], mr: int, nv: int) -> WinogradForm:
-        """The same with this tile, and so many features and vectors at once."""
+        """Return this form with another tile, ``mr`` features and ``nv`` vectors at once."""
         sizes = tuple(tile[a.name] for a in self.main.axes)
         made = replace(self.operator, tile=sizes, family="winograd", config=(("mr", mr), ("nv", nv)))
         return replace(self, operator=made)
 
 
 def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
-    """The form of an operator, tiled or not. Raises Unsuited."""
+    """Return the form of a tiled or untiled operator. Raises Unsuited."""
     main, after = operator.main, operator.computes[1:]
     operands = contraction_operands(main) if operator.computes[0] is main and main.kind == "contraction" else None
     if operands is None or operator.stops or 0 in main.shape or operator.anchor.shape != main.shape:
@@ -153,7 +154,8 @@ def _check_tile(form: WinogradForm) -> None:
 
 
 def _image(main: Compute, x: Load, binding: Binding) -> tuple[Slide, Slide, str]:
-    """The image's rows and columns, and the axis of channels; Unsuited unless all other dimensions are read inside."""
+    """Return the image's rows and columns, and the channel axis. Raises Unsuited unless all other dimensions are read inside the
+    tensor."""
     axes, reduce = ({a.name: a.extent for a in group if a.extent > 1} for group in (main.axes, main.reduce))
     storage, shape = binding.storages[x.tensor], binding.types[x.tensor].shape
     slides, channels = list[Slide](), list[str]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -29,11 +29,11 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import graph
+from rammer_testing.graphs.perturbed_reference import tracker
 from rammer_testing.small_models import dense_layers
 from rammer_testing.spreads import run_steps, run_whole
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def compiler() -> Compiler:
@@ -41,8 +41,8 @@ def compiler() -> Compiler:
     return Compiler(registry.open("ipu_sim", options={"tiles": "4"}), CompileOptions(), KernelStore(None), registry)
 
 
-def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, np.ndarray], Graph]]:
-    """Tensor expressions of random models of one program, inputs by the models' names, and graphs."""
+def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, GraphCase, Graph]]:
+    """Yield tensor expressions, cases and graphs of random models of one program."""
     for index in range(10**6):
         case = graph(seed, index, longest=12)
         if case is None or not all(isinstance(v, np.ndarray) for v in case.inputs.values()):
@@ -54,7 +54,7 @@ def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, n
                 found, _ = lower_whole_graph(bound, made.lowerings)
                 if len(found.computes) > 1:
                     on_its_own(made, found)
-                    yield found, {**case.inputs}, bound
+                    yield found, case, bound
         except (RammerError, CannotLower):
             continue  # not on this device, or not all of it
 
@@ -68,8 +68,18 @@ def spots(found: ComputeGraph, random: Random, devices: int) -> dict[str, int]:
     return where
 
 
-def check(spread: DistributedProgram, found: ComputeGraph, inputs: Arrays, made: Compiler) -> None:
-    """``found`` is all that the model is, as one device computes it."""
+def difference(case: GraphCase, name: str, have: np.ndarray, want: np.ndarray) -> str:
+    """Return the first element that differs from one device's result by more than roundings explain, or an empty string."""
+    if np.allclose(have, want, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return ""
+    # A device rounds sums in another order, and a float16 result or a rounding tie shows it: the oracle decides.
+    oracle = tracker(read_model(case.model()), case.inputs, np.random.default_rng(0), trajectories=24, amplified=32.0)
+    return oracle.run(case.inputs)[name].differs(have)
+
+
+def check(spread: DistributedProgram, found: ComputeGraph, case: GraphCase, made: Compiler) -> None:
+    """Compare a partition of ``found``, the tensor expressions of all of ``case``, with one device."""
+    inputs = case.inputs
     assert RProgram.parse(str(spread.whole)) == spread.whole
     one = on_its_own(made, found)
     loaded = made.backend.load(one.program, one.constants)
@@ -82,7 +92,7 @@ def check(spread: DistributedProgram, found: ComputeGraph, inputs: Arrays, made:
     assert found.outputs
     for name in found.outputs:
         for got in results:
-            np.testing.assert_allclose(got[found.aliases.get(name, name)], want[name], rtol=1e-3, atol=1e-4)
+            assert not difference(case, name, got[found.aliases.get(name, name)], want[name])
 
 
 def ways(random: Random, devices: int) -> dict[tuple[int, int], Link]:
@@ -98,7 +108,7 @@ def ways(random: Random, devices: int) -> dict[tuple[int, int], Link]:
 def search(seed: int, count: int) -> tuple[int, int, int]:
     """Cuts, of them in shares, and transfers."""
     made, cuts, shares, moves = compiler(), 0, 0, 0
-    for number, (found, inputs, _) in zip(range(count), drawn(seed, made), strict=False):
+    for number, (found, case, _) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
         devices = random.randint(2, 4)
         spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, ways(random, devices))
@@ -111,7 +121,7 @@ def search(seed: int, count: int) -> tuple[int, int, int]:
             least, spread = spreading.least(cut.found), cut.joined(found.name)
             assert least.latency <= cut.predicted.latency * (1 + 1e-9)
             assert least.interval <= cut.predicted.interval * (1 + 1e-9)
-            check(spread, found, inputs, made)
+            check(spread, found, case, made)
             cuts, moves = cuts + 1, moves + len(spread.transfers)
     return cuts, shares, moves
 
@@ -131,7 +141,7 @@ def test_many_random_models_cut_at_random(seed: int) -> None:
 def apart(seed: int, count: int) -> int:
     """Cuts of models of which an operator or two have no lowering, so that the host computes them; how many of these."""
     made, hosted = compiler(), 0
-    for number, (found, inputs, bound) in zip(range(count), drawn(seed, made), strict=False):
+    for number, (found, case, bound) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
         kinds = sorted({(n.domain, n.bare) for n in bound.nodes})
         missing = set(random.sample(kinds, min(len(kinds), random.randint(1, 2))))
@@ -140,7 +150,7 @@ def apart(seed: int, count: int) -> int:
         spreading = Spreading(part, [made] * devices, ("ipu_sim",) * devices, {}, Hosting(bound, nodes))
         spread = spreading.spread(part, assign_stages(part, spots(part, random, devices)), "at random")
         assert spread is not None
-        check(spread, found, inputs, made)
+        check(spread, found, case, made)
         steps = [s for p in spread.parts for s in p.steps if s.host is not None]
         assert len(steps) == len({id(n) for n in nodes.values()})
         hosted += len(steps)

@@ -17,7 +17,7 @@ def test_random_graphs(device: str, graphs: int, voices: bool, pytestconfig: pyt
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
     seed = pytestconfig.getoption("--seed")
-    anything = Setting(device, "*", "*", "float32" if device == "toy" else "*")
+    anything = Setting(device, "*", "*", "float32" if device == "toy" else "*", form="*")
     plan = CampaignPlan(anything, seed, first=graphs, graphs=graphs, seconds=240, voices=voices, shrink=15, longest=8)
     tally = campaign(plan)
     kept = "\n".join(f.case.text() for f in tally.faults.values())

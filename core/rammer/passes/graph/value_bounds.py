@@ -77,10 +77,13 @@ PRODUCTS: Final = frozenset((*_SUMMED, "Einsum"))
 #: Functions with a bounded result.
 _BOUNDED: Final[Mapping[str, tuple[float, float]]] = {
     **{op: (0.0, 1.0) for op in ("Sigmoid", "HardSigmoid", "Hardmax")},
-    **{op: (-1.0, 1.0) for op in ("Tanh", "Erf", "Softsign", "Sin", "Cos", "Sign", "LSTM", "GRU", "RNN")},
+    **{op: (-1.0, 1.0) for op in ("Tanh", "Erf", "Softsign", "Sin", "Cos", "Sign")},
     **{op: (-4.0, 4.0) for op in ("Asin", "Acos", "Atan")},
     **{op: (-128.0, 128.0) for op in ("Log", "Asinh", "Acosh", "Atanh", "ReduceLogSum")},
 }
+#: Recurrent operators, and the activations with a bounded result, in lower case.
+_RECURRENT: Final = frozenset(("LSTM", "GRU", "RNN"))
+_SATURATING: Final = frozenset(("tanh", "sigmoid", "hardsigmoid", "softsign"))
 _NORMALISING: Final = frozenset(
     (
         *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
@@ -98,7 +101,7 @@ _MOVES: Final = frozenset(
 #: Functions whose result is about as large as their operand.
 _ALIKE: Final = frozenset(
     (
-        *("Neg", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Swish", "HardSwish", "Shrink"),
+        *("Neg", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Swish", "HardSwish", "Shrink"),
         *("Floor", "Ceil", "Round", "Mod", "Resize", "Upsample", "GridSample", "RoiAlign"),
     )
 )
@@ -119,7 +122,7 @@ _SUMS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("ReduceL2", "LpPool", "GlobalLpPool"), (2.0, 0.5)),
 }
 _POSITIVE_SUMS: Final = frozenset(("ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool", "GlobalLpPool"))
-_CLOSING: Final = frozenset(("Softmax", "LogSoftmax", "ReduceLogSumExp", *_BOUNDED, *_NORMALISING, *PRODUCTS))
+_CLOSING: Final = frozenset(("Softmax", "LogSoftmax", "ReduceLogSumExp", *_BOUNDED, *_RECURRENT, *_NORMALISING, *PRODUCTS))
 
 
 class Magnitudes:
@@ -180,7 +183,8 @@ class Magnitudes:
         if op in _MOVES:
             return replace(joined, rows=first.rows, weighed=first.weighed)
         if op in _ALIKE:
-            return replace(_symmetric_bound(joined.bound, joined.degree), weighed=first.weighed)
+            factor = max(1.0, *(abs(float(node.attributes.get(name, 1.0))) for name in ("alpha", "gamma")))
+            return replace(_symmetric_bound(joined.bound * factor, joined.degree), weighed=first.weighed)
         if op in _NONNEGATIVE:
             return replace(joined, low=0.0, high=joined.bound + 1, weighed=first.weighed)
         if op in _JOINING:
@@ -217,6 +221,11 @@ class Magnitudes:
         corners = [_multiply_or_zero(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         weighed = (a.weighed and b.degree == 0) or (b.weighed and a.degree == 0)
         return Magnitude(min(corners), max(corners), degree, statistic=statistic, weighed=weighed)
+
+    def _bound_slope(self, node: Node) -> Magnitude:
+        """Return the magnitude of PRelu: that of its operand, or of the product with the slope."""
+        product, data = self._bound_multiplication(node), self.of(node.inputs[0])
+        return replace(_symmetric_bound(max(product.bound, data.bound), max(product.degree, data.degree)), weighed=data.weighed)
 
     def _bound_division(self, node: Node) -> Magnitude:
         return self._bound_quotient(node, self.of(node.inputs[0]), node.inputs[1])
@@ -296,12 +305,24 @@ class Magnitudes:
     def _weight_gains(self, node: Node, weights: str) -> tuple[float, float]:
         """Return the root mean square and the maximum of the Euclidean norms of the weights per result."""
         value, axes = self.graph.constants.get(weights), _SUMMED.get(node.op)
-        if value is None or not value.size or axes is None or weights != node.inputs[1]:
+        if value is None or axes is None or weights != node.inputs[1]:
             return 1.0, 1.0
-        over, every = axes(node, value.ndim), list(range(value.ndim))
-        with np.errstate(over="ignore"):
-            squares = np.einsum(value, every, value, every, [d for d in every if d not in over], dtype=np.float32)
-        return float(np.sqrt(np.mean(squares))), float(np.sqrt(np.max(squares)))
+        return _norms(value, axes(node, value.ndim))
+
+    def _bound_recurrence(self, node: Node) -> Magnitude:
+        """Return the magnitude of the states. The chain stays float32 if sums before the activations may leave float16's range."""
+        names = [*node.inputs, "", "", ""]
+        states = [self.of(n).bound for n in names[5:7] if n]
+        saturating = all(str(a).lower() in _SATURATING for a in node.attributes.get("activations") or ())
+        high = max([1.0, *states]) if saturating else math.inf
+        # The sizes of the inputs and of the states that the gates' weights multiply.
+        sizes = (min(self.of(names[0]).bound, ACTIVATION), high)
+        weights = [self.graph.constants.get(n) for n in names[1:3]]
+        sums = [
+            _multiply_or_zero(size, _norms(w, (2,))[0]) if w is not None else COUNT * size
+            for size, w in zip(sizes, weights, strict=True)
+        ]
+        return replace(_symmetric_bound(high, 0), open=sum(sums) > LIMIT)
 
     def _bound_normalisation(self, node: Node) -> Magnitude:
         scale, shift = (self.of(n).bound if n else 0.0 for n in (*node.inputs[1:3], "", "")[:2])
@@ -321,6 +342,8 @@ _RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
     "Sqrt": Magnitudes._bound_sqrt,
     **dict.fromkeys(("Exp", "Sinh", "Cosh"), Magnitudes._bound_exponential),
     "Clip": Magnitudes._bound_clip,
+    "PRelu": Magnitudes._bound_slope,
+    **dict.fromkeys(_RECURRENT, Magnitudes._bound_recurrence),
     "Softmax": Magnitudes._bound_softmax,
     **dict.fromkeys(_NORMALISING, Magnitudes._bound_normalisation),
 }
@@ -346,6 +369,16 @@ def _of_constant(value: np.ndarray) -> Magnitude:
 
 def _scalar_value(value: np.ndarray | None) -> float | None:
     return None if value is None or value.size != 1 else float(value.reshape(()))
+
+
+def _norms(value: np.ndarray, over: tuple[int, ...]) -> tuple[float, float]:
+    """Return the root mean square and the maximum of the Euclidean norms along the axes ``over``."""
+    if not value.size:
+        return 1.0, 1.0
+    every = list(range(value.ndim))
+    with np.errstate(over="ignore"):
+        squares = np.einsum(value, every, value, every, [d for d in every if d not in over], dtype=np.float32)
+    return float(np.sqrt(np.mean(squares))), float(np.sqrt(np.max(squares)))
 
 
 def _smallest_magnitude(value: np.ndarray | None) -> float:

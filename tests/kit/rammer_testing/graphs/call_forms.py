@@ -10,8 +10,8 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
-from onnx.shape_inference import infer_shapes
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx.shape_inference import InferenceError, infer_shapes
 
 from rammer.runtime.executable import Executable
 
@@ -76,7 +76,7 @@ def run_ranged(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> di
 def run_branch(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
     """Run the graph as one branch of an If, whose other branch negates the float results."""
     taken = len(inputs) % 2 == 0
-    floats = {v.name for v in infer_shapes(model).graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats = {v.name for v in _outputs(model) if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     same, negated = _branch(model.graph), _branch(model.graph, floats)
     names = [f"{o.name}{CHOSEN}" for o in model.graph.output]
     first, second = (same, negated) if taken else (negated, same)
@@ -136,6 +136,14 @@ def _run(exe: Executable, inputs: Inputs) -> dict[str, Array]:
         return exe.run(dict(inputs))
     finally:
         exe.close()
+
+
+def _outputs(model: ModelProto) -> list[ValueInfoProto]:
+    """Return the outputs with inferred types, or without where ONNX's inference fails, as for some sparse initializers."""
+    try:
+        return list(infer_shapes(model).graph.output)
+    except InferenceError:
+        return list(model.graph.output)
 
 
 def _branch(graph: GraphProto, negated: Container[str] = ()) -> GraphProto:

@@ -130,6 +130,8 @@ def deform_conv(ctx: Lowering) -> None:
         raise ctx.refused(f"offsets of {list(ctx.shape(ctx.input(2)))} do not fit to an image of {list(ctx.shape(x))}")
     if ctx.has(4) and ctx.shape(ctx.input(4)) != (batch, offsets * taps, *outs):
         raise ctx.refused(f"a mask of {list(ctx.shape(ctx.input(4)))} does not fit to offsets of {list(wanted)}")
+    if ctx.has(3) and ctx.shape(ctx.input(3)) != (features,):
+        raise ctx.refused(f"a bias of {list(ctx.shape(ctx.input(3)))} does not fit to {features} features")
     names = spatial_names(rank)
     spots = (Axis("n", batch), Axis("g", offsets), *[Axis(f"k{n}", k) for n, k in zip(names, kernel, strict=True)])
     axes = (*spots, *[Axis(n, e) for n, e in zip(names, outs, strict=True)])

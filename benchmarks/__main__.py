@@ -1,4 +1,4 @@
-"""Every table by one command: ``python -m benchmarks TABLE --device rocm --models alexnet --out results``."""
+"""The command line for all tables: ``python -m benchmarks TABLE --device rocm --models alexnet --out results``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What scheduling is worth: Rammer's three bars (OSDI'20, section 5.4) for LSTM-TC with batch 4, on each executor.
+"""Effect of scheduling: Rammer's three bars (OSDI'20, section 5.4) for LSTM-TC with batch 4, on each executor.
 
-1. One operator after another, each with its fastest kernel.
+1. Sequential operators, each with its fastest kernel.
 2. Co-scheduled in waves, with the same kernels.
-3. Co-scheduled, each wave with the kernels that are best side by side.
+3. Co-scheduled, each wave with the kernels that are best when run concurrently.
 
-On a GPU:  python benchmarks/ablation.py --folder results
+    On a GPU:  python benchmarks/ablation.py --folder results
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADERS = ("schedule", "policy", "executor", "median", "of the first", "tasks", 
 
 
 def plot(path: Path, key: str, bars: Sequence[Measured]) -> None:
-    """Bars side by side, one group an executor."""
+    """Plot the bars, grouped by executor."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -49,7 +49,7 @@ def plot(path: Path, key: str, bars: Sequence[Measured]) -> None:
 
 
 def document(key: str, tune: str, bars: Sequence[Measured], facts: dict[str, str]) -> str:
-    """The Markdown file."""
+    """Return the Markdown file with table and facts."""
     first = {_executor(b): b.seconds for b in bars if b.way.request["policy"] == BARS[0][1]}
     rows = [
         [
@@ -81,7 +81,7 @@ def _executor(bar: Measured) -> str:
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
 def main(model: str, folder: Path, tune: str, seed: int) -> None:
-    """Measure and write table and plot."""
+    """Measure all bars and write the table and the plot."""
     folder.mkdir(parents=True, exist_ok=True)
     subject_of = subject(model, seed, checked=False)
     ways = [Way(name, {"policy": p, "device_options": {"executor": e}}) for e in EXECUTORS["cuda"] for name, p in BARS]

@@ -1,7 +1,8 @@
-"""What operator batching is worth: models with independent products, apart and as one.
+"""Effect of operator batching: models with independent products, run separately and as one operator.
 
-``python benchmarks/batching.py --device rocm --markdown batching.md``: by ``--batching``, the operators of the program, those
-of them that copy, the predicted time, and the median of the bound call. The three programs of a model take turns in one process.
+``python benchmarks/batching.py --device rocm --markdown batching.md``: for each ``--batching``, the operators of the program,
+those that copy, the predicted time, and the median of the bound call. The three programs of a model are timed alternately in one
+process.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from rammer.compiler.compile_options import PRECISIONS
 from rammer.report.text_table import format_duration, markdown_table
 
 HEADERS: Final = ("model", "batching", "operators", "copies", "predicted", "median", "off / this", "rel. L2 to off")
-#: Apart, as chosen, and as one wherever that may be.
+#: Batching off, chosen by the compiler, and everywhere possible.
 WAYS: Final = tuple(Way(b, {"batching": b}) for b in ("off", "auto", "all"))
-#: Models of siblings beside the zoo's.
+#: Models of sibling products that the zoo lacks.
 OWN: Final[Mapping[str, Callable[[np.random.Generator], onnx.ModelProto]]] = {
     "cell_64": lambda rng: cell(rng, width=64),
     "onnx_cell_64": lambda rng: onnx_cell(rng, width=64),
@@ -41,7 +42,7 @@ OWN: Final[Mapping[str, Callable[[np.random.Generator], onnx.ModelProto]]] = {
 
 
 def source(key: str, seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model and its inputs."""
+    """Return a model and its inputs."""
     if key not in OWN:
         return find(key).build(seed), find(key).feeds(seed)
     rng = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ def source(key: str, seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]
 
 
 def row(model: str, one: Measured, first: float) -> list[str]:
-    """One line of the table; ``first`` is what the ratio is to."""
+    """Return one row of the table; ``first`` is the base of the ratio."""
     if one.failure:
         return [model, one.way.name, *["-"] * 5, one.failure]
     times = [format_duration(one.predicted), format_duration(one.seconds), f"{first / one.seconds:.2f}", f"{one.error:.1e}"]
@@ -67,7 +68,7 @@ def row(model: str, one: Measured, first: float) -> list[str]:
 @click.option("--rounds", default=ROUNDS, show_default=True, help="Turns of each program.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 def main(models: str, device: str, precision: str, tune: str, seed: int, rounds: int, markdown_file: Path | None) -> None:
-    """Measure and print the table."""
+    """Measure the models and print the table."""
     rows = list[list[str]]()
     settings = Settings((device,), (), tune, precision, seed, rounds)
     for key in models.split(","):

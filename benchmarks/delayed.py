@@ -1,8 +1,8 @@
-"""Network namespaces of this machine, between which a process holds every packet back: hosts that are far from each other.
+"""Network namespaces of this machine with delayed packets between them: simulated distant hosts.
 
-A kernel with ``netem`` would do it, too; many have none. Needs root, ``nsenter``, ``ip`` and ``/dev/net/tun``. The namespaces
-have no names: they are that process's, and it ends, with all that runs in them, when whoever asked for them does, however that
-ends.
+A kernel with ``netem`` could do this, but many lack it. Needs root, ``nsenter``, ``ip`` and ``/dev/net/tun``. The namespaces are
+anonymous and belong to the relay process. It ends when its parent does, however that ends, and kills everything that runs in
+them.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from pathlib import Path
 from typing import Final
 
 NETWORK: Final = "10.177.0.0/24"
-#: Bytes of a packet, at most: large ones, as a process forwards them.
+#: Maximum bytes of a packet: large, since a process forwards the packets.
 MTU: Final = 60000
-#: Of <linux/if_tun.h> and <sched.h>.
+#: Constants of <linux/if_tun.h> and <sched.h>.
 TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
-#: Where an IPv4 header has the address that a packet is for.
+#: Position of the destination address in an IPv4 header.
 TARGET: Final = slice(16, 20)
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Files that are namespaces, and a folder for what starts processes there."""
+    """The namespaces as files, and a folder for the scripts that start processes there."""
 
     places: tuple[str, ...]
     folder: Path
 
     @property
     def addresses(self) -> list[str]:
-        """In order."""
+        """IPv4 addresses of the hosts, in order."""
         return [address(n) for n in range(len(self.places))]
 
     def inside(self, number: int, line: Sequence[str]) -> list[str]:
-        """A command line that runs ``line`` on a host, where the machine has another name: MPI tells hosts by that."""
+        """Return a command line that runs ``line`` on a host, under a separate host name: MPI identifies hosts by name."""
         place = self.places[number]
         named = f'{still_there(place)}hostname rammer-far-{number}; exec "$@"'
         return ["nsenter", f"--net={place}", "unshare", "-u", "sh", "-c", named, "sh", *line]
 
     def mpirun(self, line: Sequence[str], settings: dict[str, str] | None = None) -> list[str]:
-        """A command line that runs ``line`` in a process of MPI on every host. Messages and windows go over TCP; ``settings`` are
-        parameters of Open MPI besides."""
+        """Return a command line that runs ``line`` in an MPI process on every host. Messages and windows use TCP; ``settings``
+        are further parameters of Open MPI."""
         agent = self.folder / "agent"
         cases = "".join(
             f"{a}) place={p}; name=rammer-far-{n};;\n" for n, (a, p) in enumerate(zip(self.addresses, self.places, strict=True))
@@ -79,13 +79,13 @@ class Hosts:
 
 
 def still_there(place: str) -> str:
-    """Shell words that end a process which came in when nobody looks for it any more: it may have opened ``place`` before
-    ``end_all`` and be in the namespace after."""
+    """Return shell words that end a process which entered its namespace too late. The process may have opened ``place`` before
+    ``end_all`` and enter the namespace afterwards."""
     return f"[ -e {place} ] || exit 1; "
 
 
 def lacking() -> str:
-    """Why there can be no such hosts here; "" where there can."""
+    """Return the reason why simulated hosts are unsupported here, or "" if they are supported."""
     if os.name != "posix" or os.geteuid():
         return "not root"
     missing = [name for name in ("ip", "nsenter", "unshare", "mpirun") if shutil.which(name) is None]
@@ -97,7 +97,7 @@ def lacking() -> str:
 
 @contextmanager
 def far_apart(milliseconds: float, count: int = 2) -> Iterator[Hosts]:
-    """So many hosts are there, and packets between them take so long each way."""
+    """Provide ``count`` hosts, with packets delayed by ``milliseconds`` each way."""
     line = [sys.executable, __file__, str(milliseconds), str(count)]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -115,12 +115,12 @@ def far_apart(milliseconds: float, count: int = 2) -> Iterator[Hosts]:
 
 
 def address(number: int) -> str:
-    """Of a host."""
+    """Return the IPv4 address of a host."""
     return f"10.177.0.{number + 1}"
 
 
 def opened(number: int) -> tuple[int, int]:
-    """A tunnel's end in a new namespace, up, with its address; and the namespace."""
+    """Create a namespace with an active tunnel end that has its address; return tunnel end and namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "no namespace")
@@ -132,7 +132,7 @@ def opened(number: int) -> tuple[int, int]:
 
 
 def forward(seconds: float, ends: Sequence[int]) -> None:
-    """Packets, each ``seconds`` after it came, until nobody wants it any more: stdin has ended."""
+    """Forward packets ``seconds`` after their arrival until stdin ends."""
     to = {bytes(int(part) for part in address(n).split(".")): end for n, end in enumerate(ends)}
     waiting, asker = deque[tuple[float, int, bytes]](), sys.stdin.fileno()
     while True:
@@ -151,8 +151,8 @@ def forward(seconds: float, ends: Sequence[int]) -> None:
 
 
 def end_all(namespaces: Sequence[int]) -> None:
-    """What runs in these namespaces, which are ours, ends with them. They have no place any more before what runs there is
-    looked for; tunnels' ends keep them."""
+    """Kill all processes in these namespaces, which this process created. The namespaces are closed before their processes are
+    searched for, so that none can enter; tunnel ends keep them alive."""
     own = {os.fstat(n).st_ino for n in namespaces}
     for number in namespaces:
         os.close(number)
@@ -167,7 +167,7 @@ def end_all(namespaces: Sequence[int]) -> None:
 
 
 def _in(pid: int) -> int:
-    """A process's namespace; 0 where it has gone."""
+    """Return a process's namespace, or 0 if the process ended."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:
@@ -175,10 +175,10 @@ def _in(pid: int) -> int:
 
 
 def main(milliseconds: float, count: int) -> None:
-    """The process between the hosts."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # it ends when nobody asks for it, not before
+    """Run the relay process between the hosts."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the relay ends when stdin closes, not before
         signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):  # networks do not wait for processors that others use
+    with suppress(OSError):  # delays must not depend on other load
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     made = [opened(n) for n in range(count)]
     namespaces = [n for _, n in made]

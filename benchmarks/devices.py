@@ -1,8 +1,7 @@
 """The cross-device table: real models on every device here and on ONNX Runtime, written to benchmarks/results.
 
 python benchmarks/devices.py                      # every working device, the cost model's tiles
-python benchmarks/devices.py --tune quick --device cuda --peer torch --peer torch-graph --name devices_cuda
-"""
+python benchmarks/devices.py --tune quick --device cuda --peer torch --peer torch-graph --name devices_cuda"""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ import rammer
 from rammer_testing.models import LIGHT_MODELS, fetch, light_model
 from rammer_testing.weights import reseed
 
-#: Light models get random weights (their own are constant); the others are trained.
+#: Light models have random weights (their published ones are constant); the others are trained.
 MODELS = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "ppocr_cls", "nudenet_320n", "silero_vad_16k")
 SHAPES = {"x:1x3x48x192": "ppocr_cls", "images:1x3x320x320": "nudenet_320n"}
 RESULTS = Path(__file__).parent / "results"
 
 
 def write_models(folder: Path, names: list[str]) -> list[Path]:
-    """The models as files named after themselves."""
+    """Write the models as files with their names and return the paths."""
     paths = []
     for name in names:
         path = folder / f"{name}.onnx"
@@ -38,7 +37,7 @@ def write_models(folder: Path, names: list[str]) -> list[Path]:
 
 
 def main() -> int:
-    """Run `rammer bench` on all models; returns its exit code."""
+    """Run `rammer bench` on all models and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", action="append", help="default: every device that works here")
     parser.add_argument("--peer", action="append", help="default: onnxruntime; on a GPU torch and torch-graph")

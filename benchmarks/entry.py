@@ -1,4 +1,4 @@
-"""What every benchmark's command line does with an error."""
+"""Error handling shared by the command lines of all benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rammer.errors import RammerError
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call ``main``. What users can cause is one message on stderr, with the exit codes of ``rammer``, and no traceback."""
+    """Call ``main``. Report user errors as one message on stderr with the exit codes of ``rammer``, without a traceback."""
     try:
         main()
     except RammerError as problem:

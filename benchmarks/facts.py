@@ -1,4 +1,4 @@
-"""What a result file says of the machine and the packages that it was measured with."""
+"""Facts about the machine and packages of a measurement, for result files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE: Final = Path(__file__).resolve().parent
 
 
 def environment_of(gpu: bool) -> dict[str, str]:
-    """Packages and processor; with ``gpu``, the card, its driver and, where torch is there, the versions of CUDA and cuDNN."""
+    """Return packages and processor; with ``gpu`` also the card, its driver and, with torch, CUDA and cuDNN versions."""
     facts = describe_environment()
     if gpu:
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -38,7 +38,7 @@ def environment_of(gpu: bool) -> dict[str, str]:
 
 
 def stamp() -> str:
-    """The day, and the build: its commit, ``+`` where files were changed since, or the version without a repository."""
+    """Return the date and the build: its commit (with ``+`` if files have changed since), or the version without a repository."""
     words = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         build = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
@@ -48,7 +48,7 @@ def stamp() -> str:
 
 
 def meanwhile() -> str:
-    """What else the machine does: a sentence for pages of times."""
+    """Return a sentence on other load of the machine, for pages of times."""
     busy, count, niceness = os.getloadavg()[1], os.cpu_count(), os.getpriority(os.PRIO_PROCESS, 0)
     return (
         f"Meanwhile {busy:.0f} processes wanted this machine's {count} processors; what is measured ran at priority {niceness}."
@@ -56,5 +56,5 @@ def meanwhile() -> str:
 
 
 def section(facts: dict[str, str]) -> str:
-    """The last section of a Markdown file."""
+    """Return the last section of a Markdown file."""
     return "## Environment\n\n" + "\n".join(f"- {k}: {v}" for k, v in facts.items()) + "\n"

@@ -1,12 +1,12 @@
-"""Loops, scans, branches and recurrent layers beside ONNX Runtime on the same cores.
+"""Loops, scans, branches and recurrent layers, compared with ONNX Runtime on the same cores.
 
     python -m benchmarks loops --device rocm --out results
 
-Milliseconds of whole runs, arrays in and arrays out, by the wall clock and of the processor (all threads): the least of bursts
-that take turns, so that what else a machine does counts little. ONNX Runtime has as many threads as there are cores, and they do
-not spin. ``first`` are the seconds from a model file to three runs in a process of its own, compiling included, ``again``
-those of the next process, which finds programs on disk. ``error`` is the largest difference from ONNX Runtime's result as a
-share of the largest number.
+The table has milliseconds of whole runs, arrays in and arrays out: wall-clock time and processor time (all threads). Each is the
+minimum over alternating bursts, so that other load has little effect. ONNX Runtime has one thread per core, without spinning.
+``first`` is the time in seconds from a model file to three runs in a separate process, including compilation. ``again`` is that
+of the next process, which reads programs from disk. ``error`` is the largest difference from ONNX Runtime's result relative to
+its largest value.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ HEADERS = (
     "again",
     "error",
 )
-#: Bursts of each, and runs before: a loop whose turns nobody knows is compiled when it has turned often.
+#: Bursts of each runtime, and warm-up runs: a loop with dynamic trip count is compiled after many iterations.
 BURSTS, WARM = 7, 3
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
 @dataclass(frozen=True)
 class LoopCase:
-    """A model with its inputs; ``ranges`` of open dimensions."""
+    """A model with its inputs; ``ranges`` are those of its dynamic dimensions."""
 
     name: str
     model: onnx.ModelProto
@@ -78,7 +78,7 @@ def _model(
 
 
 def _body(text: list[str], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.GraphProto:
-    """``["s_next = Tanh s"]`` as a body."""
+    """Return a body graph of nodes in the form ``["s_next = Tanh s"]``."""
     nodes = []
     for line in text:
         results, _, rest = line.partition(" = ")
@@ -93,7 +93,7 @@ def _floats(*shape: int, scale: float = 1.0, seed: int = 0) -> Array:
 
 
 def counted(known: bool, trips: int, heavy: bool) -> LoopCase:
-    """A Loop whose condition always holds: of three light operators and what it gathers, or of a product and a norm."""
+    """Return a Loop whose condition always holds: three light operators with a scan output, or a product and a norm."""
     shape = [64, 256] if heavy else [64]
     constants: dict[str, Any] = {"w": _floats(256, 256, scale=1 / 16, seed=1), "g": np.ones(256, np.float32)}
     lines = ["sw = MatMul s w", "t = Tanh sw", "r = Add t s", "s_next = LayerNormalization r g", "go = Identity c"]
@@ -117,7 +117,7 @@ def counted(known: bool, trips: int, heavy: bool) -> LoopCase:
 
 
 def until() -> LoopCase:
-    """A Loop that goes on until its state is small: some 450 turns."""
+    """Return a Loop that iterates until its state is small: about 450 iterations."""
     lines = ["s_next = Mul s k", "norm = ReduceL2 s_next", "go = Greater norm eps"]
     body = _body(
         lines, [_port("i", [], INT), _port("c", [], BOOL), _port("s", [64])], [_port("go", [], BOOL), _port("s_next", [64])]
@@ -128,7 +128,7 @@ def until() -> LoopCase:
 
 
 def scanned(steps: int, state: bool) -> LoopCase:
-    """A Scan with a product for its state, or without one."""
+    """Return a Scan with a product in its state, or without state."""
     e, e_all = _port("e", [1, 64]), _port("e_all", [steps, 1, 64])
     outputs, o = [_port("all", [steps, 1, 64])], _port("o", [1, 64])
     feeds = {"e_all": _floats(steps, 1, 64)}
@@ -151,7 +151,7 @@ def scanned(steps: int, state: bool) -> LoopCase:
 
 
 def branched() -> LoopCase:
-    """A choice between two small branches in a network, as exporters of DETR write it."""
+    """Return a network with an If of two small branches, in the form of DETR exporters."""
     shape, out = [100, 256], [_port("b", [100, 256])]
     then = _body(["n = Relu a", "b = Add n bias"], [], out)
     other = _body(["b = Identity a"], [], out)
@@ -169,7 +169,7 @@ def branched() -> LoopCase:
 
 
 def recurrent(steps: int, most: int = 0) -> LoopCase:
-    """An LSTM of 128 units; with ``most``, for any number of steps up to that."""
+    """Return an LSTM of 128 units; with ``most``, for any number of steps up to ``most``."""
     weights = {"w": _floats(1, 512, 64, scale=1 / 8, seed=1), "r": _floats(1, 512, 128, scale=1 / 12, seed=2)}
     node = helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=128)
     ends = [_port(n, [1, 1, 128]) for n in "hc"]
@@ -180,7 +180,7 @@ def recurrent(steps: int, most: int = 0) -> LoopCase:
 
 
 def cases() -> list[LoopCase]:
-    """All of the table."""
+    """Return all cases of the table."""
     loops = [counted(known, trips, False) for known in (True, False) for trips in (100, 1000)]
     loops += [counted(known, 50, True) for known in (True, False)]
     scans = [scanned(steps, state) for state in (True, False) for steps in (100, 300, 1000)]
@@ -189,7 +189,7 @@ def cases() -> list[LoopCase]:
 
 
 def least(calls: list[Callable[[], Any]], seconds: float) -> list[tuple[float, float]]:
-    """Least milliseconds of each, by the wall clock and of the processor."""
+    """Return the least milliseconds of each call: wall-clock and processor time."""
     best = [(float("inf"), float("inf"))] * len(calls)
     for _ in range(BURSTS):
         for i, call in enumerate(calls):
@@ -205,7 +205,7 @@ def least(calls: list[Callable[[], Any]], seconds: float) -> list[tuple[float, f
 
 
 def measured(case: LoopCase, device: str, seconds: float) -> list[str]:
-    """A line of the table."""
+    """Return a row of the table for a case."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -229,7 +229,7 @@ def measured(case: LoopCase, device: str, seconds: float) -> list[str]:
 
 
 def _process(path: Path, device: str, ranges: dict[str, tuple[int, int]]) -> float:
-    """Seconds from a model file to its ``WARM`` runs in a process of its own, whose cache is beside the file."""
+    """Return seconds from a model file to its ``WARM`` runs in a separate process. The cache is in the file's folder."""
     text = (
         "import sys, time, numpy as np, rammer\n"
         f"start = time.perf_counter(); exe = rammer.compile({str(path)!r}, {device!r}, shapes={ranges or None!r})\n"
@@ -243,7 +243,7 @@ def _process(path: Path, device: str, ranges: dict[str, tuple[int, int]]) -> flo
 
 
 def _apart(have: Array, want: Array) -> float:
-    """The largest difference as a share of the largest number; infinite where a shape differs or a number is none."""
+    """Return the largest difference relative to the largest value; infinite if shapes differ or a value is not finite."""
     if have.shape != want.shape:
         return float("inf")
     gap = float(np.abs(have - want).max(initial=0) / max(np.abs(want).max(initial=0), 1e-30))
@@ -256,7 +256,7 @@ def _apart(have: Array, want: Array) -> float:
 @click.option("--only", default="", help="Cases whose names have this.")
 @click.option("--markdown", "out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table there.")
 def main(device: str, seconds: float, only: str, out: Path | None) -> None:
-    """Measure, print the table; an error of 1e-3 or more fails."""
+    """Measure all cases and print the table; an error of 1e-3 or more fails."""
     rows = []
     for case in cases():
         if only in case.name:

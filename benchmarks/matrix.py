@@ -1,13 +1,13 @@
-"""Every model by every policy on every device: compiled, verified, run once, compared with ONNX Runtime.
+"""All models by all policies on all devices: compiled, verified, run once, compared with ONNX Runtime.
 
     python -m benchmarks matrix --small
     python -m benchmarks matrix --device ipu_sim --keep --out FOLDER -- --processes 24 --limit 300 --policies sequential,ios
 
-Each case is a process of its own, ``--processes`` at a time, with one thread for NumPy's products; one that says nothing for
-``--limit`` seconds is ended, and the others go on. ``--budget`` begins nothing after so many seconds and ends what is left soon
-after. Models and references are made first. Where a result is too far from ONNX Runtime's, both are compared with float64, and it
-is right where it is near that. Each case is a line of a file beside the page, written as it ends: with ``--keep`` those of the
-same environment are not done again, but for what did not end. It ends with 1 where anything asked for is not right.
+Each case is a separate process, ``--processes`` at a time, with one thread for NumPy's products. A case that is silent for
+``--limit`` seconds is killed, and the others continue. After ``--budget`` seconds no case starts, and running ones are killed
+soon after. Models and references are created first. If a result is too far from ONNX Runtime's, both are compared with float64,
+and the result is right if it is near float64. Each case is a line of a file next to the page, written when the case ends. With
+``--keep`` finished cases of the same environment are not repeated. The exit code is 1 if any requested case is not right.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from rammer_bench.prepare import relative_error
 from rammer_testing.weights import runner
 from rammer_testing.worker_pool import HANG, UNFINISHED, Crew, Line, Member, Work, leave
 
-#: Largest relative L2 distance to the reference.
+#: Largest accepted relative L2 distance to the reference.
 RIGHT: Final = 1e-4
-#: References, the second made only where a result is too far from the first.
+#: References; the second is computed only if a result is too far from the first.
 JUDGES: Final = ("ONNX Runtime", "float64")
-#: Seconds after the budget in which what is begun may end.
+#: Seconds after the budget in which running cases may finish.
 GRACE: Final = 5.0
-#: A process of its own has one thread for products, however many cores there are.
+#: Each separate process has one thread for products, independent of the number of cores.
 ALONE: Final = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 
 def reference(path: Path, feeds: Mapping[str, Array], judge: str) -> dict[str, Array]:
-    """What a judge makes of the model in a file, kept beside it. The file is whole or not there, whoever else makes it."""
+    """Return a judge's outputs for the model in a file, cached next to it. The cache file is written atomically."""
     kept = path.with_suffix(f".{JUDGES.index(judge)}.npz")
     if not kept.is_file():
         model = onnx.load(str(path))
@@ -68,7 +68,7 @@ def reference(path: Path, feeds: Mapping[str, Array], judge: str) -> dict[str, A
 
 
 def prepared(settings: Settings, folder: Path, member: Member) -> Work:
-    """What makes a model's file and reference."""
+    """Return a worker that creates a model's file and reference."""
 
     def work(key: str, line: Line) -> None:
         reference(exported(key, folder, settings.seed), find(key).feeds(settings.seed), JUDGES[0])
@@ -79,7 +79,7 @@ def prepared(settings: Settings, folder: Path, member: Member) -> Work:
 
 
 def judged(case: Case, settings: Settings, folder: Path) -> Outcome:
-    """Compile, run, compare. A device that cannot, or will not, gives its reason."""
+    """Compile, run and compare a case. If the device declines, the outcome has its reason."""
     path, feeds = exported(case.model, folder, settings.seed), find(case.model).feeds(settings.seed)
     wants = reference(path, feeds, JUDGES[0])
     begin, clock = time.process_time(), time.perf_counter()
@@ -101,7 +101,7 @@ def judged(case: Case, settings: Settings, folder: Path) -> Outcome:
 
 
 def tried(settings: Settings, folder: Path, member: Member) -> Work:
-    """What does one case, and leaves: the next has a process of its own."""
+    """Return a worker that runs one case and exits, so that each case has a separate process."""
 
     def work(case: Case, line: Line) -> None:
         line.tell(judged(case, settings, folder))
@@ -111,13 +111,13 @@ def tried(settings: Settings, folder: Path, member: Member) -> Work:
 
 
 def ended(case: Case, kind: str, why: str) -> Outcome:
-    """Of a case whose process ended, or was ended."""
+    """Return the outcome of a case whose process died or was killed."""
     words = [w for w in why.splitlines() if w.strip()] or [kind]
     return Outcome(case, said="did not end" if kind in (HANG, UNFINISHED) else "failed", why=words[0])
 
 
 def together(args: argparse.Namespace, settings: Settings, folder: Path, page: MatrixPage) -> None:
-    """All cases that the page does not have: models and references first, then one policy after another."""
+    """Run all cases missing from the page: models and references first, then policy by policy."""
     begun = time.monotonic()
     end = begun + args.budget
     cases = [Case(m, d, p) for p in args.policies for d in settings.devices for m in settings.models]
@@ -152,7 +152,7 @@ def together(args: argparse.Namespace, settings: Settings, folder: Path, page: M
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", default="rocm,ipu_sim", help="with commas")
     made.add_argument("--models", default=",".join(ZOO), help="in this order, with each policy")
@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settled(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked before anything starts."""
+    """Parse the command line and check it before any work starts."""
     args = parser().parse_args(words)
     args.policies = re.split(r",(?![^{]*\})", args.policies)  # not at commas within braces
     for policy in args.policies:
@@ -183,12 +183,12 @@ def settled(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the matrix and return the exit code."""
     args = settled(words)
     devices, options = tuple(args.device.split(",")), parse_options(tuple(args.option))
     settings = Settings(devices, tuple(args.models.split(",")), args.tune, seed=args.seed, options=options)
     facts: dict[str, Any] = environment_of(any(d.partition(":")[0] == "cuda" for d in devices))
-    os.environ.update(ALONE)  # children read it as they begin
+    os.environ.update(ALONE)  # children read it when they start
     page = MatrixPage(args.markdown, facts, args.keep)
     together(args, settings, args.folder, page)
     print(page.text())

@@ -1,4 +1,4 @@
-"""What a matrix found: a line for each case, kept as it ends, and the page that shows them."""
+"""The results of the matrix: one stored line per case, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rows import append, lines_of
 
 from rammer.errors import BadInput
 
-#: Reasons that are shown whole; what else is wrong is counted by its reason.
+#: Characters of a reason that the page shows.
 SHOWN: Final = 160
 TITLE: Final = "Every model by every policy"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a device by a policy."""
+    """A model on a device with a policy."""
 
     model: str
     device: str
@@ -28,9 +28,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a case: the relative L2 distance to the ``judge``. Where it is not right ``said`` is "wrong", "declined" (by an error
-    that says why), "failed" or "did not end", with the reason in ``why``. Seconds of compiling and running: of the CPU, and by
-    the ``clock``."""
+    """The outcome of a case, with its relative L2 distance to the ``judge``.
+
+    Unless it is right, ``said`` is "wrong", "declined" (with a clear error), "failed" or "did not end", and ``why`` is the
+    reason. ``seconds`` of compiling and running are CPU time; ``clock`` is wall-clock time."""
 
     case: Case
     error: float = 0.0
@@ -42,7 +43,7 @@ class Outcome:
 
     @property
     def cell(self) -> str:
-        """Of the table."""
+        """The text of the outcome in the table."""
         if self.said and self.said != "wrong":
             return self.said
         mark = "" if self.judge == "ONNX Runtime" else f" ({self.judge})"
@@ -54,9 +55,8 @@ class Outcome:
 
 
 class MatrixPage:
-    """The page at ``path`` (None: nowhere), and its lines beside it; with ``keep`` those that are there count.
-
-    BadInput where they are of another environment."""
+    """The page at ``path`` (None: nowhere) and the file of its lines. With ``keep`` existing lines are reused. Raises BadInput if
+    they come from another environment."""
 
     def __init__(self, path: Path | None, facts: Mapping[str, str], keep: bool) -> None:
         self.path, self.facts = path, dict(facts)
@@ -68,7 +68,7 @@ class MatrixPage:
             self.lines.unlink(missing_ok=True)
 
     def keep(self, lines: Path) -> None:
-        """What a file has, but for what did not end."""
+        """Read the outcomes in a file, except cases that did not end."""
         for data in lines_of(lines):
             facts = data.pop("environment", self.facts)
             if facts != self.facts:
@@ -80,7 +80,7 @@ class MatrixPage:
                 self.found[outcome.case] = outcome
 
     def add(self, outcome: Outcome) -> None:
-        """One case more; the page is written anew."""
+        """Add one outcome and rewrite the page."""
         self.found[outcome.case] = outcome
         if self.lines is not None and self.path is not None:
             more: dict[str, Any] = {} if self.lines.is_file() else {"environment": self.facts}
@@ -88,7 +88,7 @@ class MatrixPage:
             write(self.path, self.text())
 
     def result(self) -> Result:
-        """As a table: a row for each model and device."""
+        """Return the table: one row per model and device."""
         policies = list(dict.fromkeys(c.policy for c in self.found))
         models = list(dict.fromkeys(c.model for c in self.found))
         places = sorted(dict.fromkeys((c.model, c.device) for c in self.found), key=lambda p: models.index(p[0]))
@@ -107,7 +107,7 @@ class MatrixPage:
         return Result(TITLE, ("model", "device", *policies, "longest CPU s"), rows, notes)
 
     def text(self) -> str:
-        """The page."""
+        """Return the page as Markdown text."""
         devices = dict.fromkeys(c.device for c in self.found)
         command = f"python -m benchmarks matrix {' '.join(f'--device {d}' for d in devices)}"
         return self.result().document(said(command), self.facts)

@@ -1,4 +1,4 @@
-"""What every table measures with: ways to compile a model, programs that take turns, and what is known of each."""
+"""Measurement shared by all tables: ways to compile a model, alternately timed programs, and their figures."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.weights import runner
 
-#: Turns of each program, and what a turn is: short ones, many, since what else a machine does lasts for some tenths of a second.
+#: Rounds of each program, and the runs of a round. Rounds are short and many, since other load lasts for tenths of a second.
 ROUNDS: Final = 25
 TURN: Final = Effort(1, 1, 0.04)
-#: What cuda decides by measuring as a program is loaded, by the names of files.
+#: Choices that cuda makes by measuring when it loads a program, by file name.
 DECIDED: Final = ("executor", "pdl")
-#: What a simulator says does not change from run to run.
+#: Times of a simulator are equal in every run.
 ONCE: Final = Effort(0, 1, 0.0)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for on the command line. ``say`` shows progress; no model is begun once ``budget`` seconds have passed since
-    ``begun``, and ``skipped`` are then those that were left out. So many processes compile what is measured ``ahead`` of it.
-    ``stages`` is a file of stages that were found, which are not searched for again."""
+    """The options of the command line.
+
+    ``say`` shows progress. No model starts once ``budget`` seconds have passed since ``begun``; ``skipped`` lists the omitted
+    models. ``ahead`` is the number of processes that compile before the measurement. ``stages`` is a file of stages from earlier
+    searches, which are not repeated."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
@@ -65,14 +67,14 @@ class Settings:
 
     @property
     def device(self) -> str:
-        """The first device, for tables of one."""
+        """The first device, for tables of a single device."""
         return self.devices[0]
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compile a model, and what a table calls it. ``request`` has fields of ``Request`` that differ from the command
-    line's; ``policy`` is one that no name leads to, for this program alone."""
+    """One way to compile a model, with its name in tables. ``request`` holds the ``Request`` fields that differ from the command
+    line; ``policy`` is an unregistered policy, for this program only."""
 
     name: str
     request: Mapping[str, Any] = field(default_factory=dict)
@@ -82,8 +84,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """One program: its size, seconds by prediction and of a run, seconds of compiling, the relative L2 distance to the reference,
-    a hash of its text. With a ``failure`` all numbers are 0."""
+    """The figures of one program. They are its size, predicted and measured seconds, compile seconds, the relative L2 distance to
+    the reference and a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -104,7 +106,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model as a file, with inputs and what they should give."""
+    """A model as a file, with its inputs and reference outputs."""
 
     entry: Entry
     path: Path
@@ -113,26 +115,26 @@ class Subject:
 
 
 def exported(key: str, folder: Path, seed: int, batch: int = 0) -> Path:
-    """The model as a file, of another ``batch`` where one is given, built once per folder. A small form's name tells its
-    arguments, which are the model as well."""
+    """Return the model as a file, with ``batch`` if nonzero, built once per folder. The file name of a small form includes a hash
+    of its arguments, since they define the model."""
     form = hashlib.sha256(repr(ZOO[key.removesuffix(SMALL)].small).encode()).hexdigest()[:8] if key.endswith(SMALL) else ""
     path = folder / f"{key.replace(':', '-')}{form}{f'-bs{batch}' if batch else ''}-{seed}.onnx"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # others may make the same
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may write the same file
         onnx.save(entry_of(key, batch).build(seed), str(partial))
         partial.replace(path)
     return path
 
 
 def entry_of(key: str, batch: int) -> Entry:
-    """The model of this key, as published or (not 0) of another batch."""
+    """Return the model of this key as published, or with ``batch`` if nonzero."""
     return find(key).of_batch(batch) if batch else find(key)
 
 
 def subject(key: str, seed: int, checked: bool = True, batch: int = 0) -> Subject:
-    """A model of the zoo with random inputs, of another ``batch`` where one is given; ``checked`` runs the reference (ONNX
-    Runtime, or ONNX's own evaluator)."""
+    """Return a model of the zoo with random inputs, with ``batch`` if nonzero. ``checked`` runs the reference (ONNX Runtime, or
+    ONNX's evaluator)."""
     entry = entry_of(key, batch)
     path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed, batch)
     feeds = entry.feeds(seed)
@@ -153,16 +155,16 @@ class Opened:
 
     @property
     def segments(self) -> list[ProgramSegment]:
-        """The parts that run on the device."""
+        """The program segments that run on the device."""
         return [s for s in self.special.compiled.segments if isinstance(s, ProgramSegment)]
 
     @property
     def programs(self) -> list[RProgram]:
-        """What the device runs."""
+        """The programs that the device runs."""
         return [s.program for s in self.segments]
 
     def turn(self) -> None:
-        """Some timed runs."""
+        """Time one round of runs."""
         self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
 
     def close(self) -> None:
@@ -171,19 +173,19 @@ class Opened:
 
 
 class WithPolicy(Registry):
-    """All plugins, and one policy more."""
+    """A registry of all plugins with one additional policy."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
 
     def policies(self) -> list[Policy]:
-        """The given one behind the plugins'."""
+        """Return the plugins' policies and the additional policy."""
         return [*super().policies(), self.policy]
 
 
 def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Executable:
-    """The model on its device, to be compiled in one way."""
+    """Return the model opened on its device, to be compiled in one way."""
     asked = {"precision": settings.precision, "tune": settings.tune, "device_options": settings.options, **way.request}
     registry = Registry()
     if way.policy is not None:
@@ -195,7 +197,7 @@ def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Exec
 
 
 def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, settings: Settings) -> Opened:
-    """Compile in one way and bind. DeviceFailure where a part runs on the host, since such runs compare nothing."""
+    """Compile in one way and bind. Raises DeviceFailure if a part runs on the host, since its times are not comparable."""
     begin = time.perf_counter()
     exe = session(model, way, settings)
     try:
@@ -211,7 +213,7 @@ def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, 
 
 
 def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
-    """Time programs in turns, so that what changes on the machine meanwhile changes for all."""
+    """Time programs alternately, so that changes on the machine affect all of them."""
     for number in range(rounds):
         for program in programs:
             if number == 0 or not program.simulated:
@@ -219,7 +221,7 @@ def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
 
 
 def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
-    """What a table says of a program that had its turns."""
+    """Return the figures of a timed program."""
     have = program.bound.to_host()
     operators = [o for p in program.programs for o in p.operators]
     return Measured(
@@ -247,7 +249,7 @@ def measured(
     settings: Settings,
     reference: Mapping[str, Array] | None = None,
 ) -> list[Measured]:
-    """All ways side by side in one process, in turns. Without ``reference`` errors are to the first way that works."""
+    """Measure all ways alternately in one process. Without ``reference`` errors are relative to the first way that works."""
     programs: list[Opened | Measured] = []
     try:
         for way in ways:
@@ -270,7 +272,7 @@ def measured(
 
 @dataclass(frozen=True)
 class ModelWay:
-    """A program to compile ahead."""
+    """A program to compile before the measurement."""
 
     key: str
     way: Way
@@ -279,15 +281,15 @@ class ModelWay:
 
 
 def kept_way(job: ModelWay) -> float:
-    """Compile, load and bind, so that program and machine code are on disk; CPU seconds of that."""
+    """Compile, load and bind, so that program and machine code are on disk; return the CPU seconds."""
     start, model = time.process_time(), subject(job.key, job.settings.seed, False, job.batch)
     opened(model.path, model.feeds, job.way, job.settings).close()
     return time.process_time() - start
 
 
 def compile_ahead(settings: Settings, ways: Sequence[Way], batches: Sequence[int] = (0,)) -> None:
-    """What ``measured`` will ask for, of other ``batches`` where they are given, by ``settings.ahead`` processes. What a device
-    decided by measuring while others used it is forgotten."""
+    """Compile the programs that ``measured`` needs, for all ``batches``, in ``settings.ahead`` processes. Device choices measured
+    under this load are deleted."""
     plain = replace(settings, say=print)
     jobs = [ModelWay(key, way, plain, batch) for key in settings.models for batch in batches for way in ways]
     for job, took in ahead(jobs, settings.ahead, kept_way) if settings.ahead and jobs else ():
@@ -298,7 +300,7 @@ def compile_ahead(settings: Settings, ways: Sequence[Way], batches: Sequence[int
 
 
 def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:
-    """The models asked for, one after another, said aloud."""
+    """Yield the selected models in order and report progress."""
     for number, key in enumerate(settings.models, 1):
         if time.perf_counter() - settings.begun > settings.budget:
             settings.skipped.append(key)

@@ -1,10 +1,10 @@
-"""Peak memory and kept bytes of a model, cold and warm, beside ONNX Runtime's.
+"""Peak memory and cached bytes of a model, cold and warm, compared with ONNX Runtime.
 
-python benchmarks/memory.py --device rocm --model matmul --megabytes 400
+    python benchmarks/memory.py --device rocm --model matmul --megabytes 400
 
-Every figure is the peak resident size (VmHWM) of a fresh process. ``floor`` is that of a process that opens the device
-and runs a model of a few bytes, and once the weights: what no way of loading can go below. ``shapes`` are the input shapes that
-one Executable runs one after the other.
+Every figure is the peak resident size (VmHWM) of a new process. ``floor`` is that of a process that opens the device and runs a
+model of a few bytes, plus the size of the weights: a lower bound for any way of loading. ``shapes`` is the number of input shapes
+that one Executable runs in sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 
-#: What a measured process does: opens a model, runs it at every extent of its open dimension, says its peak.
+#: Text of a measured process: it opens a model, runs it at every extent of its open dimension and prints its peak.
 _CHILD = """
 import json, resource, sys
 path, device, extents, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
@@ -46,13 +46,13 @@ usage = resource.getrusage(resource.RUSAGE_SELF)
 status = open("/proc/self/status").read()  # ru_maxrss would begin with what the parent had when it forked
 print(json.dumps([int(status.split("VmHWM:")[1].split()[0]) * 1024, usage.ru_utime + usage.ru_stime]))
 """
-#: Options of a device that keep a simulation short.
+#: Device options that keep a simulation short.
 OPTIONS = {"ipu_sim": {"tiles": "16", "sram": "268435456"}}
 Graph = tuple[list[onnx.NodeProto], dict[str, np.ndarray], str]
 
 
 def matmul(megabytes: float, width: int = 2048) -> onnx.ModelProto:
-    """Products in a row, ``megabytes`` of weights in all."""
+    """Return a chain of products with ``megabytes`` of weights in total."""
     count = max(1, round(megabytes * 1e6 / (width * width * 4)))
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.standard_normal((width, width), np.float32) / np.float32(width**0.5) for i in range(count)}
@@ -61,7 +61,7 @@ def matmul(megabytes: float, width: int = 2048) -> onnx.ModelProto:
 
 
 def bert(megabytes: float, width: int = 512) -> onnx.ModelProto:
-    """Layers of BERT (an attention and two dense layers) behind an embedding that is a quarter of the weights."""
+    """Return BERT layers (an attention and two dense layers) after an embedding with a quarter of the weights."""
     rng, nodes, weights = np.random.default_rng(0), list[onnx.NodeProto](), dict[str, np.ndarray]()
 
     def constant(name: str, *shape: int) -> str:
@@ -104,7 +104,7 @@ MODELS = {"matmul": matmul, "bert": bert}
 
 
 def peak(path: Path, device: str, extents: list[int], cache: Path) -> tuple[int, float]:
-    """Peak bytes and CPU seconds of a fresh process that runs ``path`` at ``extents``."""
+    """Return peak bytes and CPU seconds of a new process that runs ``path`` at ``extents``."""
     environment = {**os.environ, "RAMMER_CACHE": str(cache)}
     arguments = [str(path), device, json.dumps(extents), json.dumps(OPTIONS.get(device, {}))]
     done = subprocess.run(
@@ -117,7 +117,7 @@ def peak(path: Path, device: str, extents: list[int], cache: Path) -> tuple[int,
 
 
 def kept(cache: Path) -> int:
-    """Bytes that the cache folder has."""
+    """Return the bytes in the cache folder."""
     return sum(p.stat().st_size for p in cache.rglob("*") if p.is_file())
 
 
@@ -130,7 +130,7 @@ def kept(cache: Path) -> int:
 def main(
     devices: tuple[str, ...], models: tuple[str, ...], megabytes: float, counts: tuple[int, ...], external: bool | None
 ) -> None:
-    """Print a table, line by line."""
+    """Measure memory and print the table, line by line."""
     show(["model", "data", "weights MB", "shapes", "what", "peak MB", "CPU s", "kept MB"])
     with tempfile.TemporaryDirectory() as folder:
         tiny = Path(folder) / "tiny.onnx"
@@ -151,7 +151,7 @@ def main(
 
 
 def show(cells: list[str]) -> None:
-    """One row."""
+    """Print one row of the table."""
     click.echo("  ".join(f"{c:<12}" for c in cells))
 
 

@@ -1,8 +1,8 @@
-"""The open models of the zoo as torch modules whose lengths stay open, for ``torch.compile(dynamic=True)``.
+"""The open models of the zoo as torch modules with dynamic lengths, for ``torch.compile(dynamic=True)``.
 
-``rammer_bench.to_torch`` writes straight-line code for fixed shapes; this module goes through the nodes in every call, with
-sizes as torch has them, so that a tracer sees them as symbols. Nodes are those that peers take: fused by hand as far as torch
-has them.
+``rammer_bench.to_torch`` writes straight-line code for fixed shapes. This module interprets the nodes in every call, with torch's
+sizes, so that a tracer treats them as symbols. The nodes are those of the peer graph, fused by hand as far as torch has the fused
+operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Emit: TypeAlias = "Callable[[Any, PeerNode, list[Any]], Any]"
 
 
 def open_module(model: onnx.ModelProto) -> Any:
-    """A torch module that takes the model's inputs in order. BadInput for an operator that is not covered."""
+    """Return a torch module with the model's inputs in order. Raises BadInput for an uncovered operator."""
     torch, graph = load_torch(), peer_graph(model)
     missing = sorted({n.op for n in graph.nodes} - {*_EMIT})
     if missing:
@@ -32,7 +32,7 @@ def open_module(model: onnx.ModelProto) -> Any:
     names = {n: f"c{i}" for i, n in enumerate(floating)}
 
     class Open(torch.nn.Module):  # type: ignore[misc]
-        """Goes through the nodes."""
+        """A module that interprets the nodes."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -52,14 +52,14 @@ def open_module(model: onnx.ModelProto) -> Any:
 
 
 def feeds_of(model: onnx.ModelProto, inputs: Mapping[str, Array], place: Any) -> list[Any]:
-    """``inputs`` in the model's order on a torch device."""
+    """Return ``inputs`` in the model's order on a torch device."""
     torch = load_torch()
     return [torch.from_numpy(np.ascontiguousarray(inputs[i.name])).to(place) for i in model.graph.input]
 
 
 def _gather(torch: Any, node: PeerNode, x: list[Any]) -> Any:
     table, index = x
-    if isinstance(index, list):  # a length among sizes
+    if isinstance(index, list):  # a length in a list of sizes
         return table.narrow(node.attr("axis", 0), index[0], 1)
     return torch.nn.functional.embedding(index, table)
 

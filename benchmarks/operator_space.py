@@ -1,4 +1,4 @@
-"""Seeded models of one operator (or one idiom of an exporter), over the shapes that models have: what ``operators.py`` times."""
+"""Seeded models of one operator (or one idiom of an exporter) over typical shapes, which ``operators.py`` times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import onnx
 from rammer_testing.net import Net
 
 T = TypeVar("T")
-#: Products, and elements of all tensors, of the largest case.
+#: Products of the largest case, and elements of all its tensors.
 MOST_PRODUCTS, MOST_ELEMENTS = 1.2e9, 8e6
 
 
 class TooLarge(Exception):
-    """The drawn shape would take too long."""
+    """Error for a drawn shape whose run is too slow."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A drawn model; ``what`` names everything that was drawn."""
+    """A drawn model; ``what`` lists all drawn values."""
 
     kind: str
     what: str
@@ -31,20 +31,20 @@ class Case:
 
 @dataclass
 class Draw:
-    """Draws from lists, and remembers what it drew as words."""
+    """A source of random choices from lists that records them as words."""
 
     rng: np.random.Generator
     words: list[str]
 
     def of(self, name: str, values: Sequence[T]) -> T:
-        """One of ``values``."""
+        """Return one of ``values`` and record it."""
         value = values[int(self.rng.integers(len(values)))]
         self.words.append(f"{name}={value}".replace(" ", ""))
         return value
 
 
 def check_size(products: float, *shapes: Sequence[int]) -> None:
-    """Raises TooLarge."""
+    """Raise TooLarge for too many products or elements."""
     if products > MOST_PRODUCTS or sum(float(np.prod(s)) for s in shapes) > MOST_ELEMENTS:
         raise TooLarge
 
@@ -54,7 +54,7 @@ def _net(d: Draw) -> Net:
 
 
 def _scaled(net: Net, *shape: int) -> str:
-    """Weights that keep sums of products near one."""
+    """Return weights that keep sums of products near one."""
     return net.constant((net.rng.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32))
 
 
@@ -63,7 +63,7 @@ CHANNELS = (3, 8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 960, 102
 
 
 def conv(d: Draw) -> onnx.ModelProto:
-    """Conv in NCHW, or between the Transposes of an export with channels last."""
+    """Return a Conv in NCHW, or between the Transposes of a channels-last export."""
     size, channels = d.of("hw", SPATIAL), d.of("c", CHANNELS)
     kernel, stride, dilation = d.of("k", (1, 1, 3, 3, 5, 7)), d.of("s", (1, 1, 2)), d.of("d", (1, 1, 2, 6, 12))
     groups = d.of("g", ("one", "one", "some", "depthwise"))
@@ -96,7 +96,7 @@ DEPTHWISE = (
 
 
 def depthwise(d: Draw) -> onnx.ModelProto:
-    """The depthwise convolutions of today's image models, their activation behind them."""
+    """Return a depthwise convolution of a current image model, followed by its activation."""
     size, channels, kernel, stride = d.of("hw,c,k,s", DEPTHWISE)
     net, batch = _net(d), d.of("n", (1, 1, 1, 4))
     nhwc = d.of("form", ("nchw", "nchw", "nhwc")) == "nhwc"
@@ -109,7 +109,7 @@ def depthwise(d: Draw) -> onnx.ModelProto:
 
 
 def conv_transpose(d: Draw) -> onnx.ModelProto:
-    """Upsampling convolutions."""
+    """Return an upsampling convolution (ConvTranspose)."""
     size, channels, outputs = d.of("hw", SPATIAL[:8]), d.of("c", CHANNELS[2:14]), d.of("m", CHANNELS[:12])
     kernel, stride = d.of("k", (2, 3, 4)), d.of("s", (1, 2, 2))
     check_size(size**2 * channels * outputs * kernel**2, (outputs, (size * stride) ** 2), (channels, size, size))
@@ -119,7 +119,7 @@ def conv_transpose(d: Draw) -> onnx.ModelProto:
 
 
 def pool(d: Draw) -> onnx.ModelProto:
-    """Max, average and global pools."""
+    """Return a max, average or global pool."""
     op = d.of("op", ("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"))
     size, channels, batch = d.of("hw", SPATIAL), d.of("c", CHANNELS), d.of("n", (1, 1, 8))
     check_size(0, (batch, channels, size, size))
@@ -134,7 +134,7 @@ def pool(d: Draw) -> onnx.ModelProto:
 
 
 def matmul(d: Draw) -> onnx.ModelProto:
-    """MatMul and Gemm: skinny, tall, batched; weights known or not."""
+    """Return a MatMul or Gemm: skinny, tall or batched, with constant or variable weights."""
     op = d.of("op", ("MatMul", "MatMul", "Gemm", "batched"))
     sizes = (1, 2, 8, 16, 49, 64, 100, 197, 384, 512, 768, 1000, 1024, 3072, 4096)
     m, k, n = d.of("m", sizes), d.of("k", sizes[2:]), d.of("n", sizes)
@@ -156,7 +156,7 @@ def matmul(d: Draw) -> onnx.ModelProto:
 
 
 def _tensor(d: Draw) -> tuple[int, ...]:
-    """The shape of an activation."""
+    """Return the shape of an activation."""
     shapes = (
         (1, 128, 768), (1, 384, 1024), (8, 197, 384), (1, 64, 56, 56), (1, 256, 28, 28), (1, 12, 128, 128), (1, 32, 112, 112),
         (1, 3, 224, 224), (64, 1000), (1, 1000), (4096, 64), (8, 64, 56, 56), (1, 2048, 7, 7), (1, 56, 56, 64),
@@ -165,7 +165,7 @@ def _tensor(d: Draw) -> tuple[int, ...]:
 
 
 def reduction(d: Draw) -> onnx.ModelProto:
-    """Reductions over the last, the first, middle or several axes."""
+    """Return a reduction over the last, the first, middle or several axes."""
     op = d.of("op", ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ArgMax", "CumSum", "ReduceProd"))
     shape, net = _tensor(d), _net(d)
     rank = len(shape)
@@ -179,7 +179,7 @@ def reduction(d: Draw) -> onnx.ModelProto:
 
 
 def normalisation(d: Draw) -> onnx.ModelProto:
-    """Softmax and normalisations."""
+    """Return a Softmax or a normalisation."""
     op = d.of("op", ("Softmax", "Softmax", "LogSoftmax", "LayerNormalization", "InstanceNormalization", "GroupNorm", "Lp"))
     shape, net = _tensor(d), _net(d)
     x, rank = net.input(*shape), len(shape)
@@ -198,7 +198,7 @@ def normalisation(d: Draw) -> onnx.ModelProto:
 
 
 def resize(d: Draw) -> onnx.ModelProto:
-    """Nearest, linear and cubic resizing, up and down."""
+    """Return nearest, linear or cubic resizing, up or down."""
     mode = d.of("mode", ("nearest", "linear", "linear", "cubic"))
     place = d.of("coords", ("asymmetric", "half_pixel", "align_corners"))
     size, channels, scale = d.of("hw", SPATIAL[:9]), d.of("c", CHANNELS[:12]), d.of("scale", (0.5, 2, 2, 4, 1.7))
@@ -275,13 +275,13 @@ MOVES: Mapping[str, Callable[[Net, Draw, str, tuple[int, ...]], str]] = {
 
 
 def move(d: Draw) -> onnx.ModelProto:
-    """Operators that only move elements."""
+    """Return an operator that only moves elements."""
     op, shape, net = d.of("op", list(MOVES)), _tensor(d), _net(d)
     return net.model(MOVES[op](net, d, net.input(*shape), shape))
 
 
 def recurrent(d: Draw) -> onnx.ModelProto:
-    """LSTM and GRU."""
+    """Return an LSTM or a GRU."""
     op, steps, batch = d.of("op", ("LSTM", "GRU", "RNN")), d.of("t", (1, 10, 32, 100)), d.of("n", (1, 1, 8))
     hidden, inputs, ways = d.of("h", (32, 64, 128, 256)), d.of("i", (16, 64, 256)), d.of("ways", (1, 1, 2))
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
@@ -312,7 +312,7 @@ UNARY = (
 
 
 def elementwise(d: Draw) -> onnx.ModelProto:
-    """Chains of maps with broadcast operands."""
+    """Return a chain of maps with broadcast operands."""
     shape, net = _tensor(d), _net(d)
     x, rank = net.input(*shape), len(shape)
     for _ in range(d.of("length", (1, 1, 2, 4))):
@@ -331,12 +331,12 @@ KINDS: Mapping[str, Callable[[Draw], onnx.ModelProto]] = {
     "normalisation": normalisation, "resize": resize, "move": move, "recurrent": recurrent, "elementwise": elementwise,
     "depthwise": depthwise,
 }  # fmt: skip
-#: How often a kind is drawn.
+#: Relative frequency of each kind.
 SHARES = {"conv": 8, "matmul": 3, "move": 3, "pool": 2, "elementwise": 2}
 
 
 def drawn(kind: str, seed: int, number: int) -> Case:
-    """Case ``number`` of a kind: the same for the same seed, whatever else is drawn."""
+    """Return case ``number`` of a kind, determined by the seed and independent of other draws."""
     for attempt in range(10_000):
         rng = np.random.default_rng([seed, number, attempt, list(KINDS).index(kind)])
         d = Draw(rng, [])

@@ -1,14 +1,14 @@
-"""Single-operator models on a CPU, ours beside ONNX Runtime's on the same cores: the worst ratios first.
+"""Single-operator models on a CPU, compared with ONNX Runtime on the same cores: the worst ratios first.
 
     python benchmarks/operators.py --kinds conv,pool --count 40 --seed 1 --out rows.jsonl
     python benchmarks/operators.py --case conv:1:17
     python benchmarks/operators.py --count 0 --rows rows.jsonl --markdown cpu_operators.md
 
-Runs of both alternate in one process in short bursts, so that other load on the machine meets both; what is compared are the
-medians over bursts. Ours are runs on inputs that are there already, less those of an empty program: a launch, and copies between
-a caller's arrays and the program's memory, weigh as much as a small operator and are spread over all operators of a model.
-``--whole`` counts them. ONNX Runtime's call is counted whole, and less than a microsecond of ours as one. The floor is what the
-operations and the bytes of the graph take at the device's peak.
+Runs of both alternate in one process in short bursts, so that other load affects both. The ratios compare the medians over
+bursts. Rammer's time is that of runs on inputs already in place, minus that of an empty program. A launch and the copies between
+a caller's arrays and the program's memory cost as much as a small operator. In a larger model they are shared by all operators.
+``--whole`` includes them. ONNX Runtime's whole call is counted. A rammer time below one microsecond counts as one microsecond.
+The floor is the time of the graph's operations and bytes at the device's peak.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.net import Net
 
-#: Seconds of a burst, and bursts of each.
+#: Seconds of a burst, and bursts per runtime.
 BURST, BURSTS = 0.02, 7
-#: What ours takes at the least (seconds): launches that are taken off differ by about as much.
+#: Lower limit of rammer's time in seconds: subtracted launch times vary by about this much.
 LEAST = 1e-6
-#: Ratios up to which cases are counted, and the worst rows in a result file.
+#: Ratios up to which cases are counted, and the number of worst rows in a result file.
 STEPS, WORST = (1.0, 1.5, 2.0, 3.0), 30
-#: The largest relative error beside ONNX Runtime's result that is no fault.
+#: The largest relative error against ONNX Runtime's result that counts as correct.
 WRONG = 1e-3
 HEADERS = ["ratio", "us", "ONNX Runtime", "floor", "case", "drawn", "kernels"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: seconds by ours, ONNX Runtime and the floor; the kernels' families and tiles; ``error`` beside ONNX Runtime."""
+    """One case: seconds of rammer, ONNX Runtime and the floor; kernel families and tiles; ``error`` against ONNX Runtime."""
 
     case: str
     what: str
@@ -66,18 +66,18 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Ours over theirs."""
+        """Rammer's time relative to ONNX Runtime's."""
         return self.ours / self.theirs
 
 
 def inputs_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Array]:
-    """Random inputs; all positive, so that no operator leaves its domain."""
+    """Return random positive inputs, so that every operator stays in its domain."""
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     return {name: rng.uniform(0.25, 1.75, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def their_call(model: onnx.ModelProto, inputs: dict[str, Array], threads: int) -> tuple[Callable[[], float], dict[str, Array]]:
-    """A timed run of ONNX Runtime with fixed arrays, and its results."""
+    """Return a timed run of ONNX Runtime with fixed arrays, and its results."""
     try:
         import onnxruntime
     except ImportError as problem:
@@ -104,7 +104,7 @@ def their_call(model: onnx.ModelProto, inputs: dict[str, Array], threads: int) -
 
 
 def burst(call: Callable[[], float], cpu: bool) -> float:
-    """The median of runs for ``BURST`` seconds, after one that is not counted; the mean of CPU seconds of all threads."""
+    """Return the median of runs for ``BURST`` seconds after one warm-up run, or the mean CPU seconds of all threads."""
     call()
     seconds, start, end = list[float](), time.process_time(), time.perf_counter() + BURST
     while not seconds or time.perf_counter() < end:
@@ -113,13 +113,13 @@ def burst(call: Callable[[], float], cpu: bool) -> float:
 
 
 def alternated(calls: list[Callable[[], float]], cpu: bool = False) -> list[float]:
-    """The median burst of each."""
+    """Return the median burst of each call."""
     found = [[burst(call, cpu) for call in calls] for _ in range(BURSTS)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 def our_call(exe: Any, special: Any, inputs: dict[str, Array], whole: bool) -> Callable[[], float]:
-    """A timed run: of bound arrays, or of the programs alone."""
+    """Return a timed run: of bound arrays, or of the programs alone."""
     if whole or special.compiled.host_nodes:
         return bound_call(exe.bind(inputs), [delay])
     programs = list(special.loaded.values())
@@ -135,7 +135,7 @@ def our_call(exe: Any, special: Any, inputs: dict[str, Array], whole: bool) -> C
 
 
 def launch_seconds(device: str, cpu: bool) -> float:
-    """Seconds of a program that does next to nothing, as ``our_call`` counts them."""
+    """Return the seconds of a nearly empty program, measured as in ``our_call``."""
     net = Net((), np.random.default_rng(0))
     model = net.model(net.node("Neg", net.input(16)))
     inputs = inputs_of(model, net.rng)
@@ -147,7 +147,7 @@ def launch_seconds(device: str, cpu: bool) -> float:
 
 @dataclass(frozen=True)
 class How:
-    """What is timed on which device: ``launch`` seconds are taken off."""
+    """The device and the settings of a measurement; ``launch`` seconds are subtracted."""
 
     device: str
     threads: int
@@ -158,7 +158,7 @@ class How:
 
 
 def measured(case: Case, name: str, how: How) -> Row:
-    """The row of a case. RammerError where we cannot compile it."""
+    """Return the row of a case. Raises RammerError if compilation fails."""
     inputs = inputs_of(case.model, np.random.default_rng(7))
     begin = time.perf_counter()
     exe = rammer.compile(case.model, device=how.device, **how.options)
@@ -183,27 +183,27 @@ def measured(case: Case, name: str, how: How) -> Row:
 
 
 def names(kinds: str, seed: int, count: int, first: int) -> Iterator[tuple[str, int, int]]:
-    """What is drawn: kinds in turn by their shares."""
+    """Yield kind, seed and number of each case: kinds in rotation by their frequency."""
     cycle = [k for k in kinds.split(",") for _ in range(SHARES.get(k, 1))]
     for number in range(first, first + count):
         yield cycle[number % len(cycle)], seed, number
 
 
 def line(row: Row) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     error = f" WRONG {row.error:.1e}" if not row.error < WRONG else ""
     times = [f"{s * 1e6:.0f}" for s in (row.ours, row.theirs, row.floor)]
     return [f"{row.ratio:.2f}", *times, row.case, row.what + error, row.kernels[:150]]
 
 
 def kept(path: Path) -> list[Row]:
-    """Rows that ``--out`` wrote."""
+    """Return the rows that ``--out`` wrote."""
     names_of = {f.name for f in fields(Row)}
     return [Row(**{k: v for k, v in json.loads(text).items() if k in names_of}) for text in path.read_text().splitlines()]
 
 
 def spread(name: str, rows: list[Row]) -> list[str]:
-    """How the ratios of some rows are distributed."""
+    """Return a table row with the distribution of some ratios."""
     ratios = np.array([r.ratio for r in rows])
     counts = [str(int((ratios <= step).sum())) for step in STEPS]
     found = [np.exp(np.log(ratios).mean()), np.median(ratios), ratios.max()]
@@ -211,7 +211,7 @@ def spread(name: str, rows: list[Row]) -> list[str]:
 
 
 def document(rows: list[Row]) -> str:
-    """The result file: distributions of the ratios by kind, and the worst rows."""
+    """Return the result file: distributions of the ratios by kind, and the worst rows."""
     kinds = {kind: [r for r in rows if r.case.split(":")[0] == kind] for kind in KINDS}
     table = [spread(kind, found) for kind, found in kinds.items() if found] + [spread("all", rows)]
     heads = ["kind", "cases", "geometric mean", "median", "worst", *(f"to {step:g}" for step in STEPS)]

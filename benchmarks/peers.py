@@ -1,9 +1,9 @@
 """The models of the zoo on rammer and on its peers: same weights, same inputs, one table with ratios.
 
-On a GPU:  python benchmarks/peers.py --models squeezenet,resnet50 --precision float32 --out rows.jsonl --markdown t.md
-Without:   python benchmarks/peers.py --quick --models squeezenet     (rammer on rocm against the peers on the CPU)
+    On a GPU:  python benchmarks/peers.py --models squeezenet,resnet50 --precision float32 --out rows.jsonl --markdown t.md
+    Without:   python benchmarks/peers.py --quick --models squeezenet     (rammer on rocm against the peers on the CPU)
 
-Each row is kept as soon as it is measured and not measured again; ``--again rammer`` measures that runner anew.
+Each row is stored immediately and not measured again; ``--again rammer`` repeats that runner.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from rammer_bench.prepare import (
     relative_error,
 )
 
-#: What a run measures by default; torch-compile-nhwc compiles everything once more.
+#: Default runners; torch-compile-nhwc compiles everything a second time.
 GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "onnxruntime", "jax")
 CPU_RUNNERS = (OURS, "onnxruntime", "torch")
-#: Runs whose outputs are compared: a race need not show in each.
+#: Runs whose outputs are compared: a race need not occur in each.
 CHECKED = 10
 
 
 def open_rammer(
     path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str, options: Mapping[str, str]
 ) -> tuple[Prepared, int]:
-    """rammer on ``device``, and its kernel launches a run; inputs and outputs bound to arrays on the device."""
+    """Open rammer on ``device`` with inputs and outputs bound to device arrays; also return its kernel launches per run."""
     start = time.perf_counter()
     exe = rammer.compile(path, device=device, tune=tune, precision=precision, options=options)
     arrays = exe.checked(inputs)
@@ -71,7 +71,7 @@ def open_rammer(
 
 
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:
-    """The numbers of a row: times, and the worst error of the outputs of ``CHECKED`` runs after them."""
+    """Return the figures of a row: times, and the worst error of the outputs of ``CHECKED`` later runs."""
     _, seconds = sample_times(prepared.seconds, effort)
     error = max(relative_error(prepared.outputs(), reference) for _ in range(CHECKED))
     return {
@@ -84,7 +84,7 @@ def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort)
 
 
 def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
-    """float64 by torch, or without it by rammer's own NumPy evaluation."""
+    """Return float64 outputs by torch, or without it by rammer's NumPy evaluation."""
     try:
         return float64_outputs(model, inputs, device)
     except DeviceUnavailable:
@@ -109,7 +109,7 @@ def model_rows(
     effort: Effort,
     seed: int,
 ) -> Iterator[Row]:
-    """Measure ``runners`` on one model, one after another; a runner that cannot gives a row that says why."""
+    """Measure ``runners`` on one model in sequence; a runner that fails gives a row with the reason."""
     run = uuid.uuid4().hex[:8]
     model = onnx.load(str(path))
     inputs = find(key).feeds(seed)
@@ -125,7 +125,7 @@ def model_rows(
             yield Row(*head, **measured(prepared, reference, effort), kernels=kernels)
         except RammerError as problem:
             yield Row(*head, failure=problem.what)
-        except Exception as problem:  # a peer's own failure is a result: the other rows must still come
+        except Exception as problem:  # a peer's failure is a result: the other rows must still follow
             first = str(problem).partition("\n")[0]
             yield Row(*head, failure=f"{type(problem).__name__}: {first}")
         finally:
@@ -172,7 +172,7 @@ def main(
     duration: float,
     seed: int,
 ) -> None:
-    """Measure, keep, print."""
+    """Measure all runners, store the rows and print the table."""
     device = device or ("rocm" if quick else "cuda")
     gpu = device.startswith("cuda")
     facts = environment_of(gpu)

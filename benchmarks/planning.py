@@ -1,8 +1,7 @@
-"""What planning takes: 100,000 tasks scheduled, given waits and memory, and verified.
+"""Cost of planning: 100,000 tasks scheduled, with waits and memory planned, and verified.
 
-``python benchmarks/planning.py --markdown planning.md``: CPU seconds on one core by program and policy, without a device: of the
-policy, of waits and memory, and of the verifier.
-"""
+``python benchmarks/planning.py --markdown planning.md``: CPU seconds on one core by program and policy, without a device. They
+are those of the policy, of wait and memory planning, and of the verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ HEADERS: Final = (
     "verifier s",
     "together s",
 )
-#: Programs of 100,000 tasks.
+#: Programs of 100,000 tasks, by name.
 NETS: Final[Mapping[str, Callable[[], TaskNet]]] = {
     "cells, 10 layers of 100 steps": lambda: recurrent_net(10, 100, 100),
     "branches, 2,000 of 50": lambda: branching_net(Random(1), 2000, 50, 60),
@@ -50,13 +49,13 @@ Made = TypeVar("Made")
 
 
 def spent(action: Callable[[], Made]) -> tuple[Made, float]:
-    """What it makes, and its CPU seconds."""
+    """Return the result of ``action`` and its CPU seconds."""
     begin = time.process_time()
     return action(), time.process_time() - begin
 
 
 def row(name: str, policy: str, units: int, repeats: int) -> list[str]:
-    """One line of the table: the medians of some repeats."""
+    """Return one row of the table: medians of ``repeats`` measurements."""
     net, chosen = NETS[name](), parse_policy(policy)
     graph, found = net.graph(), list[tuple[float, float, float]]()
     for _ in range(repeats):
@@ -75,7 +74,7 @@ def row(name: str, policy: str, units: int, repeats: int) -> list[str]:
 @click.option("--repeats", default=3, show_default=True, help="The median counts.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 def main(policies: str, units: int, repeats: int, markdown_file: Path | None) -> None:
-    """Measure and print the table."""
+    """Measure planning and print the table."""
     rows = list[list[str]]()
     for name in NETS:
         for policy in policies.split(","):

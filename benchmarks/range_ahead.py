@@ -1,4 +1,4 @@
-"""Programs compiled ahead, by several processes at a time: what measures then finds them on disk."""
+"""Compilation of programs by several processes before the measurement, which then reads them from disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Asked = TypeVar("Asked")
 
 @dataclass(frozen=True)
 class Job:
-    """A program to keep in the folder ``programs``: of a range (``spans``), or of the shapes of ``inputs`` alone."""
+    """A program to store in the folder ``programs``: for a range (``spans``), or for the shapes of ``inputs``."""
 
     file: Path
     device: str
@@ -31,7 +31,7 @@ class Job:
 
 
 def kept(job: Job) -> float:
-    """Compile and run once, so that what a first run leaves is on disk, too; CPU seconds of that."""
+    """Compile and run once, so that files of a first run are also on disk; return the CPU seconds."""
     start = time.process_time()
     exe = rammer.compile(job.file, job.device, shapes=job.spans, options=job.options, tune=job.tune)
     exe.programs = job.programs
@@ -43,7 +43,8 @@ def kept(job: Job) -> float:
 
 
 def ahead(jobs: Sequence[Asked], processes: int, work: Callable[[Asked], float]) -> Iterator[tuple[Asked, float | str]]:
-    """Each job as its ``work`` is done, with its CPU seconds, or why it failed. Nothing of these processes is left afterwards."""
+    """Yield each job as its ``work`` finishes, with its CPU seconds or the reason of its failure. All processes have ended at the
+    end."""
     with ProcessPoolExecutor(min(processes, len(jobs)), multiprocessing.get_context("spawn")) as pool:
         asked = {pool.submit(work, job): job for job in jobs}
         for done in as_completed(asked):

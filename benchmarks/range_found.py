@@ -1,4 +1,4 @@
-"""What is known of models with ranges of lengths: kept as JSON lines, one a model, and told as a page of tables."""
+"""Results for models with ranges of lengths: stored as JSON lines, one per model, and shown as a page of tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from result import Result, write
 from rammer.errors import BadInput
 from rammer.runtime.shape_buckets import BUCKETS
 
-#: Relative to the largest value of an output: float32, and sums in another order.
+#: Bound relative to the largest value of an output: float32 with another order of summation.
 TOLERANCE: Final = 5e-5
-#: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
+#: Bytes that a process may grow by while nothing is compiled: allocators retain memory that threads freed.
 GROWTH: Final = 16 << 20
 RANGE: Final = "range"
 ALONE: Final = "alone"
-#: What the range's program took by turns with a peer is called so, with the peer's name behind.
+#: Prefix of a runner name for the range program's times measured alternately with a peer; the peer's name follows.
 BESIDE: Final = f"{RANGE} beside "
 
 
 @dataclass
 class Row:
-    """A length: the largest relative error (None: not compared), and what each runner took."""
+    """The figures of a length: the largest relative error (None: not compared), and the times of each runner."""
 
     length: int
     error: float | None = None
@@ -37,9 +37,11 @@ class Row:
 
 @dataclass
 class Found:
-    """What is known of a model. ``asked`` are lengths to compare, ``first`` seconds of each runner's first calls (compiling among
-    them). ``resident`` are bytes before, after the first program of each bucket and after all runs; ``disk`` bytes of the model's
-    file, of constants kept beside it, and of programs; both are empty where memory was not measured."""
+    """The results for a model.
+
+    ``asked`` is the number of lengths to compare; ``first`` has the seconds of each runner's first calls, including compilation.
+    ``resident`` are bytes before, after the first program of each bucket and after all runs. ``disk`` are bytes of the model's
+    file, of constants stored next to it, and of programs. Both are empty if memory was not measured."""
 
     key: str
     symbol: str
@@ -51,10 +53,10 @@ class Found:
     disk: tuple[int, ...] = ()
     first: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  #: Peers that do not run the model, and why.
+    missing: list[str] = field(default_factory=list)  #: Peers that fail to run the model, with the reason.
 
     def row(self, length: int) -> Row:
-        """That of a length, new where there is none."""
+        """Return the row of a length, created if missing."""
         for row in self.rows:
             if row.length == length:
                 return row
@@ -63,23 +65,23 @@ class Found:
 
     @property
     def compared(self) -> list[float]:
-        """Errors of all lengths that were compared; infinite where one is NaN."""
+        """Errors of all compared lengths; infinite for NaN."""
         return [r.error if math.isfinite(r.error) else math.inf for r in self.rows if r.error is not None]
 
     @property
     def error(self) -> float:
-        """The worst; infinite where nothing is known."""
+        """The worst error; infinite if no length was compared."""
         return max(self.compared, default=math.inf)
 
     @property
     def fine(self) -> bool:
-        """Whether all lengths that were asked for are right, by few programs, in memory that stays."""
+        """Return True if all requested lengths are right, the programs are few and memory does not grow."""
         grown = self.resident[2] - self.resident[1] if self.resident else 0
         whole = len(self.compared) == self.asked and self.error <= TOLERANCE
         return (whole or not self.asked) and self.programs <= BUCKETS and grown <= GROWTH
 
     def ratio(self, over: str, under: str, cpu: bool) -> str:
-        """Geometric mean over the lengths that both were timed at, and how many those are."""
+        """Return the geometric mean of the time ratios over the lengths that have both times, or ""."""
         pairs = [(r.took[over], r.took[under]) for r in self.rows if over in r.took and under in r.took]
         if not pairs:
             return ""
@@ -88,7 +90,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Record:
-    """A model, the command that measured it, and the machine: cores and load, packages and processor."""
+    """A model's results, the command that measured them, and the machine: cores and load, packages and processor."""
 
     found: Found
     command: str
@@ -97,7 +99,7 @@ class Record:
 
 
 def kept(path: Path) -> list[Record]:
-    """The records of a file; none where it is not there. BadInput for another file."""
+    """Return the records of a file; none if it is missing. Raises BadInput for another file."""
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
         return [_record(line) for line in lines]
@@ -114,7 +116,7 @@ def _record(line: dict[str, Any]) -> Record:
 
 @dataclass
 class Page:
-    """The file with what is found and the page of it, written anew whenever more is known. ``before`` are records that stay."""
+    """The results file and its page, rewritten after every new result. ``before`` are records to retain."""
 
     markdown: Path | None
     command: str
@@ -125,13 +127,13 @@ class Page:
 
     @property
     def records(self) -> list[Record]:
-        """All; what is measured now replaces what was known of a model."""
+        """All records; new results of a model replace its old ones."""
         now = [Record(f, self.command, self.cores, self.environment) for f in self.found]
         keys = {f.key for f in self.found}
         return [*(r for r in self.before if r.found.key not in keys), *now]
 
     def keep(self) -> None:
-        """Read what the file has. BadInput where that is of another machine."""
+        """Read the file's records. Raises BadInput if they come from another machine."""
         if self.markdown is None:
             return
         self.before = kept(self.markdown.with_suffix(".jsonl"))
@@ -139,13 +141,13 @@ class Page:
             raise BadInput(f"the rows of {self.markdown.name} are of another environment", hint="leave out --keep")
 
     def tell(self) -> None:
-        """Write both files."""
+        """Write the records and the page."""
         if self.markdown is not None:
             write(self.markdown.with_suffix(".jsonl"), "".join(json.dumps(asdict(r)) + "\n" for r in self.records))
             write(self.markdown, self.text())
 
     def text(self) -> str:
-        """The page."""
+        """Return the page as Markdown text."""
         records = self.records
         found, commands = [r.found for r in records], "\n\n".join(dict.fromkeys(f"`{r.command}`" for r in records))
         parts = {"Ratios": ratios(found)} | {f"{f.key} by length": by_length(f) for f in found}
@@ -183,7 +185,7 @@ HEADERS: Final = (
 
 
 def summary(found: Found) -> list[str]:
-    """A line of the table."""
+    """Return a row of the table for a model."""
     low, high = found.span
     sizes = [f"{n / 2**20:.0f}" for n in (*found.resident, *found.disk)] or [""] * 6
     verdict = "" if found.fine else " NOT FINE"
@@ -193,7 +195,7 @@ def summary(found: Found) -> list[str]:
 
 
 def ratios(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
-    """Geometric means by both clocks."""
+    """Return headers and rows of the geometric means by both clocks."""
     headers, lines = ["model", "ratio", "lengths", "by time", "by CPU time"], list[list[str]]()
     for f in found:
         peers = dict.fromkeys(n for r in f.rows for n in r.took if f"{BESIDE}{n}" in r.took)
@@ -212,7 +214,7 @@ def ratios(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
 
 
 def by_length(found: Found) -> tuple[list[str], list[list[str]]]:
-    """All lengths of a model."""
+    """Return headers and rows of all lengths of a model."""
     names = list(dict.fromkeys(n for r in found.rows for n in r.took))
     headers = [found.symbol, "error", *(f"{n}, ms{c}" for n in names for c in ("", " CPU"))]
     lines = list[list[str]]()

@@ -1,4 +1,4 @@
-"""Who runs a model of open lengths, and how each is timed: rammer's program of the range, one for a length, and the peers."""
+"""Runners of a model with open lengths and their clocks: rammer's range program, its program for one length, and the peers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rammer_bench.graph import Array
 from rammer_bench.prepare import event_seconds, set_torch_precision
 from rammer_bench.to_torch import load_torch
 
-#: Least seconds of a burst.
+#: Minimum seconds of a burst.
 BURST: Final = 0.02
-#: Runs of a burst at most.
+#: Maximum runs of a burst.
 MOST: Final = 50
 
 
@@ -34,7 +34,7 @@ class Took:
 
 @dataclass
 class Runner:
-    """Somebody who runs the model. ``run`` gives results, ``timed`` runs once and gives seconds by its own clock."""
+    """A runner of the model. ``run`` returns results; ``timed`` runs once and returns seconds by the runner's clock."""
 
     name: str
     run: Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -42,14 +42,14 @@ class Runner:
     close: Callable[[], None] = field(default=lambda: None)
 
     def begin(self, inputs: Mapping[str, Array]) -> float:
-        """A first call with inputs of a length, which may compile; its seconds."""
+        """Run a first time with inputs of a length, which may compile; return the seconds."""
         start = time.perf_counter()
         self.timed(inputs)
         return time.perf_counter() - start
 
 
 def ours(name: str, exe: Executable, device_clock: bool) -> Runner:
-    """Rammer's; by the device's clock where it has one of its own (a GPU's events, simulated time), else whole runs."""
+    """Return rammer as a runner, timed by the device's clock (GPU events, simulated time) or by whole runs."""
 
     def timed(inputs: Mapping[str, Array]) -> float:
         start = time.perf_counter()
@@ -60,7 +60,7 @@ def ours(name: str, exe: Executable, device_clock: bool) -> Runner:
 
 
 def onnx_runtime(proto: onnx.ModelProto, threads: int) -> Runner:
-    """ONNX Runtime on the CPU. Its threads sleep between runs, so that CPU time is that of work."""
+    """Return ONNX Runtime on the CPU. Its threads sleep between runs, so that CPU time counts only work."""
     try:
         import onnxruntime
     except ImportError as problem:
@@ -83,25 +83,25 @@ def onnx_runtime(proto: onnx.ModelProto, threads: int) -> Runner:
     return Runner("ONNX Runtime", run, timed)
 
 
-#: torch eager, and ``torch.compile(dynamic=True)``.
+#: Names of torch eager and ``torch.compile(dynamic=True)``.
 TORCH: Final = ("torch", "torch.compile")
 
 
 class TorchPeers:
-    """Those of ``TORCH``, in float32 and by GPU events (without a GPU: whole calls). They share a module, which is made when the
-    first of them is opened."""
+    """The peers in ``TORCH``, in float32 and timed by GPU events (without a GPU: whole calls). They share a module, which is
+    created when the first of them is opened."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
         self.module: Any = None
 
     def open(self, name: str) -> Runner:
-        """One by name; what is compiled is so in first calls. DeviceUnavailable without torch."""
+        """Return a peer by name; compilation happens in first calls. Raises DeviceUnavailable without torch."""
         torch = load_torch()
         place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.module is None:
             set_torch_precision("float32")
-            torch.backends.cudnn.benchmark = False  # it would search anew at every length
+            torch.backends.cudnn.benchmark = False  # it would search again at every length
             self.module = open_module(self.proto).to(place).eval()
         call = self.module if name == TORCH[0] else torch.compile(self.module, dynamic=True)
         return _torch(name, self.proto, call, place)
@@ -128,7 +128,7 @@ def _torch(name: str, proto: onnx.ModelProto, call: Any, place: Any) -> Runner:
 
 
 def alternated(runners: Sequence[Runner], inputs: Mapping[str, Array], rounds: int) -> list[Took]:
-    """Each runner's bursts in turns, once all have begun, so that what changes on the machine meanwhile changes for all."""
+    """Run bursts of all runners alternately after their first calls, so that changes on the machine affect all of them."""
     bursts: list[list[Took]] = [[] for _ in runners]
     for _ in range(rounds):
         for found, runner in zip(bursts, runners, strict=True):
@@ -144,7 +144,7 @@ def _burst(runner: Runner, inputs: Mapping[str, Array]) -> Took:
 
 
 def error_of(got: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The largest difference of an output, relative to its largest value; infinite for other shapes, and where NaN is."""
+    """Return the largest difference of an output relative to its largest value; infinite for other shapes and for NaN."""
     worst = 0.0
     for name, value in expected.items():
         if name not in got or got[name].shape != value.shape:

@@ -1,4 +1,4 @@
-"""Programs for ranges of lengths at full size: right at every length, few programs, memory that stays, and times.
+"""Programs for ranges of lengths at full size: correctness at every length, number of programs, memory growth, times.
 
     python -m benchmarks ranges --device rocm --models bert_base,gpt2,resnet50 --out benchmarks/results -- --threads 1
     python -m benchmarks ranges --device cuda --models bert_base --budget 150 --keep --out benchmarks/results -- --checks 4
@@ -7,22 +7,22 @@
 BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-50 for batches of 1 to 32, with seeded weights
 (``zoo/ranged.py``). Three steps, in this order:
 
-1. memory: rammer runs alone, at ``--memory`` lengths, twice: what is compiled and what memory it takes (with ``--budget``: none);
-2. times: at the first ``--exact`` lengths, runs of the range's program and of one compiled for the length alone take turns.
-   Then, for one of ``--peers`` after the other and at all lengths, or the first ``--beside``, runs of the range's program and
-   of the peer do. Lengths come in a fixed order (with peers 0 and 1 last, which torch compiles anew) in which the first ones,
-   however many, are spread evenly over the range. With ``--edges`` they are the longest, one between, the shortest, then edges
-   of the programs and others by turns. No length is begun once the model's share of ``--budget`` seconds has passed (with
-   peers, ``--peers-budget`` seconds more); what is compiled counts, and is told apart as seconds of first calls. With ``--ahead
-   N``, N processes at a time compile what is timed before anything is;
-3. errors: results of the range's ends and of the first lengths, ``--checks`` in all, are compared with ONNX Runtime's, whatever
-   the budget.
+1. memory: rammer runs alone, at ``--memory`` lengths, twice: compile time, memory and disk (with ``--budget``: skipped);
+2. times: at the first ``--exact`` lengths, runs of the range's program alternate with runs of a program compiled for the
+   length alone. Then, for one of ``--peers`` after another, runs of the range's program alternate with runs of the peer. This
+   covers all lengths, or the first ``--beside``. Lengths come in a fixed order (with peers 0 and 1 last, for which torch
+   compiles again). Any number of first lengths is spread evenly over the range. With ``--edges`` they are the longest, one
+   between, the shortest, then edges of the programs alternating with others. No length starts once the model's share of
+   ``--budget`` seconds has passed (with peers, ``--peers-budget`` seconds more). Compilation counts, and is also reported
+   separately as seconds of first calls. With ``--ahead N``, N processes at a time compile the timed programs first;
+3. errors: results of the range's ends and of the first lengths, ``--checks`` in all, are compared with ONNX Runtime's,
+   independent of the budget.
 
 Peers are ``onnxruntime`` or, on cuda, ``torch`` and ``torch.compile`` (with ``dynamic=True``). On rocm and ONNX Runtime times are
-whole runs, NumPy in and out, on the same ``--threads`` cores; CPU time is that of all threads of the process and tells of work
-where others load the machine. On cuda times are GPU events, on a simulator simulated. After each length what is known is written.
-Caches are empty at the start unless ``--cache`` names a folder. It ends with 1 where a result is wrong, memory grows or a range
-takes more than 5 programs.
+whole runs, NumPy in and out, on the same ``--threads`` cores. CPU time is that of all threads of the process and measures work
+under other load. On cuda times are GPU events, on a simulator simulated. Results are written after each length. Caches are empty
+at the start unless ``--cache`` names a folder. The exit code is 1 if a result is wrong, memory grows or a range needs more than 5
+programs.
 """
 
 from __future__ import annotations
@@ -58,16 +58,17 @@ from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
 from rammer.runtime.shape_buckets import bucket_bounds, find_bucket
 
-#: Of a whole, where a golden section cuts it.
+#: Position of the golden section in an interval.
 GOLDEN = (math.sqrt(5) - 1) / 2
-#: Every peer; which of them a device has depends on its clock.
+#: All peers; a device's clock determines which of them it supports.
 PEERS = ("onnxruntime", *TORCH)
 
 
 def ordered(model: Open, count: int, seed: int, edges: bool = False) -> list[int]:
-    """So many lengths of the model's range, from a place drawn from ``seed`` on in steps of the golden section, so that they are
-    spread evenly however many there are (Weyl, 1916). With ``edges`` the longest, one between and the shortest; then those at the
-    edges of programs and others by turns. Fewer lengths are the beginning of more."""
+    """Return ``count`` lengths of the model's range, evenly spread for every count; fewer lengths are a prefix of more.
+
+    They start at an offset drawn from ``seed`` and advance in steps of the golden section (Weyl, 1916). With ``edges`` they are
+    the longest, one between and the shortest, then edges of programs alternating with others."""
     low, high = model.span
     size, draw = high - low + 1, np.random.default_rng(seed)
     if not edges:
@@ -80,19 +81,19 @@ def ordered(model: Open, count: int, seed: int, edges: bool = False) -> list[int
 
 
 def resident() -> int:
-    """Bytes of this process's memory."""
+    """Return the resident bytes of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def used() -> float:
-    """CPU seconds of all threads, and of processes that ended."""
+    """Return CPU seconds of all threads and of ended child processes."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in found)
 
 
 class Measuring:
-    """One model on one device. ``told`` is called whenever more is known."""
+    """The measurement of one model on one device. ``told`` is called after every new result."""
 
     def __init__(self, model: Open, folder: Path, args: argparse.Namespace, end: float, told: Callable[[], None]) -> None:
         self.model, self.args, self.end, self.told = model, args, end, told
@@ -105,20 +106,20 @@ class Measuring:
         self.checks = list(dict.fromkeys([*model.span[::-1], *self.lengths]))[: args.checks]
         self.found = Found(model.key, model.symbol, model.span, len(self.checks))
         self.torch = TorchPeers(self.proto)
-        self.opened = dict[str, Runner]()  #: Peers.
+        self.opened = dict[str, Runner]()  #: Peers by name.
 
     def inputs(self, length: int) -> dict[str, np.ndarray]:
-        """Those of this length."""
+        """Return the inputs of this length."""
         return self.model.inputs_at(self.proto, length, np.random.default_rng([self.args.seed, length]))
 
     def compiled(self, spans: dict[str, tuple[int, int]]) -> Executable:
-        """For a range, or for what comes first."""
+        """Return an executable for a range or, without ``spans``, for the shapes of its first run."""
         exe = rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
         exe.programs = self.programs if spans or self.args.cache or self.args.ahead else exe.programs
         return exe
 
     def run(self) -> Found:
-        """All of it."""
+        """Run the three steps and return the results."""
         exe = self.compiled({self.model.symbol: self.model.span})
         try:
             device_clock = exe.backend.vdevice.simulated or exe.backend.hardware.kind == "gpu"
@@ -130,7 +131,7 @@ class Measuring:
         return self.found
 
     def alone(self, exe: Executable) -> None:
-        """What rammer compiles and keeps, with nobody else in the process."""
+        """Measure rammer's compilation and memory without peers in the process."""
         before, first = resident(), 0
         lengths = self.lengths[: self.args.memory]
         for again in (False, True) if lengths else ():
@@ -143,7 +144,7 @@ class Measuring:
             self.told()
 
     def ran(self, exe: Executable, length: int) -> bool:
-        """A first run with the program of the range; whether that was compiled for it."""
+        """Run a length with the program of the range; return True if the run compiled a program."""
         inputs, start, count = self.inputs(length), used(), len(exe.cache)
         exe.run(inputs)
         self.found.programs = len(exe.cache)
@@ -154,12 +155,12 @@ class Measuring:
         return True
 
     def disk(self) -> tuple[int, ...]:
-        """Bytes of the model's file, and of constants and programs that are kept."""
+        """Return the bytes of the model's file, and of stored constants and programs."""
         parts = [self.programs.parent.rglob(where) for where in ("constants/*", "programs/*")]
         return (self.file.stat().st_size, *(sum(f.stat().st_size for f in part if f.is_file()) for part in parts))
 
     def timed(self, exe: Executable, device_clock: bool) -> None:
-        """Lengths while there is time: beside programs for each alone, then beside peers."""
+        """Time lengths within the budget: alternately with programs for a single length, then with peers."""
         mine = ours(RANGE, exe, device_clock)
         exact = self.lengths[: self.args.exact]
         if self.args.ahead and exact:
@@ -182,7 +183,7 @@ class Measuring:
                 self.turns(length, [replace(mine, name=f"{BESIDE}{peer.name}"), peer])
 
     def within(self, more: float, what: str, lengths: Sequence[int]) -> Iterator[int]:
-        """Lengths as long as there is time, ``more`` seconds among it."""
+        """Yield lengths until the budget plus ``more`` seconds has passed."""
         for number, length in enumerate(lengths):
             if time.perf_counter() >= self.end + more:
                 self.say(f"{number} of {len(lengths)} lengths are timed {what}: there is no time for more")
@@ -190,7 +191,7 @@ class Measuring:
             yield length
 
     def ahead(self, exact: Sequence[int]) -> None:
-        """Compile the programs for these lengths and those of the range that they want; each is found on disk then."""
+        """Compile the programs for these lengths and their range programs, so that they are on disk."""
         whole = {self.model.symbol: self.model.span}
         wanted = [(n, dict[str, tuple[int, int]]()) for n in exact]
         wanted += [(n, whole) for n in {find_bucket(self.model.span, n): n for n in exact}.values()]
@@ -203,7 +204,7 @@ class Measuring:
                 self.found.compiling += took
 
     def turns(self, length: int, runners: list[Runner]) -> None:
-        """Take times, say and keep them."""
+        """Time the runners alternately, report and store the times."""
         row = self.found.row(length)
         times = alternated(runners, self.inputs(length), self.args.rounds)
         row.took |= {runner.name: took for runner, took in zip(runners, times, strict=True)}
@@ -212,26 +213,27 @@ class Measuring:
         self.told()
 
     def begin(self, runner: Runner, length: int) -> None:
-        """A first call."""
+        """Run the first call of a runner and record its seconds."""
         took = runner.begin(self.inputs(length))
         self.found.first[runner.name] = self.found.first.get(runner.name, 0.0) + took
         if took > 1.0:
             self.say(f"{length}: first call of {runner.name} took {took:.1f} s")
 
     def peers(self, exe: Executable) -> dict[str, Callable[[], Runner]]:
-        """Those that were asked for and have this device's clock."""
+        """Return functions that open the requested peers, by default those that this device's clock can time."""
         if exe.backend.vdevice.simulated:
-            return {}  # its time is not ours
+            return {}  # simulated time is not comparable
         have = TORCH if exe.backend.hardware.kind == "gpu" else PEERS[:1]
         makes = {n: partial(self.torch.open, n) for n in TORCH} | {PEERS[0]: self.judge}
         return {name: makes[name] for name in (have if self.args.peers is None else self.args.peers)}
 
     def judge(self) -> Runner:
-        """ONNX Runtime, opened once."""
+        """Return ONNX Runtime as the reference, reused if open."""
         return self.opened.get(PEERS[0]) or onnx_runtime(self.proto, self.args.threads)
 
     def peer(self, name: str, make: Callable[[], Runner], length: int) -> Runner | None:
-        """The peer after its first call at this length. Why one does not run the model is said, and kept for the table."""
+        """Return the peer after its first call at this length, or None if it fails. The reason is reported and stored for the
+        table."""
         try:
             found = self.opened.get(name) or make()
             self.begin(found, length)
@@ -239,14 +241,14 @@ class Measuring:
             return found
         except RammerError as problem:
             why = f"{name}: {problem.what}"
-        except Exception as problem:  # a peer's own faults are no reason to lose the rest
+        except Exception as problem:  # a peer's errors must not lose the other results
             why = f"{name}: {type(problem).__name__}: {str(problem)[:200]}"
         self.found.missing.append(f"{self.model.key}: {why}")
         self.say(why)
         return None
 
     def checked(self, exe: Executable) -> None:
-        """Results beside ONNX Runtime's."""
+        """Compare results with ONNX Runtime's."""
         judge = self.judge() if self.checks else None
         for length in self.checks if judge else ():
             inputs = self.inputs(length)
@@ -257,12 +259,12 @@ class Measuring:
         self.told()
 
     def say(self, text: str) -> None:
-        """Progress."""
+        """Print progress with the elapsed seconds."""
         print(f"{self.model.key} {time.perf_counter() - self.begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", default="rocm")
     made.add_argument("--models", default=",".join(RANGED))
@@ -286,7 +288,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settled(args: argparse.Namespace) -> argparse.Namespace:
-    """What follows from other options. BadInput for what cannot be."""
+    """Derive dependent options. Raises BadInput for invalid ones."""
     if args.lengths < 3:
         raise BadInput("fewer than three lengths are no range", "--lengths")
     args.peers = tuple(p for p in args.peers.split(",") if p and p != "none") if args.peers is not None else None
@@ -299,7 +301,7 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def measured(args: argparse.Namespace, page: Page) -> None:
-    """The models, each with its share of the time that is left."""
+    """Measure the models, each with its share of the remaining time."""
     models, start = [find_ranged(k) for k in args.models.split(",") if k], time.perf_counter()
     models = [m.until(args.most) for m in models] if args.most else models
     for number, model in enumerate(models):
@@ -312,7 +314,7 @@ def measured(args: argparse.Namespace, page: Page) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     args = settled(parser().parse_args())
     words = [Path(w).name if before == "--markdown" else w for before, w in pairwise(sys.argv)]
     if args.threads:

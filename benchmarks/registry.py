@@ -1,4 +1,4 @@
-"""All tables: what each shows, and how its command line is spelled."""
+"""The registry of all tables: their contents, and the spelling of their command lines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _IOS: Final = "inception_v3,randwire,nasnet_large,squeezenet_bypass"
 
 @dataclass(frozen=True)
 class Table:
-    """One table. ``where`` is ``module:function`` of a function from Settings to a Result, with ``models`` where none are named.
+    """One table. ``where`` is ``module:function`` of a function from Settings to a Result; ``models`` are the default models.
 
-    Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
-    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named.
-    ``aside``: whether its programs can be compiled ahead; ``staged``: whether it takes a file of stages."""
+    For a script with a separate command line ``where`` is its name, and ``spelled`` maps our options to its spelling; {stem} is
+    the output file without extension. ``among`` is the mapping of its models, as ``module:mapping``. ``devices`` are the default
+    devices. ``aside``: its programs can be compiled ahead. ``staged``: it accepts a file of stages."""
 
     name: str
     what: str
@@ -39,17 +39,17 @@ class Table:
 
     @property
     def script(self) -> bool:
-        """Whether it is a script's."""
+        """Return True if the table is a script's."""
         return ":" not in self.where
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of all models that it takes."""
+        """Keys of all supported models."""
         module, _, name = self.among.partition(":")
         return tuple(getattr(importlib.import_module(module), name))
 
     def call(self, settings: Settings) -> Result:
-        """Measure."""
+        """Measure the table and return the result."""
         module, _, function = self.where.partition(":")
         found: Result = getattr(importlib.import_module(module), function)(settings)
         return found
@@ -155,12 +155,11 @@ _TABLES: Final = (
     ),
     Table("demo", "a trained model on every device that works here", "demo"),
 )
-#: Every table by name.
 TABLES: Final[Mapping[str, Table]] = MappingProxyType({t.name: t for t in _TABLES})
 
 
 def table(name: str) -> Table:
-    """BadInput for a name that none has."""
+    """Return a table by name. Raises BadInput for an unknown name."""
     if name not in TABLES:
         raise BadInput(f"unknown table {name!r}", hint=f"one of: {', '.join(TABLES)}; --list shows what they are")
     return TABLES[name]

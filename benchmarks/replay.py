@@ -1,4 +1,4 @@
-"""A schedule's stages taken from one program and put on another: of another batch, or for another device."""
+"""Transfer of a schedule's stages from one program to another: of another batch, or for another device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rammer.schedule.task_placement import Row, side_by_side
 
 @dataclass(frozen=True)
 class Asked:
-    """One proposal for a graph on a device, under a name of its own, by which a program that has it is told."""
+    """One proposal for a graph on a device, with a unique name that identifies the program which uses it."""
 
     name: str
     graph: OperatorGraph
@@ -37,13 +37,13 @@ class Asked:
         return self.name
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """What was proposed."""
+        """Return the proposed schedule."""
         return self.schedule
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Proposes what ``inner`` does, and keeps what it was asked and what it said."""
+    """A policy that proposes the schedules of ``inner`` and records them with their graphs."""
 
     inner: Policy
     label: str
@@ -51,18 +51,18 @@ class Recorder:
 
     @property
     def name(self) -> str:
-        """A word of its own, so that no kept program is taken for this one's."""
+        """A unique name, so that cached programs of other policies are never used."""
         return f"recorded-{hashlib.sha256(self.label.encode()).hexdigest()[:12]}-{id(self.seen)}"
 
     def __str__(self) -> str:
         return self.name
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """The first of what is proposed."""
+        """Return the first proposed schedule."""
         return self.proposals(graph, device)[0][1]
 
     def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
-        """What ``inner`` proposes."""
+        """Return the proposals of ``inner`` and record them."""
         found = [
             Asked(f"{self.name}-{number}", graph, device, schedule)
             for number, (_, schedule) in enumerate(propose_schedules(self.inner, graph, device), len(self.seen))
@@ -72,7 +72,8 @@ class Recorder:
 
 
 def recorded(model: Any, feeds: Mapping[str, Any], inner: Policy, settings: Settings, device: str = "") -> list[Asked]:
-    """Compile once with ``inner`` (nothing is loaded but what is timed), batching off: what the model's programs have."""
+    """Compile once with ``inner`` and return the proposals that the model's programs use. Batching is off, and only timed kernels
+    are loaded."""
     recorder = Recorder(inner, f"{model}")
     exe = session(model, Way("", {"batching": "off"}, device, cast(Policy, recorder)), settings)
     try:
@@ -84,13 +85,13 @@ def recorded(model: Any, feeds: Mapping[str, Any], inner: Policy, settings: Sett
 
 
 def graphs_of(model: Subject, settings: Settings) -> list[tuple[OperatorGraph, VDevice]]:
-    """What a policy is asked for each program of a model, without a device that measures stages."""
+    """Return the graph and device of each program of a model, as policies receive them, without stage timing."""
     seen = recorded(model.path, model.feeds, Sequential(), settings)
     return [(replace(asked.graph, timed=None), asked.device) for asked in seen]
 
 
 def stages_of(seen: Sequence[Asked]) -> dict[str, int]:
-    """The stage of every tensor expression, by name, counted on over the programs of a model."""
+    """Return the stage of every tensor expression, by name, numbered consecutively over the programs of a model."""
     found: dict[str, int] = {}
     first = 0
     for asked in seen:
@@ -102,15 +103,15 @@ def stages_of(seen: Sequence[Asked]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Replay:
-    """Puts every operator in the stage that its expressions had elsewhere, or in the latest stage of what it reads if that is
-    later: where fusion differs, so that a stage there is no stage here. Kernels are the best here."""
+    """A policy that assigns each operator the stage that its expressions had elsewhere. If a producer has a later stage here, the
+    operator uses that one: fusion may differ between the programs. Kernels are the best for this device."""
 
     stages: Mapping[str, int]
     label: str
 
     @property
     def name(self) -> str:
-        """A word that tells schedules apart."""
+        """A name with a hash of the stages, which distinguishes schedules."""
         text = f"{self.label} {sorted(self.stages.items())}"
         return f"replayed-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -118,7 +119,7 @@ class Replay:
         return self.name
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """Stages with barriers, as IOS's."""
+        """Return stages with barriers, like IOS's."""
         place: dict[str, int] = {}
         for name in graph.names:
             mine = max((self.stages.get(c.name, 0) for c in graph.kernels[name][0].operator.computes), default=0)
@@ -136,18 +137,18 @@ class Replay:
 
 
 def searched(model: Any, feeds: Mapping[str, Any], settings: Settings, label: str, device: str = "") -> Replay:
-    """The stages that IOS finds."""
+    """Return the stages of IOS's search."""
     return Replay(stages_of(recorded(model, feeds, IOS(), settings, device)), label)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Stages by model and by what they were searched for, in a JSON file (None: nowhere): one machine runs what another found."""
+    """Stages by model and search target in a JSON file (None: no file), to run on one machine the stages of another."""
 
     path: Path | None
 
     def of(self, key: str) -> dict[str, Replay]:
-        """Of a model, by what they were searched for. BadInput for a file that holds something else."""
+        """Return a model's stages by search target. Raises BadInput for a file with other contents."""
         if self.path is None or not self.path.is_file():
             return {}
         try:
@@ -160,7 +161,7 @@ class Found:
         """Add stages to the file."""
         if self.path is None:
             return
-        self.of(key)  # refuses a file that holds something else
+        self.of(key)  # rejects a file with other contents
         held = json.loads(self.path.read_text()) if self.path.is_file() else {}
         held.setdefault(key, {})[replay.label] = dict(replay.stages)
         write(self.path, json.dumps(held) + "\n")

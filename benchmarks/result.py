@@ -16,8 +16,8 @@ from rammer.report.text_table import markdown_table
 
 @dataclass(frozen=True)
 class Result:
-    """What a table found. ``notes`` are paragraphs behind it; ``parts`` are more tables, each with a heading. Its first ``known``
-    columns say what a row is of."""
+    """The result of a table. ``notes`` are paragraphs after it; ``parts`` are more tables, each with a heading. Its first
+    ``known`` columns identify a row."""
 
     title: str
     headers: Sequence[str]
@@ -27,7 +27,7 @@ class Result:
     known: int = 1
 
     def document(self, commands: str, facts: Mapping[str, str]) -> str:
-        """The Markdown file; ``commands`` are ``said``."""
+        """Return the Markdown file; ``commands`` are formatted by ``said``."""
         pieces = [f"# {self.title}", commands, markdown_table(self.rows, self.headers), *self.notes]
         for heading, (headers, rows) in self.parts.items():
             pieces += [f"## {heading}", markdown_table(rows, headers)]
@@ -35,13 +35,13 @@ class Result:
 
 
 def said(command: str) -> str:
-    """A command, with the day and the build of today."""
+    """Return a command with today's date and the build."""
     return f"`{command}` ({stamp()})"
 
 
 def both(first: Result, second: Result) -> Result:
-    """A table of two calls, of other models each. BadInput where their columns differ."""
-    if not first.rows or not second.rows:  # what was not begun tells no columns
+    """Return one table from two calls with different models. Raises BadInput if their columns differ."""
+    if not first.rows or not second.rows:  # a model that never started has no columns
         first, second = (first, second) if first.rows else (second, first)
         return replace(first, notes=[*dict.fromkeys((*first.notes, *second.notes))])
     if list(first.headers) != list(second.headers) or first.parts or second.parts:
@@ -51,9 +51,8 @@ def both(first: Result, second: Result) -> Result:
 
 
 def joined(result: Result, command: str, kept: str, facts: Mapping[str, str]) -> tuple[Result, str]:
-    """``result`` and its ``said`` command, with what the document ``kept`` says of others (by the columns ``known``) before them.
-
-    BadInput where the two cannot stand in one table: other columns, another environment, or more than one table."""
+    """Return ``result`` after the rows of other models in the document ``kept``, and the commands of both. The ``known`` columns
+    identify the rows. Raises BadInput if the two are incompatible: other columns, another environment, or more than one table."""
     table = re.search(r"^\|.*\n\|[-|: ]+\|\n((?:\|.*\n)*)", kept, re.MULTILINE)
     commands = re.findall(r"^`.*`(?: \(.*\))?$", kept.partition("\n|")[0], re.MULTILINE)
     cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table[0].splitlines()] if table else [[]]
@@ -67,7 +66,7 @@ def joined(result: Result, command: str, kept: str, facts: Mapping[str, str]) ->
 
 
 def check_kept(kept: str, facts: Mapping[str, str]) -> None:
-    """BadInput where the document ``kept`` is of another environment."""
+    """Raise BadInput if the document ``kept`` comes from another environment."""
     if not kept.endswith(section(dict(facts))):
         raise _other(kept)
 
@@ -78,7 +77,7 @@ def _other(kept: str) -> BadInput:
 
 
 def write(path: Path, text: str) -> None:
-    """The file whole or not at all."""
+    """Write the file atomically: whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(text)

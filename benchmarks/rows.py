@@ -1,4 +1,4 @@
-"""Rows of the peers table: one JSON line each, kept as soon as it is measured, so that a run resumes."""
+"""Rows of the peers table: one JSON line each, stored immediately, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rammer.report.text_table import markdown_table
 
-#: The runner that ratios are for.
+#: The runner that ratios refer to.
 OURS: Final = "rammer"
 HEADERS: Final = (
     "model",
@@ -32,8 +32,8 @@ HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One runner on one model. Times in ms; ``error`` is relative L2 against float64; ``failure`` says why there is
-    no time (the numbers are then 0). Rows of one ``run`` were measured in one process on one machine."""
+    """One runner on one model. Times are in ms; ``error`` is relative L2 against float64. ``failure`` is the reason for missing
+    times (the numbers are then 0). Rows of one ``run`` were measured in one process on one machine."""
 
     run: str
     model: str
@@ -52,23 +52,23 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What a later run need not measure again."""
+        """The identity of a measurement, which later runs skip."""
         return self.model, self.precision, self.runner, self.hardware
 
     @property
     def good(self) -> bool:
-        """Whether the runner ran and gave finite outputs."""
+        """Return True if the runner ran and gave finite outputs."""
         return not self.failure and math.isfinite(self.error)
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile in ms."""
+    """Return median, 10th and 90th percentile in ms."""
     p10, median, p90 = (float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90]))
     return {"median": median, "p10": p10, "p90": p90}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows kept in ``path``, the last of each key; a line cut off by an interrupted write is left out."""
+    """Return the rows stored in ``path``, the last of each key; a line truncated by an interrupted write is omitted."""
     kept: dict[tuple[str, str, str, str], Row] = {}
     for data in lines_of(path):
         try:
@@ -81,12 +81,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def keep(path: Path, row: Row) -> None:
-    """Append one row."""
+    """Append one row to the file."""
     append(path, asdict(row))
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects kept in ``path``, one a line; one that was cut off is left out. Of a file that is not there: none."""
+    """Yield the objects stored in ``path``, one per line, except truncated ones. A missing file yields none."""
     for line in path.read_text().splitlines() if path.is_file() else ():
         with suppress(ValueError):
             data = json.loads(line)
@@ -95,7 +95,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """One object more, behind what is there."""
+    """Append one object to the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size
     with path.open("a") as file:
@@ -103,10 +103,8 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def ratio(row: Row, rows: Iterable[Row]) -> str:
-    """How many times faster rammer is than ``row``; for rammer's own row, than the best peer, which is named.
-
-    ``*`` marks two rows that were not measured in one run.
-    """
+    """Return rammer's speed-up over ``row`` or, for rammer's row, over the best peer, which is named. ``*`` marks two rows that
+    were not measured in one run."""
     group = row.model, row.precision, row.hardware
     same = [r for r in rows if (r.model, r.precision, r.hardware) == group and r.good]
     ours = next((r for r in same if r.runner == OURS), None)
@@ -120,7 +118,7 @@ def ratio(row: Row, rows: Iterable[Row]) -> str:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The table's cells, model by model, the fastest first and failures last."""
+    """Return the table's cells, model by model, the fastest first and failures last."""
     order = {m: i for i, m in enumerate(dict.fromkeys((r.model, r.precision) for r in rows))}
     ranked = sorted(rows, key=lambda r: (order[r.model, r.precision], not r.good, r.median))
     table = []
@@ -135,7 +133,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def document(rows: Sequence[Row], environment: dict[str, str]) -> str:
-    """The Markdown result file."""
+    """Return the Markdown result file."""
     facts = "\n".join(f"- {k}: {v}" for k, v in environment.items())
     notes = (
         "Batch 1 unless the model's name says otherwise; inputs resident on the device; error is relative L2 against "

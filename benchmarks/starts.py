@@ -1,10 +1,10 @@
-"""Cold and warm starts: seconds from opening a model to its being loaded, in fresh processes.
+"""Cold and warm starts: seconds from opening a model until it is loaded, in new processes.
 
-python benchmarks/starts.py --device cuda --markdown starts.md            (the whole zoo; about four minutes on an H200)
-python benchmarks/starts.py --device rocm --models squeezenet,bert_base
+    python benchmarks/starts.py --device cuda --markdown starts.md            (the whole zoo; about four minutes on an H200)
+    python benchmarks/starts.py --device rocm --models squeezenet,bert_base
 
-Cold starts with an empty cache; warm starts find the compiled program and the kernels' machine code there. Both are
-whole processes; the time counted is importing rammer, ``rammer.compile`` and ``prepare``, the first use of the device included.
+Cold starts have an empty cache; warm starts use the cached program and machine code. Both are whole processes. The counted time
+is that of importing rammer, ``rammer.compile`` and ``prepare``, including the first use of the device.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from facts import environment_of
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import markdown_table
 
-#: Parts of a warm start: importing rammer, opening model and device, the device's fingerprint, reading and verifying the kept
-#: program, loading it; then what is not counted: the first run, the whole process, and its CPU time (all threads).
+#: Parts of a warm start: importing rammer, opening model and device, the device's fingerprint, reading and verifying the cached
+#: program, loading it. The rest is not counted: the first run, the whole process, and its CPU time (all threads).
 PARTS = ("importing", "opening", "device", "reading", "loading", "first run", "process", "process, CPU")
 HEADERS = ("model", "cold s", "warm s", *(f"warm: {n}" if n in PARTS[:5] else n for n in PARTS))
 #: Functions listed by --profile.
@@ -40,7 +40,7 @@ PROFILED = 40
 
 
 def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) -> dict[str, float]:
-    """Open, load and run the model once; seconds of each."""
+    """Open, load and run the model once; return the seconds of each step."""
     import numpy as np
 
     with np.load(inputs) as data:
@@ -80,7 +80,7 @@ def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) 
 
 
 def _timed(module: Any, name: str) -> list[float]:
-    """The seconds of every call of a module's function from now on."""
+    """Return a list that records the seconds of every later call of a module's function."""
     function, seconds = getattr(module, name), list[float]()
 
     def call(*values: Any) -> Any:
@@ -95,8 +95,8 @@ def _timed(module: Any, name: str) -> list[float]:
 
 
 def started(path: Path, inputs: Path, device: str, tune: str, cache: Path, profile: bool) -> dict[str, float]:
-    """The same in a process of its own, with the time of the whole process."""
-    # As an installed package would: with Python's bytecode kept.
+    """Run ``start_once`` in a separate process and return its figures with the time of the whole process."""
+    # Like an installed package, with Python's bytecode cached.
     environment = {n: v for n, v in os.environ.items() if n not in ("PYTHONDONTWRITEBYTECODE", "RAMMER_CACHE")}
     environment["XDG_CACHE_HOME"] = str(cache)
     command = [
@@ -124,7 +124,7 @@ def started(path: Path, inputs: Path, device: str, tune: str, cache: Path, profi
 
 
 def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: bool) -> list[str]:
-    """A row: one cold start, the median of ``repeats`` warm ones."""
+    """Return a row: one cold start, the median of ``repeats`` warm ones."""
     import numpy as np
     from measuring import exported
     from zoo import find
@@ -166,7 +166,7 @@ def main(
     child: Path | None,
     inputs: Path | None,
 ) -> None:
-    """Measure and print, written model by model."""
+    """Measure starts and print the table, written model by model."""
     if child and inputs:
         print(json.dumps(start_once(child, inputs, device, tune, profile)))
         return

@@ -1,7 +1,5 @@
-"""One line a model and precision from the peers' rows: rammer, its best peer, and the goal where one is set.
-
-python benchmarks/summary.py benchmarks/results/h200_*.jsonl --out benchmarks/results/h200_summary.md
-"""
+"""A summary of the peers' rows, one line per model and precision: rammer, its best peer, and the goal if one is set. python
+benchmarks/summary.py benchmarks/results/h200_*.jsonl --out benchmarks/results/h200_summary.md"""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from rows import OURS, Row, ratio, read_rows
 from rammer.report.text_table import markdown_table
 
 HEADERS: Final = ("model", "precision", "rammer ms", "best peer ms", "which", "faster by", "goal", "torch ms", "torch-graph ms")
-#: How many times faster than the best peer we want to be, by model and precision.
+#: Intended speed-up over the best peer, by model and precision.
 GOALS: Final = {
     **{(m, "float32"): 3.0 for m in ("resnext29", "inception_v3", "nasnet_cifar", "resnet50", "densenet121")},
     **{(m, "tf32"): 1.5 for m in ("resnext29", "inception_v3", "nasnet_cifar", "resnet50", "densenet121")},
@@ -37,7 +35,7 @@ GOALS: Final = {
 
 
 def line(rows: Sequence[Row], ours: Row) -> list[str]:
-    """The table's cells for one of our rows."""
+    """Return the table's cells for one of rammer's rows."""
     peers = {r.runner: r for r in rows if (r.model, r.precision) == (ours.model, ours.precision) and r.good and r.runner != OURS}
     best = min(peers.values(), key=lambda r: r.median)
     goal = GOALS.get((ours.model, ours.precision))

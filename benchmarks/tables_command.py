@@ -29,7 +29,7 @@ HERE: Final = Path(__file__).resolve().parent
 
 
 def short(device: str) -> str:
-    """What files of a device begin with: ``cpu``, ``ipu_sim``, or a GPU's model (``h200``)."""
+    """Return the file name prefix of a device: ``cpu``, ``ipu_sim``, or a GPU's model (``h200``)."""
     name = device.partition(":")[0]
     status = next((s for s in rammer.devices() if s.name == name), None)
     if status is None or not status.hardware:
@@ -42,7 +42,7 @@ def short(device: str) -> str:
 
 
 def listing() -> str:
-    """All tables."""
+    """Return a table of all benchmarks."""
     rows = [[t.name, t.what, ", ".join(t.devices), t.models or ("its own" if t.script else "")] for t in TABLES.values()]
     return plain_table(rows, ["table", "what it shows", "devices", "models"])
 
@@ -62,7 +62,7 @@ def _keys(chosen: Table, models: str, small: bool) -> tuple[str, ...]:
 
 
 def _script(chosen: Table, out: Path | None, asked: dict[str, Any], rest: Sequence[str]) -> int:
-    """Run a script with our options in its own spelling; its exit code."""
+    """Run a script with our options in its spelling and return its exit code."""
     words = [sys.executable, str(HERE / f"{chosen.where}.py")]
     for name, value in asked.items():
         if value in (None, "", ()):
@@ -125,7 +125,7 @@ def main(
     ahead: int | None,
     stages: Path | None,
 ) -> None:
-    """Measure TABLE and print it; with --out write it there as Markdown, too."""
+    """Measure TABLE and print it; with --out also write it as Markdown."""
     if show or not name:
         click.echo(listing())
         return
@@ -159,7 +159,7 @@ def main(
 
 
 def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) -> None:
-    """Model by model, so that what was measured is there whatever becomes of the rest."""
+    """Measure model by model, so that finished rows survive later failures."""
     prefix = "_".join(dict.fromkeys(short(d) for d in settings.devices))
     facts = environment_of(any(d.partition(":")[0] == "cuda" for d in settings.devices))
     path = (out or Path()) / f"{prefix}_{chosen.name.replace('-', '_')}.md"
@@ -185,14 +185,14 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
 
 
 def _told(result: Result, settings: Settings) -> Result:
-    """With a note of the models that were left out."""
+    """Return the result with a note of the omitted models."""
     if not settings.skipped:
         return result
     return replace(result, notes=[f"Not begun within {settings.budget:g} s: {', '.join(settings.skipped)}.", *result.notes])
 
 
 def _command(chosen: Table, settings: Settings, result: Result) -> str:
-    """What was asked for, of the models that have rows."""
+    """Return the command line for the models that have rows."""
     words = ["python -m benchmarks", chosen.name, *(f"--device {d}" for d in settings.devices)]
     words += [f"--models {','.join(dict.fromkeys(row[0] for row in result.rows))}", f"--tune {settings.tune}"]
     words += [f"--precision {settings.precision}", f"--seed {settings.seed}"]

@@ -1,4 +1,4 @@
-"""Timelines of GPU kernels: how many SMs were busy when, from per-task records or from kernel intervals alone."""
+"""Timelines of GPU kernels: fraction of busy SMs over time, from per-task records or from kernel intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rammer.report.measured_trace import union_length
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel (or copy, with no block) as CUPTI saw it: seconds from the first start, and its number of blocks."""
+    """A kernel (or copy, without blocks) recorded by CUPTI: seconds from the first start, and its number of blocks."""
 
     name: str
     start: float
@@ -24,7 +24,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``busy[i]`` of the SMs (0 to 1) from ``times[i]`` to ``times[i + 1]``, in seconds from the first start."""
+    """The fraction ``busy[i]`` of busy SMs from ``times[i]`` to ``times[i + 1]``, in seconds from the first start."""
 
     times: tuple[float, ...]
     busy: tuple[float, ...]
@@ -36,12 +36,12 @@ class Timeline:
 
     @property
     def utilisation(self) -> float:
-        """Mean share of busy SMs over the span."""
+        """Mean fraction of busy SMs over the span."""
         return float(np.dot(self.busy, np.diff(self.times))) / self.span
 
 
 def _steps(weights: Iterable[tuple[float, float, float]]) -> Timeline:
-    """The sum of (start, end, weight) at every time, at most 1."""
+    """Return the sum of (start, end, weight) at every time, at most 1."""
     change: dict[float, float] = {}
     for start, end, weight in weights:
         change[start] = change.get(start, 0.0) + weight
@@ -52,7 +52,7 @@ def _steps(weights: Iterable[tuple[float, float, float]]) -> Timeline:
 
 
 def measured(spans: Sequence[Span], units: int) -> Timeline:
-    """Share of units that run at least one task: tasks at once on a unit count once."""
+    """Return the fraction of units that run a task: concurrent tasks on a unit count once."""
     by_unit: dict[int, list[tuple[float, float]]] = {}
     for s in spans:
         by_unit.setdefault(s.veu, []).append((s.start, s.end))
@@ -70,19 +70,19 @@ def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def bound(kernels: Sequence[Kernel], units: int) -> Timeline:
-    """At most so many SMs can have been busy: a kernel of b blocks keeps at most min(b, SMs) of them busy, all the time
-    that it runs. Where blocks end early, wait, or are uneven, the truth is lower."""
+    """Return an upper bound of the busy SMs. A kernel of b blocks keeps at most min(b, SMs) of them busy while it runs. The real
+    value is lower if blocks end early, wait, or are uneven."""
     return _steps((k.start, k.end, min(1.0, k.blocks / units)) for k in kernels)
 
 
 def idle(kernels: Sequence[Kernel]) -> float:
-    """Share of the span in which no kernel ran."""
+    """Return the fraction of the span without a running kernel."""
     span = max(k.end for k in kernels) - min(k.start for k in kernels)
     return 1 - union_length((k.start, k.end) for k in kernels) / span
 
 
 def gap(kernels: Sequence[Kernel]) -> float:
-    """Median seconds from the last end so far to a kernel's start; 0 where it starts earlier."""
+    """Return median seconds from the latest previous end to a kernel's start; 0 if it starts earlier."""
     ordered = sorted(kernels, key=lambda k: k.start)
     reach, gaps = ordered[0].end, []
     for k in ordered[1:]:
@@ -92,10 +92,8 @@ def gap(kernels: Sequence[Kernel]) -> float:
 
 
 def replays(events: Sequence[Mapping[str, Any]]) -> list[list[Kernel]]:
-    """GPU events of a torch profile (a Chrome trace's ``traceEvents``), one list for every graph launch.
-
-    All kernels of one launch carry its correlation number.
-    """
+    """Return GPU events of a torch profile (a Chrome trace's ``traceEvents``), one list per graph launch. All kernels of one
+    launch carry its correlation number."""
     found: dict[int, list[Kernel]] = {}
     for e in events:
         if e.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -112,14 +110,14 @@ def _from_zero(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def typical(runs: Sequence[list[Kernel]]) -> list[Kernel]:
-    """The run of median span among those with the most kernels (others are the profiler's own)."""
+    """Return the run of median span among those with the most kernels (others are the profiler's)."""
     most = max(map(len, runs))
     whole = sorted((r for r in runs if len(r) == most), key=lambda r: max(k.end for k in r))
     return whole[len(whole) // 2]
 
 
 def by_name(kernels: Sequence[Kernel]) -> list[tuple[str, int, float]]:
-    """(name, number, summed seconds), the longest first."""
+    """Return (name, number, summed seconds) by kernel name, the longest first."""
     found: dict[str, list[float]] = {}
     for k in kernels:
         found.setdefault(k.name, []).append(k.end - k.start)

@@ -1,12 +1,12 @@
-"""One tensor from one process to another, and a stream of them: transports beside remote calls.
+"""Transfers of one tensor between processes, and of a stream of them: transports compared with remote calls.
 
-python -m benchmarks transfers                                      (two processes of this machine; a minute)
-python benchmarks/transfers_table.py --delay 1 --markdown FILE      (and two network namespaces; needs root)
+    python -m benchmarks transfers                                      (two processes of this machine; a minute)
+    python benchmarks/transfers_table.py --delay 1 --markdown FILE      (and two network namespaces; needs root)
 
-*socket* is a plain socket with nothing around it: the floor. *ours* is the transport that is taken: `mpi` between processes,
-`messages` between namespaces, where *mpi* is beside it. Until the reader may read it, by the one clock that both have.
-*pickled* is multiprocessing.connection: an array is sent, and a word comes back. *gRPC* is a unary call with the array's bytes,
-where grpcio is there (``--grpc PYTHON``: an interpreter that has it). Processor time is both sides', of all their threads.
+The kind *socket* is a plain socket: the lower bound. *ours* is the selected transport: `mpi` between processes, `messages`
+between namespaces, where *mpi* is measured too. Times end when the reader may read, by a clock that both processes share.
+*pickled* is multiprocessing.connection: an array is sent, and a word is returned. *gRPC* is a unary call with the array's bytes,
+if grpcio is installed (``--grpc PYTHON``: an interpreter that has it). Processor time is that of both sides, with all threads.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ import numpy as np
 HERE: Final = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parent))
 
-#: Bytes, and how often each crosses, alone and in a stream; of those alone, the first few do not count.
+#: Tensor sizes in bytes, and the number of transfers: single and in a stream. ``WARM`` further single ones are not counted.
 SIZES: Final = {4096: (100, 400), 1 << 20: (40, 60), 16 << 20: (6, 12)}
 WARM: Final = 3
-#: How many of a stream are on the way at once.
+#: Transfers of a stream in flight, by size.
 AHEAD: Final = {4096: 8, 1 << 20: 8, 16 << 20: 4}
 #: Seconds that one side waits for the other.
 PATIENCE: Final = 120.0
-#: What is measured. Each has for each size, in seconds: one *alone* until it is there, and *back* until its sender knows that;
-#: one of a *stream*; the *cpu*'s for that, both sides; and, of calls, one of a stream whose calls go *one by one*.
+#: Measured kinds. Each has these figures per size, in seconds: *alone*, one transfer until its arrival; *back*, until its sender
+#: is notified; *stream*, one of a stream; *cpu*, its processor time on both sides; for calls also *one by one*, one of a stream
+#: of single calls.
 KINDS: Final = ("socket", "ours", "mpi", "pickled", "gRPC")
 KEY: Final = b"of this benchmark"
 PORT: Final = 7177
 
 
 def ours(name: str) -> None:
-    """Both sides, by rank, over transport ``name``."""
+    """Run both sides, selected by rank, over transport ``name``."""
     from rammer.distributed.distributed_program import Transfer
     from rammer.distributed.transport.memory_layout import Exposed
     from rammer.distributed.transport.mpi_launch import rank_and_size
@@ -70,7 +71,7 @@ def ours(name: str) -> None:
 
 
 def sent(end: Any, nbytes: int) -> tuple[float, float, float]:
-    """The sender's side: seconds until it knows that one alone is there, of one of a stream, and of its processor."""
+    """Run the sender: return seconds until a single transfer is acknowledged, per transfer of a stream, and of processor time."""
     values, times, (alone, many) = np.ones(nbytes, np.uint8), list[float](), SIZES[nbytes]
     ahead, run = AHEAD[nbytes], 0
     for _ in range(WARM + alone):
@@ -89,14 +90,14 @@ def sent(end: Any, nbytes: int) -> tuple[float, float, float]:
 
 
 def known(end: Any, run: int) -> None:
-    """The slot of a run is free: what was there has been read."""
+    """Wait until the slot of a run is free, i.e. its tensor was read."""
     if not end.free("t", run):
         end.reach.until(lambda: end.free("t", run), lambda: False, PATIENCE)
 
 
 def taken(end: Any, nbytes: int) -> tuple[float, float]:
-    """The reader's side: seconds from the sender's beginning until one alone may be read, and of its processor for one of a
-    stream."""
+    """Run the reader. Return the seconds from the sender's start until a single tensor may be read, and the processor time per
+    tensor of a stream."""
     times, (alone, many) = list[float](), SIZES[nbytes]
     for run in range(WARM + alone):
         end.wait("t", run)
@@ -110,8 +111,8 @@ def taken(end: Any, nbytes: int) -> tuple[float, float]:
 
 
 def called(ask: Callable[[Any], Any], answer: Callable[[Any], float]) -> dict[int, dict[str, float]]:
-    """A caller's side: ``ask`` begins a call with an array, ``answer`` waits for one's end, in order, and gives the seconds that
-    the other side's processor has spent."""
+    """Run a caller and return its figures by size. ``ask`` starts a call with an array. ``answer`` waits for its end, in order,
+    and returns the processor seconds of the other side."""
     found = {}
     for nbytes, (alone, many) in SIZES.items():
         values, times = np.ones(nbytes, np.uint8), list[float]()
@@ -136,7 +137,7 @@ def called(ask: Callable[[Any], Any], answer: Callable[[Any], float]) -> dict[in
 
 
 def pickled(place: str, serve: bool) -> None:
-    """One side."""
+    """Run one side of multiprocessing.connection."""
     from multiprocessing.connection import Client, Listener
 
     where: Any = place if place.startswith("/") else (place.partition(":")[0], PORT)
@@ -154,7 +155,7 @@ def pickled(place: str, serve: bool) -> None:
 
 
 def plain(place: str, serve: bool) -> None:
-    """One side of a socket that nothing is around: bytes are received into one array. What no transport goes below."""
+    """Run one side of a plain socket, the lower bound of all transports: bytes are received into one array."""
     near = place.startswith("/")
     with socket.socket(socket.AF_UNIX if near else socket.AF_INET) as end:
         where: Any = place if near else (place.partition(":")[0], PORT)
@@ -187,7 +188,7 @@ def plain(place: str, serve: bool) -> None:
 
 
 def plain_reader(there: socket.socket) -> None:
-    """Answers when something alone has come, and when a whole stream has: the seconds it took, and the processor's so far."""
+    """Reply after each single transfer and each stream with its seconds and the total processor seconds."""
     there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     for nbytes, (alone, many) in SIZES.items():
         memory = bytearray(nbytes)
@@ -201,7 +202,7 @@ def plain_reader(there: socket.socket) -> None:
 
 
 def grpc_bytes(place: str, serve: bool) -> None:
-    """One side; the server's array is a view of the bytes that came."""
+    """Run one side of gRPC; the server's array is a view of the received bytes."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
@@ -230,7 +231,7 @@ def grpc_bytes(place: str, serve: bool) -> None:
 
 
 def measured(kind: str, hosts: Any, python: str) -> dict[str, Any] | None:
-    """What ``kind`` takes, in this machine or between two hosts; None where it is not there."""
+    """Return the figures of ``kind``, in this machine or between two hosts; None if it is unavailable."""
     if kind in ("ours", "mpi"):
         if kind == "mpi" and hosts is None:
             return None
@@ -254,14 +255,14 @@ def measured(kind: str, hosts: Any, python: str) -> dict[str, Any] | None:
 
 
 def mpi_run(transport: str, hosts: Any) -> dict[str, Any]:
-    """Two processes of MPI."""
+    """Run two MPI processes and return their figures."""
     os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     line = [sys.executable, str(HERE), "ours", transport]
     return output(hosts.mpirun(line) if hosts else ["mpirun", "-n", "2", "--oversubscribe", *line])
 
 
 def output(line: list[str]) -> dict[str, Any]:
-    """The last line that a command prints. RuntimeError where it fails."""
+    """Return the last output line of a command, parsed as JSON. Raises RuntimeError if the command fails."""
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{' '.join(line[:8])} failed: {done.stderr[-2000:]}")

@@ -24,7 +24,7 @@ STREAM = (
 )
 COST = ("between", "tensor", *KINDS)
 
-#: What the page says of its tables.
+#: Explanation of the tables on the page.
 WORDS = """\
 *ours* is transport `mpi` between processes of one machine (shared memory) and `messages` between network namespaces, where a
 process holds every packet back, each way; there *mpi* is beside it, with Open MPI's `--mca osc pt2pt`. *pickled* is an array
@@ -53,7 +53,7 @@ SPENT = "The processor's time for a tensor of that stream, both sides and all th
 @click.option("--grpc", "python", default=sys.executable, help="An interpreter that has grpcio.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of all kinds; the least of each counts.")
 def command(path: Path | None, raw: Path | None, delay: float, python: str, rounds: int) -> None:
-    """Measure all kinds in turns, and print."""
+    """Measure all kinds alternately and print the tables."""
     tables: tuple[list[list[str]], ...] = ([], [], [])
     found = dict[str, Any]()
     for where, far in (("processes", False), *([(f"namespaces, {delay:g} ms", True)] if delay else [])):
@@ -74,7 +74,7 @@ def command(path: Path | None, raw: Path | None, delay: float, python: str, roun
 
 
 def _least(runs: list[dict[str, Any] | None]) -> dict[str, dict[str, float]] | None:
-    """The least of each number, by size."""
+    """Return the least of each number, by size."""
     there = [r["found"] for r in runs if r is not None]
     return {n: {what: min(r[n][what] for r in there) for what in there[0][n]} for n in there[0]} if there else None
 
@@ -123,7 +123,7 @@ def _page(texts: list[str], found: dict[str, Any], rounds: int) -> str:
 
 
 def main() -> None:
-    """As a script."""
+    """Run the command as a script."""
     run(command)
 
 

@@ -1,7 +1,8 @@
-"""How busy a device's units are: rammer's tasks, each timed, with waves and without; on a GPU against torch's kernels in a CUDA
-graph, in one process.
+"""Utilisation of a device's units: rammer's timed tasks, with waves and without.
 
-On a GPU:  python benchmarks/utilisation.py --models lstm_tc,inception_v3 --folder results
+On a GPU the tasks are compared with torch's kernels in a CUDA graph, in one process.
+
+    On a GPU:  python benchmarks/utilisation.py --models lstm_tc,inception_v3 --folder results
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from rammer_bench.graph import Array
 from rammer_bench.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
 from rammer_bench.to_torch import load_torch
 
-#: Replays under the profiler (the typical one counts) and timed without it.
+#: Replays under the profiler (the typical one counts), and replays timed without it.
 PROFILED, TIMED = 15, 50
 HEADERS = ("model", "runner", "median, not traced", "traced span", "kernels", "SMs busy", "by", "nothing runs", "median gap")
-#: With waves, and without: one operator after another.
+#: Ways with waves and without (sequential operators).
 WAYS = (Way("wavefront", {"policy": "wavefront"}), Way("wavefront off", {"policy": "sequential"}))
 #: Longest names of operators and kernels in a table.
 NAME = 60
 
-#: How tasks are timed: on a GPU, and elsewhere.
+#: Explanation of task timing: on a GPU, and elsewhere.
 BY_CLOCK = """\
 - **rammer, tasks**: its kernels built once more so that every block notes its SM, the time when its wait for earlier kernels
   ended, and the time when its last warp ended (`%globaltimer`). An SM is busy while it has at least one such block. What a
@@ -69,7 +70,7 @@ REST = """\
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table, with the timeline behind it and the tables of where the time went."""
+    """One row of the table, with its timeline and its breakdown of time."""
 
     runner: str
     method: str
@@ -81,7 +82,7 @@ class Result:
     parts: Sequence[tuple[str, int, float]]
 
     def cells(self, model: str) -> list[str]:
-        """The table's cells."""
+        """Return the table's cells."""
         t = self.timeline
         return [
             model,
@@ -97,7 +98,7 @@ class Result:
 
 
 def profile(replay: Callable[[], Any]) -> list[Kernel]:
-    """Kernels of a typical replay, by CUPTI."""
+    """Return the kernels of a typical replay, recorded by CUPTI."""
     torch = load_torch()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as found:
@@ -111,14 +112,14 @@ def profile(replay: Callable[[], Any]) -> list[Kernel]:
 
 
 def from_kernels(runner: str, seconds: float, kernels: list[Kernel], units: int) -> Result:
-    """A row by kernel intervals."""
+    """Return a row computed from kernel intervals."""
     return Result(
         runner, "kernel bound", seconds, len(kernels), bound(kernels, units), idle(kernels), gap(kernels), by_name(kernels)
     )
 
 
 def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int, seconds_of: int = TIMED) -> Result:
-    """torch in a CUDA graph."""
+    """Return the row of torch in a CUDA graph."""
     torch = load_torch()
     set_torch_precision("float32")
     module, feeds = torch_module(model, inputs, "cuda", "float32")
@@ -136,7 +137,9 @@ def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int
 def rammer_results(
     key: str, way: Way, settings: Settings, folder: Path, name: str, gpu: bool
 ) -> tuple[list[Result], Summary, int]:
-    """rammer by its tasks, on a GPU with torch by its kernels as well, and the device's units; writes the Chrome trace."""
+    """Return rammer's rows by tasks (on a GPU also by kernels), the summary and the device's units.
+
+    Also writes the Chrome trace."""
     model = subject(key, settings.seed, checked=False)
     program = opened(model.path, model.feeds, way, settings)
     try:
@@ -162,7 +165,7 @@ def rammer_results(
 
 
 def document(results: Mapping[str, Sequence[Result]], settings: Settings, units: int, failures: Sequence[str]) -> str:
-    """The Markdown file."""
+    """Return the Markdown file with all tables."""
     gpu = any(r.method == "kernel bound" for found in results.values() for r in found)
     rows = [r.cells(model) for model, found in results.items() for r in found]
     parts = []

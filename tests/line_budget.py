@@ -1,4 +1,4 @@
-"""Print the lines of Python of each package and fail where a part exceeds its budget (budget.toml)."""
+"""Print the Python lines of each package and fail if a part exceeds its budget (budget.toml)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
-#: Folders that hold no source of the project.
+#: Folders without source files of the project.
 SKIPPED = {".venv", "build", "_build", "dist"}
 
 
 def count_lines(root: Path) -> dict[str, int]:
-    """Return the lines of each Python file below ``root``, by its path from there."""
+    """Return the lines of each Python file below ``root``, by relative path."""
     files = (f for f in sorted(root.rglob("*.py")) if not SKIPPED & {*f.relative_to(root).parts})
     return {f.relative_to(root).as_posix(): f.read_text().count("\n") for f in files}
 
 
 def exceeded_budgets(lines: Mapping[str, int], budgets: Mapping[str, int]) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """Return each part with its lines and its budget, and a message for every part that exceeds it. A file counts for the
-    innermost part only, except that a part inside the core counts for the core, too."""
+    """Return each part with its lines and its budget, and a message for every exceeded budget. A file counts for the innermost
+    part only. A part inside the core counts for the core, too."""
     spent = Counter[str]()
     for file, count in lines.items():
         parts = sorted((p for p in budgets if file.startswith(f"{p}/")), key=len)

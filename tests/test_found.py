@@ -1,4 +1,5 @@
-"""A loop of assertions over what was found says that something was found: over nothing it would pass."""
+"""Loops of assertions over computed collections: the test asserts that the collection is not empty,
+since an empty loop passes."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from reading import Search
 from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[1]
-#: Tests and what they share, without the test kit.
+#: Tests and shared test modules, without the test kit.
 FILES = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")} - {*ROOT.glob("tests/kit/**/*.py")})
-#: Calls that give as many as they are given.
+#: Calls that preserve the number of elements.
 SAME = {"enumerate", "sorted", "list", "tuple", "set", "dict", "reversed", "zip", "islice"}
-#: Methods of which the same holds.
+#: Methods that preserve the number of elements.
 PARTS = {"items", "values", "keys", "split", "splitlines", "finditer"}
-#: Loops that a single document may give nothing to do; a test says that all of them together do.
+#: Loops that may be empty for a single document. A test asserts that all documents together have elements.
 ALLOWED = {
     "tests/documents/test_documents.py": {
         "LINK.findall(path.read_text())",
@@ -34,7 +35,7 @@ Loop = tuple[int, ast.expr, set[str]]
 
 
 def base(e: ast.expr) -> ast.expr:
-    """What decides whether there is something in ``e``."""
+    """Return the subexpression that determines if ``e`` is empty."""
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in SAME and e.args:
         return base(e.args[0])
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr in PARTS and not e.args:
@@ -43,7 +44,7 @@ def base(e: ast.expr) -> ast.expr:
 
 
 def written(e: ast.expr, known: set[str]) -> bool:
-    """Whether the text itself shows that there is something in ``e``: a literal, a range, or ``some``."""
+    """Return True if the text itself shows that ``e`` is not empty: a literal, a range, or ``some``."""
     e = base(e)
     if isinstance(e, ast.Tuple | ast.List | ast.Set):
         return any(not isinstance(x, ast.Starred) or written(x.value, known) for x in e.elts)
@@ -59,7 +60,7 @@ def written(e: ast.expr, known: set[str]) -> bool:
 
 
 def assigned(body: list[ast.stmt], known: set[str]) -> set[str]:
-    """``known`` and the names that are given what ``written`` says."""
+    """Return ``known`` and the names assigned to expressions that ``written`` accepts."""
     names = set(known)
     for node in (n for s in body for n in ast.walk(s)):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -74,12 +75,12 @@ def _both(*nodes: ast.expr) -> bool:
 
 
 def parts_of(test: ast.expr) -> list[ast.expr]:
-    """What must all be so."""
+    """Return the operands of a conjunction."""
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
 
 def asserted(nodes: list[ast.AST]) -> set[str]:
-    """What an assertion (or hypothesis' ``assume``) says that there is some of, or how many, or what they are."""
+    """Return the expressions whose size or content an assertion (or hypothesis' ``assume``) checks."""
     said = set[str]()
     assumed = [n.args[0] for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "assume"]
     for test in (*assumed, *(n.test for n in nodes if isinstance(n, ast.Assert))):
@@ -92,7 +93,7 @@ def asserted(nodes: list[ast.AST]) -> set[str]:
 
 
 def said_of_all(part: ast.expr, lists: dict[str, Comp]) -> Iterator[Comp]:
-    """What ``assert part`` says to hold for all or for none: of a comprehension, or of a name that was given one."""
+    """Yield the comprehension that ``assert part`` checks for all or no elements, directly or through a name."""
     none = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not)
     side = part.operand if none else part.left if isinstance(part, ast.Compare) else part  # type: ignore[attr-defined]
     none |= isinstance(part, ast.Compare) and ast.unparse(part.comparators[0]) in ("[]", "{}", "set()", "()")
@@ -104,8 +105,8 @@ def said_of_all(part: ast.expr, lists: dict[str, Comp]) -> Iterator[Comp]:
 
 
 def loops(node: ast.AST, bound: set[str], lists: dict[str, Comp]) -> Iterator[Loop]:
-    """Loops that assert, ``assert all(...)`` and ``assert not [...]``: line, what they go over, and the names that loops around
-    them bind."""
+    """Yield loops that assert, ``assert all(...)`` and ``assert not [...]``: line, iterable, and the names bound by enclosing
+    loops."""
     for child in ast.iter_child_nodes(node):
         inner = bound
         if isinstance(child, ast.For):
@@ -119,7 +120,7 @@ def loops(node: ast.AST, bound: set[str], lists: dict[str, Comp]) -> Iterator[Lo
 
 
 def blind(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
-    """Loops that would pass over nothing. A loop over a part of what a loop around it goes over is that one's business."""
+    """Yield the loops that pass on an empty iterable. Loops over part of an enclosing loop's element are left to that loop."""
     consts = assigned([s for s in tree.body if isinstance(s, ast.Assign | ast.AnnAssign)], set())
     for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
         nodes = [*ast.walk(function)]

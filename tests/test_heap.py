@@ -1,4 +1,4 @@
-"""What collecting tests made is left alone by the garbage collector; what a test makes is not."""
+"""Garbage collection during tests: objects from test collection are exempt, and objects of tests are collected."""
 
 from __future__ import annotations
 

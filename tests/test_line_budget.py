@@ -1,4 +1,4 @@
-"""Budgets of lines: what counts for which part, and what exceeds it."""
+"""Line budgets: assignment of files to parts, and exceeded budgets."""
 
 from __future__ import annotations
 

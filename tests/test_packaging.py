@@ -1,7 +1,5 @@
-"""The wheels of all distributions in a fresh environment outside the checkout: first the core alone, then everything else.
-
-No network: the wheels are built here, and the other packages of this environment are linked into the new one.
-"""
+"""Wheels of all distributions in a fresh environment outside the checkout: first the core alone, then everything else. No network
+is used: wheels are built here, and this environment's other packages are linked into the new one."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from rammer_testing.small_models import MODELS
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = {"cuda": "rammer_cuda", "rocm": "rammer_rocm", "ipu_sim": "rammer_ipu_sim"}
-#: Distribution -> its folder.
+#: Distribution -> source folder.
 FOLDERS = {
     "rammer_core": ROOT,
     **{package: ROOT / "plugins" / name for name, package in PLUGINS.items()},
@@ -49,7 +47,8 @@ def run(*words: object, cwd: Path, code: int = 0, errors: bool = False) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels by distribution, each from its sdist as by ``make dist``, built from copies: building leaves files behind."""
+    """Return the wheels by distribution, each built from its sdist as by ``make dist``. Copies are built, since building leaves
+    files."""
     folder = tmp_path_factory.mktemp("build")
     ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", ".*")
     (folder / "rammer_core").mkdir()
@@ -66,14 +65,14 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a fresh environment ``env``: everything that this one has but rammer."""
+    """Return a folder with a fresh environment ``env``: all packages of this environment except rammer."""
     folder = tmp_path_factory.mktemp("home")
     venv.create(folder / "env", symlinks=True)
     here, there = (Path(sysconfig.get_path("purelib", vars={"base": str(b)})) for b in (sys.prefix, folder / "env"))
     for entry in here.iterdir():
         if "rammer" not in entry.name.lower() and not (there / entry.name).exists():
             (there / entry.name).symlink_to(entry)
-    # Some wheels put shared libraries beside site-packages' parent.
+    # Some wheels store shared libraries next to site-packages' parent.
     for entry in (Path(sys.prefix) / "lib").iterdir():
         if not (folder / "env" / "lib" / entry.name).exists():
             (folder / "env" / "lib" / entry.name).symlink_to(entry)
@@ -81,7 +80,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(home: Path, *what: Path | str) -> None:
-    """What pip is asked for, from wheels and folders alone."""
+    """Install packages with pip from wheels and folders only."""
     python = home / "env" / "bin" / "python"
     run(
         sys.executable,
@@ -141,7 +140,7 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
         text = run(command, "run", path, "--device", name, "--inputs", "in.npz", "--expected", "want.npz", cwd=home)
         assert f"device    {name}:0" in text
 
-    # What is beside the core is named where it is missing, and found once it is there.
+    # A missing distribution is named in the error, and works once it is installed.
     missing = run(command, "plugins", "test", "ipu_sim", cwd=home, code=2, errors=True)
     assert "hint: pip install rammer-testing" in missing
     install(home, wheels["rammer_testing"], wheels["rammer_bench"])
@@ -153,7 +152,7 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
     rows = {r["device"]: r for r in json.loads(run(command, "devices", "--json", cwd=home))}
     assert rows["toy:0"]["self_test"].startswith("ok")
 
-    # Any subset works: what is left after the others have gone.
+    # Any subset of distributions works, also after the others are removed.
     gone = ("rammer-cuda", "rammer-rocm", "rammer-toy")
     run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-q", "-y", *gone, cwd=home)
     left = json.loads(run(command, "devices", "--json", cwd=home))
@@ -163,7 +162,8 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
 @pytest.mark.slow
 @pytest.mark.parametrize("checks", [6, pytest.param(len(CHECKS), marks=pytest.mark.large)])
 def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.random.Generator) -> None:
-    """What the installed core writes installs as it is and passes its tests: so many checks of the conformance kit."""
+    """Check that a plugin written by the installed core installs unchanged and passes ``checks`` checks
+    of the conformance kit."""
     install(home, wheels["rammer_core"], wheels["rammer_testing"])
     python = home / "env" / "bin" / "python"
     run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
@@ -178,7 +178,7 @@ def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.
 
 
 def test_the_demo_runs_without_the_checkout(wheels: dict[str, Path], home: Path) -> None:
-    fetch("ppocr_cls")  # or the test is skipped
+    fetch("ppocr_cls")  # skips the test if unavailable
     install(home, *(wheels[name] for name in ("rammer_core", "rammer_rocm", "rammer_ipu_sim", "rammer_testing", "rammer_bench")))
     shutil.copy(ROOT / "benchmarks" / "demo.py", home)
     said = run(home / "env" / "bin" / "python", "demo.py", cwd=home)

@@ -1,4 +1,4 @@
-"""Inputs follow from a run's seed, which is fixed or drawn: nothing in the tests draws from a generator without a seed."""
+"""Seeded inputs: each run's seed is fixed or drawn, and no test draws from a generator without a seed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rammer_testing.nonempty import some
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[1]
-#: Tests and what they share, without the test kit.
+#: Tests and shared test modules, without the test kit.
 FILES = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")} - {*ROOT.glob("tests/kit/**/*.py")})
-#: Callables that draw their own seed when they are given none, and modules whose functions share one generator.
+#: Callables that draw a seed if called without one, and modules whose functions share one generator.
 MAKERS = {"default_rng", "Random", "SeedSequence", "RandomState"}
 SHARED = re.compile(r"(np|numpy)\.random\.(?!default_rng|Generator|SeedSequence)\w+|random\.(?!Random\b)\w+")
-#: A search that is run by hand and prints the seed of what it finds.
+#: A search that is run by hand and prints the seeds of its findings.
 ALLOWED = {"tests/devices/view_graphs.py": 1}
 
 
 def unseeded(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """What draws numbers that no seed gives again."""
+    """Yield the calls whose random numbers no seed reproduces."""
     imported = {a.asname or a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
@@ -57,7 +57,7 @@ def test_the_search_finds(code: str) -> None:
     assert len(list(unseeded([*ast.walk(ast.parse(code))]))) == 1
 
 
-#: What a failure says of its seed: the number, and the test.
+#: Pattern of the seed message of a failure: the number, and the test.
 TOLD = r"^python -m pytest --seed (\d+) '.*::(.*)'$"
 
 
@@ -93,7 +93,7 @@ def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
         assert len({*found.values()}) == len(found) == 3
         return found
 
-    shared = run("-n", "2")  # the run's seed is that of all its processes
+    shared = run("-n", "2")  # all processes of the run share its seed
     assert {s for s, _ in re.findall(TOLD, shared, re.MULTILINE)} == {*re.findall(r"^seed (\d+)$", shared, re.MULTILINE)}
     first = run("--seed", "fresh")
     (seed,) = re.findall(r"^seed (\d+)$", first, re.MULTILINE)
@@ -119,7 +119,7 @@ def test_a_seed_of_the_project_is_everybodys(pytester: pytest.Pytester) -> None:
 
 
 def test_this_project_has_a_seed(pytestconfig: pytest.Config) -> None:
-    """`make test` and the README's own commands run the same tests on the same inputs everywhere."""
+    """Check that `make test` and the README's commands use the same tests and inputs everywhere."""
     assert int(pytestconfig.getini("seed")) >= 0
     commands = [line for file in ("Makefile", "README.md") for line in (ROOT / file).read_text().splitlines() if "pytest" in line]
     assert not [line for line in some(commands) if "--seed" in line and "$(SEED)" not in line]
@@ -220,6 +220,6 @@ def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.P
         return found
 
     pytester.makepyfile(constants="\n".join(f"a{n} = {n}" for n in range(7001, 7200)))
-    loaded = "-p", "constants"  # examples are the same whatever modules a process has loaded
+    loaded = "-p", "constants"  # examples do not depend on the loaded modules
     first, second = drawn("--seed", "1", "-p", "no:xdist"), drawn("--seed", "2", "-n", "1")
     assert first != second == drawn("--seed", "1", "--hypothesis-seed", "2", *loaded)

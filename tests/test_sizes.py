@@ -1,4 +1,4 @@
-"""Files and functions are short."""
+"""Length limits of files and functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from reading import Parsed, Search
 
 ROOT = Path(__file__).parents[1]
 FILES = [p for folder in ("core", "plugins", "tests", "benchmarks", "docs") for p in sorted((ROOT / folder).rglob("*.py"))]
-#: Lines of a file and of a function, at most.
+#: Maximal lines of a file and of a function.
 FILE, FUNCTION = 800, 60
 
 
 def too_long(file: Parsed) -> Iterator[str]:
-    """What in a file is."""
+    """Yield the parts of a file that are too long."""
     lines = file.text.count("\n")
     if lines > FILE:
         yield f"{file.path}: {lines} lines"

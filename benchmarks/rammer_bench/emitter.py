@@ -1,7 +1,5 @@
-"""From a PeerGraph to a torch module: the walk over its operators, with shapes beside it.
-
-Which operator becomes what is in ``layers`` and ``to_torch``.
-"""
+"""Translation of a PeerGraph to a torch module: a traversal of its operators that tracks shapes. The translations of the
+operators are in ``layers`` and ``to_torch``."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ import numpy as np
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer_bench.graph import Array, PeerGraph, PeerNode, evaluated
 
-#: Emits one operator: a value, or one for each output.
+#: A function that emits one operator: a value, or one for each output.
 Emit: TypeAlias = "Callable[[Emitter, PeerNode], Any]"
 
 
 def load_torch() -> Any:
-    """The torch package. DeviceUnavailable where it is not installed."""
+    """Return the torch package. Raises DeviceUnavailable if it is not installed."""
     try:
         return importlib.import_module("torch")
     except ImportError as problem:
@@ -27,7 +25,7 @@ def load_torch() -> Any:
 
 
 class Emitter:
-    """Emits each operator by its entry of ``table``; beside it runs the calls on meta tensors, which have shapes only."""
+    """An emitter of operators by the entries of ``table``, which also runs the calls on meta tensors (shapes only)."""
 
     def __init__(self, source: PeerGraph, inputs: Mapping[str, tuple[str, tuple[int, ...]]], table: Mapping[str, Emit]) -> None:
         self.torch = load_torch()
@@ -41,7 +39,7 @@ class Emitter:
         self.kept: dict[tuple[str, bool], Any] = {}
 
     def module(self) -> Any:
-        """Emit everything and compile it to Python."""
+        """Emit all operators and compile them to Python."""
         torch = self.torch
         for number, name in enumerate(self.source.inputs):
             dtype, shape = self.inputs[name]
@@ -58,14 +56,14 @@ class Emitter:
             names = [o for o in node.outputs if o]
             if isinstance(result, tuple):
                 self.values.update(zip(names, result, strict=True))
-            else:  # Dropout's mask is the one output that nobody here computes
+            else:  # Dropout's mask is the one output that the peers do not compute
                 self.values[names[0]] = result
         self.graph.output(tuple(self.value(name) for name in self.source.outputs))
         made = self.fx.GraphModule(self.root, self.graph, "Peer")
         return made.eval().requires_grad_(False)
 
     def _folded(self, node: PeerNode) -> bool:
-        """Whether the operator computes something of static shapes only; its results become constants."""
+        """Return True if the operator depends only on static shapes; its results become constants."""
         known = self.source.constants
         if node.op == "Shape" and node.inputs[0] not in known:
             extents = self.shape(self.values[node.inputs[0]])[node.attr("start", 0) : node.attr("end")]
@@ -77,7 +75,7 @@ class Emitter:
         return True
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """A call of ``function`` on values."""
+        """Emit a call of ``function`` on values."""
         node = self.graph.call_function(function, args, options)
         self.metas[node] = function(*map(self._meta, args), **options)
         return node
@@ -88,11 +86,11 @@ class Emitter:
         return self.metas.get(value, value) if isinstance(value, self.fx.Node) else value
 
     def shape(self, value: Any) -> tuple[int, ...]:
-        """Static shape of a value."""
+        """Return the static shape of a value."""
         return tuple(self.metas[value].shape)
 
     def value(self, name: str) -> Any:
-        """A tensor, a weight, or a Python number for a float constant of rank 0."""
+        """Return a tensor, a weight, or a Python number for a float constant of rank 0."""
         if name in self.values:
             return self.values[name]
         array = self.source.constants[name]
@@ -101,11 +99,11 @@ class Emitter:
         return self.weight(array, name)
 
     def tensor(self, name: str) -> Any:
-        """A tensor or a weight, of whatever rank."""
+        """Return a tensor or a weight of any rank."""
         return self.values[name] if name in self.values else self.weight(self.source.constants[name], name)
 
     def weight(self, array: Array, name: str, transposed: bool = False) -> Any:
-        """A buffer, made once."""
+        """Return the buffer of a weight, created once."""
         key = (name, transposed)
         if key not in self.kept:
             attribute = f"w{len(self.kept)}"
@@ -116,7 +114,7 @@ class Emitter:
         return self.kept[key]
 
     def static(self, node: PeerNode, index: int) -> list[int] | None:
-        """An integer operand that must be constant; None where it is absent."""
+        """Return an integer operand that must be constant, or None if it is absent."""
         if len(node.inputs) <= index or not node.inputs[index]:
             return None
         if node.inputs[index] not in self.source.constants:
@@ -125,5 +123,5 @@ class Emitter:
 
 
 def operands(e: Emitter, node: PeerNode) -> list[Any]:
-    """The operands as values; None for those that are left out."""
+    """Return the operands as values; None for those that are omitted."""
     return [e.value(n) if n else None for n in node.inputs]

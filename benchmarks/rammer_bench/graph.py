@@ -1,8 +1,8 @@
-"""An ONNX graph as peers take it: plain nodes with the fusions that people using those frameworks write by hand.
+"""An ONNX graph in the form for peers: plain nodes with the fusions that users of those frameworks write by hand.
 
-Batch norms fold into convolutions, a matrix product with its bias is one linear layer, scaled dot-product
-attention is one node, stacked LSTMs are one node. So a peer is timed at its best, not at the export's wording.
-Independent of the compiler's own frontend and passes: the float64 reference of the benchmarks is computed from this.
+Batch norms fold into convolutions, a matrix product with its bias is one linear layer, scaled dot-product attention is one node,
+stacked LSTMs are one node. A peer is thus timed at its best, independent of the export's form. The module is independent of the
+compiler's frontend and passes: the benchmarks' float64 reference is computed from it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 @dataclass(frozen=True)
 class PeerNode:
-    """One operator. Fused ones: ``Linear`` (x, weight [in, out], bias), ``Attention`` (q, transposed k, v; attribute
-    scale), ``LSTM`` with (x, then W, R, B of each layer) and outputs Y, Y_h, Y_c of the last layer."""
+    """One operator of a peer graph. Fused ones are ``Linear`` (x, weight [in, out], bias), ``Attention`` (q, transposed k, v;
+    attribute scale), and ``LSTM`` with (x, then W, R, B of each layer) and outputs Y, Y_h, Y_c of the last layer."""
 
     op: str
     inputs: tuple[str, ...]
@@ -31,13 +31,13 @@ class PeerNode:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute or ``default``."""
+        """Return an attribute or ``default``."""
         return self.attributes.get(name, default)
 
 
 @dataclass
 class PeerGraph:
-    """Nodes in topological order, constants by name, ports by name in the model's order."""
+    """The nodes in topological order, constants by name, ports by name in the model's order."""
 
     name: str
     inputs: tuple[str, ...]
@@ -47,7 +47,7 @@ class PeerGraph:
     opset: int = 21
 
     def readers(self) -> dict[str, list[PeerNode]]:
-        """Value -> nodes that read it; an output of the graph counts as read by one more."""
+        """Return the nodes that read each value; an output of the graph counts as one more reader."""
         found: dict[str, list[PeerNode]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -57,12 +57,12 @@ class PeerGraph:
         return found
 
     def producers(self) -> dict[str, PeerNode]:
-        """Value -> the node that makes it."""
+        """Return the producer node of each value."""
         return {o: n for n in self.nodes for o in n.outputs if o}
 
 
 def peer_graph(model: onnx.ModelProto) -> PeerGraph:
-    """``model`` with every fusion applied."""
+    """Return ``model`` with every fusion applied."""
     constants = {t.name: np.array(numpy_helper.to_array(t)) for t in model.graph.initializer}
     nodes = []
     for node in model.graph.node:
@@ -87,19 +87,19 @@ def _only_reader(readers: Mapping[str, list[PeerNode]], value: str, op: str) -> 
 
 
 def _drop(graph: PeerGraph, gone: list[PeerNode], new: Mapping[int, PeerNode]) -> None:
-    """Remove ``gone`` and put ``new`` (by id of the node it stands for) in place."""
+    """Remove the nodes in ``gone`` and insert those in ``new`` in place of the nodes with these ids."""
     ids = {id(n) for n in gone}
     graph.nodes = [new.get(id(n), n) for n in graph.nodes if id(n) not in ids]
 
 
 def evaluated(node: PeerNode, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
-    """Outputs by name of an operator all of whose operands are in ``constants``, by ONNX's reference implementation."""
+    """Return outputs by name of an operator with constant operands, by ONNX's reference implementation."""
     proto = helper.make_node(node.op, node.inputs, node.outputs, **node.attributes)
     return evaluate_proto(proto, {n: constants[n] for n in node.inputs if n}, {"": opset})
 
 
 def fold_constants(graph: PeerGraph) -> None:
-    """Operators on constants (exporters pass weights through Identity) become constants."""
+    """Replace operators on constants by constants: exporters pass weights through Identity."""
     kept = []
     for node in graph.nodes:
         if node.inputs and all(n in graph.constants for n in node.inputs if n):
@@ -110,7 +110,7 @@ def fold_constants(graph: PeerGraph) -> None:
 
 
 def fold_norms(graph: PeerGraph) -> None:
-    """Conv then BatchNormalization becomes one Conv with a bias, computed in float64."""
+    """Fold BatchNormalization into the preceding Conv, as one Conv with a bias, computed in float64."""
     readers = graph.readers()
     gone, new = list[PeerNode](), dict[int, PeerNode]()
     for conv in graph.nodes:
@@ -131,7 +131,7 @@ def fold_norms(graph: PeerGraph) -> None:
 
 
 def fuse_linear(graph: PeerGraph) -> None:
-    """MatMul with a constant matrix, then Add of a constant vector."""
+    """Fuse MatMul with a constant matrix and Add of a constant vector."""
     readers = graph.readers()
     gone, new = list[PeerNode](), dict[int, PeerNode]()
     for product in graph.nodes:
@@ -147,7 +147,7 @@ def fuse_linear(graph: PeerGraph) -> None:
 
 
 def fuse_attention(graph: PeerGraph) -> None:
-    """softmax(scale * (q @ k)) @ v over the last axis."""
+    """Fuse softmax(scale * (q @ k)) @ v over the last axis."""
     readers, producers = graph.readers(), graph.producers()
     gone, new = list[PeerNode](), dict[int, PeerNode]()
     for softmax in graph.nodes:
@@ -170,7 +170,7 @@ def fuse_attention(graph: PeerGraph) -> None:
 
 
 def plain_lstm(node: PeerNode) -> bool:
-    """Forward, default activations, no sequence lengths, initial states or peepholes."""
+    """Return True for a forward LSTM with default activations, without sequence lengths, initial states or peepholes."""
     return (
         node.op == "LSTM"
         and not any(node.inputs[4:])
@@ -180,7 +180,7 @@ def plain_lstm(node: PeerNode) -> bool:
 
 
 def stack_lstms(graph: PeerGraph) -> None:
-    """LSTM - Squeeze - LSTM chains of one hidden size become one multi-layer LSTM."""
+    """Fuse LSTM - Squeeze - LSTM chains of equal hidden size into one multi-layer LSTM."""
     readers, producers = graph.readers(), graph.producers()
     merged: dict[int, PeerNode] = {}
     gone: list[PeerNode] = []

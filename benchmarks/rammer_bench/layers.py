@@ -16,7 +16,7 @@ from rammer_bench.graph import PeerNode, plain_lstm
 
 
 def _pads(e: Emitter, node: PeerNode, kernel: Sequence[int]) -> list[int]:
-    """Padding before each spatial axis, then after each; SAME_UPPER and SAME_LOWER follow from the extents."""
+    """Return the padding before each spatial axis, then after each; SAME_UPPER and SAME_LOWER follow from the extents."""
     rank, form = len(kernel), node.attr("auto_pad", b"NOTSET")
     if form in (b"NOTSET", b"VALID"):
         return list(node.attr("pads", [0] * 2 * rank))
@@ -67,7 +67,7 @@ def conv_transpose(e: Emitter, node: PeerNode) -> Any:
 
 
 def resize(e: Emitter, node: PeerNode) -> Any:
-    """To the nearest pixel, by whole factors: what torch's ``interpolate`` does too."""
+    """Resize to the nearest pixel by integer factors, as torch's ``interpolate`` does."""
     x = e.value(node.inputs[0])
     extents = e.shape(x)
     known = e.source.constants
@@ -88,14 +88,14 @@ def resize(e: Emitter, node: PeerNode) -> Any:
 
 
 def _cut_by_ceiling(extents: Sequence[int], kernel: list[int], strides: list[int], pads: list[int]) -> bool:
-    """Whether rounding the number of windows up pads as ``pads`` say, at the end only."""
+    """Return True if rounding the number of windows up is equivalent to ``pads``, at the end only."""
     windows = zip(extents, kernel, strides, pads[2:], strict=True)
     return pads[:2] == [0, 0] and all((n + p - k) // s == -(-(n - k) // s) for n, k, s, p in windows)
 
 
 def pool(e: Emitter, node: PeerNode) -> Any:
-    """Padding at the end only is a window cut off by the border, which torch calls ceil_mode; else maxima are padded
-    apart."""
+    """Emit a pool. Padding only at the end is a window cut off by the border, which torch calls ceil_mode; otherwise maxima are
+    padded separately."""
     (x,) = operands(e, node)
     kernel, strides = list(node.attr("kernel_shape")), list(node.attr("strides", [1, 1]))
     pads, ceil = _pads(e, node, kernel), bool(node.attr("ceil_mode", 0))
@@ -117,7 +117,7 @@ def pool(e: Emitter, node: PeerNode) -> Any:
 
 
 def lstm(e: Emitter, node: PeerNode) -> tuple[Any, ...]:
-    """cuDNN's multi-layer LSTM. ONNX orders gates i, o, f, c; torch i, f, g, o."""
+    """Emit cuDNN's multi-layer LSTM. ONNX orders gates i, o, f, c; torch i, f, g, o."""
     single = len(node.inputs) == 7 and not node.inputs[4] and plain_lstm(replace(node, inputs=node.inputs[:4]))
     names, start = (node.inputs[1:4], node.inputs[5:]) if single else (node.inputs[1:], ())
     if not all(n in e.source.constants for n in names) or len(names) % 3:
@@ -174,7 +174,7 @@ def attention(e: Emitter, node: PeerNode) -> Any:
 
 
 def norm(e: Emitter, node: PeerNode) -> Any:
-    """A batch norm that no convolution precedes."""
+    """Emit a batch norm that no convolution precedes."""
     x, scale, shift, mean, variance = operands(e, node)
     epsilon = float(node.attr("epsilon", 1e-5))
     return e.call(e.F.batch_norm, x, mean, variance, scale, shift, False, 0.0, epsilon)
@@ -188,7 +188,7 @@ def layer_norm(e: Emitter, node: PeerNode) -> Any:
 
 
 def gather(e: Emitter, node: PeerNode) -> Any:
-    """Rows of a matrix, or constant positions along any axis."""
+    """Emit a gather of matrix rows, or of constant positions along any axis."""
     table, axis = e.tensor(node.inputs[0]), node.attr("axis", 0)
     if node.inputs[1] in e.source.constants:
         places = e.source.constants[node.inputs[1]]

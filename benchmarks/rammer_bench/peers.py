@@ -16,7 +16,7 @@ from rammer_bench.prepare import GPU, gpu_name, names, open_peer, wall_seconds
 
 
 def onnxruntime(model: Model, inputs: Mapping[str, Array], precision: str = "float32") -> Prepared:
-    """Open ONNX Runtime's CPU provider on all cores. A run is timed with NumPy in and NumPy out."""
+    """Open ONNX Runtime's CPU provider on all cores. A run is timed with NumPy arrays in and out."""
     begin = time.perf_counter()
     session = onnxruntime_session(model)
     opened = time.perf_counter() - begin

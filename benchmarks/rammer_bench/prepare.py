@@ -1,8 +1,7 @@
 """Peer runtimes on the same model, weights and inputs, prepared for timing on a device or on the CPU.
 
-Every peer keeps its inputs resident where it runs. On a GPU, torch peers are timed by events around one call whose
-launches are queued behind a short delay, so that queueing a graph costs nothing; other peers by the wall clock.
-"""
+Every peer keeps its inputs resident where it runs. On a GPU, torch peers are timed by events around one call whose launches are
+queued after a short delay. Queueing a graph thus costs nothing. Other peers are timed by the wall clock."""
 
 from __future__ import annotations
 
@@ -25,27 +24,25 @@ from rammer_bench.to_torch import load_torch, to_torch
 
 Precision: TypeAlias = Literal["float32", "tf32", "float16"]
 
-#: Clock cycles of the delay that hides queueing: about 1 ms. A graph of 479 kernels takes up to 0.4 ms of it where the host is
-#: busy: with a delay of 0.1 ms NASNet-A was told to take 757 us, its kernels 463.
+#: Clock cycles of the delay that hides queueing: about 1 ms. Queueing a graph of 479 kernels takes up to 0.4 ms of it on a busy
+#: host. With a delay of 0.1 ms NASNet-A measured 757 us, its kernels 463.
 DELAY_CYCLES: Final = 2_000_000
 
 
 def names(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Outputs of ``model`` in order."""
+    """Return the outputs of ``model`` in order."""
     return tuple(o.name for o in model.graph.output)
 
 
-#: What torch, ONNX Runtime and JAX call a GPU; it names a place of theirs, no device of ours.
+#: Name of a GPU in torch, ONNX Runtime and JAX; not a rammer device.
 GPU = "cuda"
 
 
 def open_peer(
     name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str = GPU, precision: str = "float32"
 ) -> Prepared:
-    """Prepare peer ``name`` (a key of PEERS) on ``device`` (cuda or cpu).
-
-    DeviceUnavailable where the peer or the device is not there, BadInput where it cannot express model or precision.
-    """
+    """Prepare peer ``name`` (a key of PEERS) on ``device`` (cuda or cpu). Raises DeviceUnavailable if the peer or the device is
+    missing, BadInput if it does not support the model or precision."""
     if name not in PEERS:
         raise BadInput(f"unknown peer {name!r}", hint=f"one of: {', '.join(PEERS)}")
     if precision not in PRECISIONS:
@@ -58,7 +55,7 @@ def open_peer(
 
 
 def torch_device(device: str) -> Any:
-    """The torch device; DeviceUnavailable without a GPU where one is asked for."""
+    """Return the torch device. Raises DeviceUnavailable if a GPU is requested but missing."""
     torch = load_torch()
     if device == GPU and not torch.cuda.is_available():
         raise DeviceUnavailable("torch sees no CUDA GPU")
@@ -66,7 +63,7 @@ def torch_device(device: str) -> Any:
 
 
 def gpu_name() -> str:
-    """The first GPU that torch sees; "" without torch or GPU."""
+    """Return the name of torch's first GPU, or "" without torch or GPU."""
     try:
         torch = load_torch()
     except DeviceUnavailable:
@@ -75,7 +72,7 @@ def gpu_name() -> str:
 
 
 def delay(stream: Any) -> None:
-    """Queue DELAY_CYCLES of idling on a CUDA ``stream`` (``ptr`` is its handle); nothing elsewhere, or without torch."""
+    """Queue DELAY_CYCLES of idling on a CUDA ``stream`` (``ptr`` is its handle); do nothing elsewhere, or without torch."""
     if not hasattr(stream, "ptr") or not gpu_name():
         return
     torch = load_torch()
@@ -84,7 +81,7 @@ def delay(stream: Any) -> None:
 
 
 def set_torch_precision(precision: str) -> None:
-    """Autotuned cuDNN; tf32 in matrix products, convolutions and recurrences only where it is asked for."""
+    """Enable cuDNN autotuning; use tf32 in matrix products, convolutions and recurrences only if ``precision`` requests it."""
     torch = load_torch()
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -94,7 +91,7 @@ def set_torch_precision(precision: str) -> None:
 def torch_module(
     model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, dtype: str, channels_last: bool = False
 ) -> tuple[Any, list[Any]]:
-    """The module and its resident inputs, floats as ``dtype``."""
+    """Return the module and its resident inputs, with floats as ``dtype``."""
     torch, place = load_torch(), torch_device(device)
     kind = getattr(torch, dtype)
     form = {"memory_format": torch.channels_last} if channels_last else {}
@@ -109,7 +106,7 @@ def torch_module(
 
 
 def float64_outputs(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
-    """The reference: the same graph in float64 throughout."""
+    """Return the reference: the same graph in float64 throughout."""
     torch = load_torch()
     module, feeds = torch_module(model, inputs, device, "float64")
     with torch.no_grad():
@@ -122,7 +119,7 @@ def _fetched(model: onnx.ModelProto, tensors: Any) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class _Mode:
-    """How torch runs a module: compiled by torch.compile, captured as a CUDA graph, with images as NHWC."""
+    """A mode of running a torch module: with torch.compile, captured as a CUDA graph, with images as NHWC."""
 
     compiled: bool = False
     captured: bool = False
@@ -156,7 +153,9 @@ def _no_graph() -> tuple[Callable[[], Any], Any]:
 
 
 def capture(call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
-    """``call`` as a CUDA graph after warm-up on a side stream: its replay, and the results that replays overwrite."""
+    """Capture ``call`` as a CUDA graph after warm-up on a side stream.
+
+    Return its replay and the results that replays overwrite."""
     torch = load_torch()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -171,7 +170,7 @@ def capture(call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
 
 
 def event_seconds(launch: Callable[[], Any]) -> float:
-    """GPU seconds of what ``launch`` queues on torch's current stream."""
+    """Return GPU seconds of the work that ``launch`` queues on torch's current stream."""
     torch = load_torch()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(DELAY_CYCLES)
@@ -183,14 +182,14 @@ def event_seconds(launch: Callable[[], Any]) -> float:
 
 
 def wall_seconds(call: Callable[[], Any]) -> float:
-    """Seconds of a call that returns when its work is done."""
+    """Return the seconds of a call that returns when its work is done."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def _onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, precision: str) -> Prepared:
-    """CUDA provider with exhaustive convolution search in a CUDA graph, or the CPU provider on all cores."""
+    """Open the CUDA provider with exhaustive convolution search in a CUDA graph, or the CPU provider on all cores."""
     try:
         runtime: Any = importlib.import_module("onnxruntime")
     except ImportError as problem:
@@ -216,7 +215,7 @@ def _onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array], device: st
 
 
 def _bound_session(runtime: Any, session: Any, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Prepared:
-    """Inputs and outputs at fixed device addresses, as ONNX Runtime's CUDA graphs need."""
+    """Bind inputs and outputs at fixed device addresses, as ONNX Runtime's CUDA graphs need."""
     binding = session.io_binding()
     for name, array in inputs.items():
         binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
@@ -234,8 +233,8 @@ def _bound_session(runtime: Any, session: Any, model: onnx.ModelProto, inputs: M
 
 
 def _jax(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, precision: str) -> Prepared:
-    """``jax.jit`` of the whole model."""
-    # By default JAX takes three quarters of the GPU's memory, which the other peers need.
+    """Open ``jax.jit`` of the whole model."""
+    # By default JAX allocates three quarters of the GPU's memory, which the other peers need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from rammer_bench.to_jax import load_jax, to_jax
 
@@ -262,7 +261,7 @@ def _jax(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, preci
 
 _Open: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array], str, str], Prepared]
 
-#: Name -> how to open it. The nhwc ones hold images channels-last.
+#: Functions that open a peer, by name. The nhwc ones hold images channels-last.
 PEERS: Final[Mapping[str, _Open]] = {
     "torch": partial(_torch, _Mode()),
     "torch-graph": partial(_torch, _Mode(captured=True)),
@@ -275,7 +274,7 @@ PEERS: Final[Mapping[str, _Open]] = {
 
 
 def relative_error(have: Mapping[str, Array], want: Mapping[str, Array]) -> float:
-    """Largest relative L2 error over the outputs; infinite where a value is not finite or an output is missing."""
+    """Return the largest relative L2 error over the outputs; infinite if a value is not finite or an output is missing."""
     worst = 0.0
     for name, reference in want.items():
         if name not in have or have[name].shape != reference.shape:

@@ -16,7 +16,7 @@ _Emit: TypeAlias = "Callable[[Any, PeerNode, list[Any]], Any]"
 
 
 def load_jax() -> Any:
-    """The jax package. DeviceUnavailable where it is not installed."""
+    """Return the jax package. Raises DeviceUnavailable if it is not installed."""
     try:
         return importlib.import_module("jax")
     except ImportError as problem:
@@ -24,10 +24,8 @@ def load_jax() -> Any:
 
 
 def to_jax(model: onnx.ModelProto) -> tuple[Callable[[Any, Mapping[str, Any]], dict[str, Any]], dict[str, Array]]:
-    """``(function, weights)``: ``function(weights, {input: array}) -> {output: array}``, ready for ``jax.jit``.
-
-    Integer constants and those of rank 0 are part of the function. BadInput for an operator that is not covered.
-    """
+    """Return ``(function, weights)``: ``function(weights, {input: array}) -> {output: array}``, ready for ``jax.jit``. Integer
+    constants and those of rank 0 are part of the function. Raises BadInput for an uncovered operator."""
     load_jax()
     graph = peer_graph(model)
     for node in graph.nodes:
@@ -63,7 +61,7 @@ def _conv(jax: Any, node: PeerNode, x: list[Any]) -> Any:
 
 
 def _window(jax: Any, node: PeerNode, x: Any, start: float, combine: Any) -> Any:
-    """A sliding reduction over rows and columns; ceil_mode pads the end."""
+    """Return a sliding reduction over rows and columns; ceil_mode pads the end."""
     kernel, strides = node.attr("kernel_shape"), node.attr("strides", [1, 1])
     pads = node.attr("pads", [0] * 4)
     spans = []
@@ -86,7 +84,7 @@ def _average_pool(jax: Any, node: PeerNode, x: list[Any]) -> Any:
 
 
 def _lstm(jax: Any, node: PeerNode, x: list[Any]) -> tuple[Any, ...]:
-    """Layers one after another, each a scan over time. ONNX orders gates i, o, f, c."""
+    """Return layers in sequence, each a scan over time. ONNX orders gates i, o, f, c."""
     jnp, sequence, hidden, cell = jax.numpy, x[0], None, None
     for w, r, b in zip(x[1::3], x[2::3], x[3::3], strict=True):
         size = r.shape[-1]
@@ -146,7 +144,7 @@ def _pad(jax: Any, node: PeerNode, x: list[Any]) -> Any:
 
 
 def _split(jax: Any, node: PeerNode, x: list[Any]) -> tuple[Any, ...]:
-    """Sizes as given, or equal parts of which the last may be smaller."""
+    """Split into the requested sizes, or into equal parts of which the last may be smaller."""
     axis, count = node.attr("axis", 0), len(node.outputs)
     each = -(-x[0].shape[axis] // count)
     places = np.cumsum(x[1])[:-1] if len(x) > 1 else np.arange(1, count) * each

@@ -18,11 +18,10 @@ __all__ = ["load_torch", "to_torch"]
 
 
 def to_torch(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]] | None = None) -> Any:
-    """A ``torch.fx.GraphModule`` that takes the model's inputs in order and returns its outputs as a tuple.
+    """Return a ``torch.fx.GraphModule`` with the model's inputs in order and its outputs as a tuple.
 
-    Weights are buffers, so ``.to(device, dtype)`` moves them. ``shapes`` binds dynamic input dimensions.
-    BadInput for an operator or a form of it that is not covered, naming it.
-    """
+    Weights are buffers, so ``.to(device, dtype)`` moves them. ``shapes`` binds dynamic input dimensions. Raises BadInput that
+    names an uncovered operator or form of it."""
     return Emitter(peer_graph(model), _input_types(model, shapes or {}), _EMIT).module()
 
 
@@ -70,7 +69,7 @@ def _transpose(e: Emitter, node: PeerNode) -> Any:
 
 
 def _pad(e: Emitter, node: PeerNode) -> Any:
-    """Constant padding of all axes, or reflection along the last one."""
+    """Emit constant padding of all axes, or reflection along the last one."""
     x, pads = e.value(node.inputs[0]), e.static(node, 1) or []
     mode, rank = node.attr("mode", b"constant"), len(e.shape(x))
     last = mode == b"reflect" and rank in (2, 3) and not any(pads[d] for d in range(2 * rank) if (d + 1) % rank)
@@ -111,7 +110,7 @@ def _hard_sigmoid(e: Emitter, node: PeerNode) -> Any:
 
 
 def _split(e: Emitter, node: PeerNode) -> tuple[Any, ...]:
-    """Sizes as given, or equal parts of which the last may be smaller."""
+    """Split into the requested sizes, or into equal parts of which the last may be smaller."""
     x, axis = e.value(node.inputs[0]), node.attr("axis", 0)
     extent, count = e.shape(x)[axis], len(node.outputs)
     each = -(-extent // count)
@@ -134,19 +133,19 @@ def _expand(e: Emitter, node: PeerNode) -> Any:
 
 
 def cast_like(x: Any, like: Any) -> Any:
-    """``x`` in the element type of ``like``."""
+    """Return ``x`` in the element type of ``like``."""
     return x.to(like.dtype)
 
 
 def _cast(e: Emitter, node: PeerNode) -> Any:
-    """Floats become whatever the module computes in, as a weight does."""
+    """Cast floats to the module's computation type, that of its weights."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(node.attr("to")))
     like = e.weight(np.zeros((), dtype), f"cast to {dtype}")
     return e.call(cast_like, e.tensor(node.inputs[0]), like)
 
 
 def _reduction(path: str) -> Emit:
-    """A reduction along constant axes."""
+    """Return the translation of a reduction along constant axes."""
 
     def emit(e: Emitter, node: PeerNode) -> Any:
         x, axes = e.tensor(node.inputs[0]), e.static(node, 1)
@@ -163,7 +162,7 @@ def _global_max(e: Emitter, node: PeerNode) -> Any:
 
 
 def _folded(path: str) -> Emit:
-    """An operator of any number of operands that torch has for two."""
+    """Return the translation of an n-ary operator that is binary in torch."""
 
     def emit(e: Emitter, node: PeerNode) -> Any:
         first, *rest = (e.tensor(n) for n in node.inputs)
@@ -175,7 +174,7 @@ def _folded(path: str) -> Emit:
 
 
 def _plain(path: str) -> Emit:
-    """An operator that is one function of torch on its operands, the first of which must be a tensor."""
+    """Return the translation of an operator to one torch function; the first operand must be a tensor."""
 
     def emit(e: Emitter, node: PeerNode) -> Any:
         first, *rest = node.inputs
@@ -189,7 +188,7 @@ def _where(e: Emitter, node: PeerNode) -> Any:
 
 
 def _lrn(e: Emitter, node: PeerNode) -> Any:
-    """torch pads channels by size / 2 in front, as ONNX does for odd sizes."""
+    """Emit local response normalisation: torch pads size / 2 channels in front, as ONNX does for odd sizes."""
     size, alpha, beta = node.attr("size"), node.attr("alpha", 1e-4), node.attr("beta", 0.75)
     if size % 2 == 0:
         raise BadInput("the torch peer covers LRN over odd numbers of channels only", where=node.outputs[0])

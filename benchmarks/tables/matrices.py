@@ -15,16 +15,16 @@ from rammer.errors import BadInput
 from rammer.report.text_table import format_duration
 from rammer.schedule.policy import Policy
 
-#: Batches of the matrix. MLSys'21, table 3, has 1, 32 and 128; a GPU of today is full long before 128.
+#: Batches of the matrix. MLSys'21, table 3, has 1, 32 and 128; a current GPU is full long before 128.
 BATCHES: Final = (1, 16, 32)
 BOLD: Final = "The best of a row is bold."
-#: Last columns of both matrices: the time with the stages searched for the run over the best of the row.
+#: Last columns of both matrices. The first is the run's time with the stages searched for it, relative to the best of the row.
 ENDS: Final = ("its own / the best", "rel. L2 to the first")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A row: what runs, on which device, and which stages are its own."""
+    """A row: model, device, and the label of the stages that were searched for it."""
 
     name: str
     model: Subject
@@ -33,7 +33,7 @@ class Run:
 
 
 def hardware(device: str, settings: Settings) -> str:
-    """What stages are searched for, and how their kernels are chosen."""
+    """Return the label of a stage search: device, hardware and tuning."""
     backend = Registry().open(device, "", "", settings.options)
     try:
         tuned = f", --tune {settings.tune}" if settings.tune != "off" else ""
@@ -43,7 +43,7 @@ def hardware(device: str, settings: Settings) -> str:
 
 
 def stages_for(run: Run, key: str, label: str, settings: Settings) -> dict[str, Replay]:
-    """What the file of stages has for model ``key``, with those for ``label``, searched for now where they are not there."""
+    """Return the stored stages for model ``key``, after searching for those of ``label`` if missing."""
     file = Found(settings.stages)
     found = file.of(key)
     if label not in found:
@@ -54,7 +54,7 @@ def stages_for(run: Run, key: str, label: str, settings: Settings) -> dict[str, 
 
 
 def _cells(values: Sequence[float], failures: Sequence[str]) -> list[str]:
-    """Times of one row; the best one in bold."""
+    """Return the times of one row, the best one in bold."""
     best = min((v for v, f in zip(values, failures, strict=True) if not f), default=0.0)
     shown = [f or format_duration(v) for v, f in zip(values, failures, strict=True)]
     return [f"**{s}**" if not f and v == best else s for s, v, f in zip(shown, values, failures, strict=True)]
@@ -65,7 +65,7 @@ def _ways(plans: Mapping[str, Replay], device: str) -> list[Way]:
 
 
 def _crossed(key: str, runs: Sequence[Run], plans: Mapping[str, Replay], settings: Settings) -> list[list[str]]:
-    """For each run its times with all stages, measured and predicted, and how near its own come to the best of them."""
+    """Return for each run its measured and predicted times with all stages, and the ratio of its stages' time to the best."""
     rows = list[list[str]]()
     for run in runs:
         found = dict(zip(plans, measured(run.model.path, run.model.feeds, _ways(plans, run.device), settings), strict=True))
@@ -81,7 +81,7 @@ def _crossed(key: str, runs: Sequence[Run], plans: Mapping[str, Replay], setting
 
 
 def batches(settings: Settings) -> Result:
-    """IOS's stages searched for one batch and run with another."""
+    """Measure IOS's stages searched for one batch and run with another."""
     rows = list[list[str]]()
     label = hardware(settings.device, settings)
     for model in each(settings, checked=False):
@@ -99,7 +99,7 @@ def batches(settings: Settings) -> Result:
 
 
 def devices(settings: Settings) -> Result:
-    """IOS's stages searched for one device and run on another: of this machine, or (by a file of stages) of others."""
+    """Measure IOS's stages searched for one device and run on another: of this machine or, by a file of stages, of others."""
     rows = list[list[str]]()
     plans = dict[str, Replay]()
     labels = {device: hardware(device, settings) for device in settings.devices}
@@ -120,7 +120,7 @@ def devices(settings: Settings) -> Result:
 
 
 def across(settings: Settings) -> Result:
-    """The same models on every device."""
+    """Measure the same models on every device."""
     headers = ("model", "device", "operators", "launches", "tasks", "compile s", "median", "rel. L2")
     rows: list[list[str]] = []
     for model in each(settings):

@@ -1,4 +1,4 @@
-"""What policies are worth: all of them on Rammer's models, Rammer's three bars, IOS's five, and IOS's pruning."""
+"""Effect of policies: all of them on Rammer's models, Rammer's three bars, IOS's five, and IOS's pruning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer.schedule.policy import Memory
 RAMMER: Final = ("resnext29_branches", "nasnet_cifar", "alexnet", "deepspeech2", "lstm_tc", "seq2seq")
 IOS_MODELS: Final = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
 POLICIES: Final = ("auto", "sequential", "greedy", "wavefront{lean=0}", "wavefront", "ios")
-#: Rammer's bars: what they are called, and the policy that schedules so.
+#: Rammer's bars: names and policies.
 BARS: Final = (
     ("one after another", "sequential"),
     ("+ co-scheduled, same kernels", "wavefront{lean=0}"),
@@ -33,19 +33,19 @@ FIVE: Final = (
     ("Parallel", "ios", "off"),
     ("Both", "ios", "auto"),
 )
-#: Where a device has several executors: their names, by device.
+#: Names of the executors of devices that have several.
 EXECUTORS: Final = {"cuda": ("graph", "wavewise", "persistent", "mixed"), "rocm": ("waves", "single")}
-#: How many times as long as an untuned program a tuned one may take before it counts as slower.
+#: Time ratio of a tuned to an untuned program above which the tuned one counts as slower.
 SLOWER: Final = 1.03
 #: (r, s) of IOS's table of pruning.
 PRUNING: Final = ((1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8))
-#: What a search has proved, as the table of pruning says it.
+#: Labels in the table of pruning for the proofs of a search.
 PROVED: Final = {"exact": "yes", "chains": "by chains", "none": "no"}
 HEADERS: Final = ("model", "schedule", "operators", "launches", "tasks", "waits", "predicted", "median", "first/this", "rel. L2")
 
 
 def line(model: str, one: Measured, first: float) -> list[str]:
-    """One row under HEADERS; ``first`` is the seconds that ratios are to."""
+    """Return one row under HEADERS; ``first`` is the base of the ratios in seconds."""
     if one.failure:
         return [model, one.way.name, *["-"] * 7, one.failure]
     counts = [str(n) for n in (one.operators, one.kernels, one.tasks, one.waits)]
@@ -54,13 +54,13 @@ def line(model: str, one: Measured, first: float) -> list[str]:
 
 
 def lines(model: str, found: Sequence[Measured]) -> list[list[str]]:
-    """Rows of one model, with ratios to the first that works."""
+    """Return the rows of one model, with ratios to the first way that works."""
     first = next((m.seconds for m in found if not m.failure), 0.0)
     return [line(model, m, first) for m in found]
 
 
 def compared(settings: Settings, ways: Sequence[Way]) -> list[list[str]]:
-    """Every model in every way, against the reference."""
+    """Measure every model in every way against the reference."""
     compile_ahead(settings, ways)
     rows: list[list[str]] = []
     for model in each(settings):
@@ -69,12 +69,12 @@ def compared(settings: Settings, ways: Sequence[Way]) -> list[list[str]]:
 
 
 def executors(settings: Settings) -> tuple[str, ...]:
-    """Those of the device, or ("",) where one was asked for or it has no choice."""
+    """Return the device's executors, or ("",) if one was requested or the device has no choice."""
     return ("",) if "executor" in settings.options else EXECUTORS.get(settings.device.partition(":")[0], ("",))
 
 
 def policies(settings: Settings) -> Result:
-    """All policies on each model by every executor; ``auto``, which chooses both, is what ratios are to."""
+    """Measure all policies on each model by every executor. Ratios are relative to ``auto``, which chooses both."""
     ways = [Way(POLICIES[0], {"policy": POLICIES[0]})]
     for policy in POLICIES[1:]:
         ways += [_by(executor, Way(policy, {"policy": policy}), settings) for executor in executors(settings)]
@@ -85,7 +85,7 @@ def policies(settings: Settings) -> Result:
 
 
 def _by(executor: str, way: Way, settings: Settings) -> Way:
-    """The same by one executor of the device, where it has several."""
+    """Return the way with one of the device's executors, if it has several."""
     if not executor:
         return way
     return replace(
@@ -94,7 +94,7 @@ def _by(executor: str, way: Way, settings: Settings) -> Way:
 
 
 def ablation(settings: Settings) -> Result:
-    """Rammer's three bars on each executor that the device has."""
+    """Measure Rammer's three bars on each executor of the device."""
     rows: list[list[str]] = []
     bars = [[_by(e, Way(name, {"policy": policy}), settings) for name, policy in BARS] for e in executors(settings)]
     compile_ahead(settings, [way for ways in bars for way in ways])
@@ -105,7 +105,7 @@ def ablation(settings: Settings) -> Result:
 
 
 def tuning(settings: Settings) -> Result:
-    """Every model with predicted kernels and with measured ones, of which none may be slower."""
+    """Measure every model with predicted and with measured kernels; the latter must not be slower."""
     level = settings.tune if settings.tune != "off" else "quick"
     plain, tuned = Way("untuned", {"tune": "off"}), Way(f"tuned ({level})", {"tune": level})
     rows = list[list[str]]()
@@ -121,14 +121,14 @@ def tuning(settings: Settings) -> Result:
 
 
 def five_bars(settings: Settings) -> Result:
-    """IOS's comparison of strategies."""
+    """Measure IOS's comparison of strategies."""
     ways = [Way(name, {"policy": policy, "batching": batching}) for name, policy, batching in FIVE]
     notes = ["Merge and Both let batching (`--batching auto`) make one operator of several before they are scheduled."]
     return Result(f"IOS's five strategies, {settings.device}", HEADERS, compared(settings, ways), notes)
 
 
 def pruning(settings: Settings) -> Result:
-    """Search and result over (r, s)."""
+    """Measure search and result over (r, s)."""
     headers = ("model", "r", "s", "transitions", "exact", "search s", "predicted", "median", "rel. L2")
     rows: list[list[str]] = []
     ways = [Way(f"r={r}, s={s}", {"policy": f"ios{{r={r},s={s}}}", "batching": "off"}) for r, s in PRUNING]

@@ -1,4 +1,4 @@
-"""How many kernels a model is: rammer's, XLA's and torch.compile's."""
+"""Number of kernels per model: rammer's, XLA's and torch.compile's."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ _FREE: Final = frozenset(
         *("add-dependency", "opt-barrier", "copy-done", "async-done", "async-update", "domain"),
     )
 )
-#: One instruction: its operator, and what follows it.
+#: Pattern of one instruction: its operator and the rest of the line.
 _INSTRUCTION: Final = re.compile(r"^\s*(?:ROOT\s+)?%?[\w.-]+ = .*? ([a-z][\w-]*)\((.*)$")
-#: Whose computations run as they stand there, besides a fusion's, which is one kernel; where they are named.
+#: Instructions whose computations run as separate kernels (a fusion's is one kernel), and the pattern of their references.
 _ENTERED: Final = ("while", "call", "conditional", "async-start")
 _CALLED: Final = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[\w.-]+)"
 )
 _HEAVY: Final = ("dot", "convolution", "ragged-dot")
-#: Libraries' calls that multiply no matrices: all others are taken for products.
+#: Library calls without matrix products; all others count as products.
 _LIGHT_CALL: Final = re.compile(r'custom_call_target="[^"]*(?:sort|topk|sharding|allocate|slice|transpose|fft|rng|norm)', re.I)
-#: Kernels on a GPU by name. Inductor's own name what they were fused from, convolutions as well; only its templates multiply.
+#: Kernels on a GPU by name. Inductor names kernels after the fused operators, including convolutions; only its templates
+#: multiply.
 _OWN: Final = re.compile(r"^triton_(?!tem|mm|bmm)")
 _MULTIPLIES: Final = re.compile(
     r"gemm|gemv|conv(?!ert)|cutlass|xmma|nvjet|splitk|fmha|attention|flash_|dot_kernel|wgrad|dgrad|winograd|triton_(?:tem|mm|bmm)",
@@ -52,14 +53,14 @@ HEADERS: Final = ("model", "runner", "kernels", "memory-bound", "rammer's memory
 
 @dataclass(frozen=True)
 class Kernels:
-    """How many kernels one run has, and how many of these multiply no matrices."""
+    """Number of kernels in one run, and number of those without matrix products."""
 
     kernels: int
     memory_bound: int
 
 
 def computations(text: str) -> dict[str, list[tuple[str, str]]]:
-    """(operator, rest of the line) of every instruction of a compiled HLO module, by computation; the entry is ""."""
+    """Return (operator, rest of the line) of every instruction of a compiled HLO module, by computation; the entry is ""."""
     found: dict[str, list[tuple[str, str]]] = {}
     name = None
     for line in text.splitlines():
@@ -73,19 +74,19 @@ def computations(text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def called(rest: str) -> list[str]:
-    """The computations that an instruction names, whichever way."""
+    """Return the computations that an instruction refers to."""
     return [name.strip().lstrip("%") for found in _CALLED.findall(rest) for name in found.strip("{}").split(",")]
 
 
 def launched(names: Iterable[str]) -> Kernels:
-    """Of the names of the kernels that a GPU ran: without a matrix product or a convolution are those that are not named so."""
+    """Count a GPU's kernels by name; kernels without a product's or convolution's name count as memory-bound."""
     heavy = [bool(_MULTIPLIES.search(n)) and not _OWN.search(n) and not _MOVES.search(n) for n in names]
     return Kernels(len(heavy), heavy.count(False))
 
 
 def traced(torch: Any, call: Callable[[], object]) -> list[str]:
-    """The names of the kernels that one call launches, by torch's profiler. DeviceFailure where it saw none."""
-    call()  # compiles, and chooses algorithms
+    """Return the names of the kernels that one call launches, by torch's profiler. Raises DeviceFailure without kernels."""
+    call()  # compiles and chooses algorithms
     call()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -103,7 +104,7 @@ def traced(torch: Any, call: Callable[[], object]) -> list[str]:
 
 
 def xla_kernels(text: str) -> Kernels:
-    """Kernels of a compiled HLO module, each body of a loop counted once."""
+    """Count the kernels of a compiled HLO module, each loop body once."""
     parts = computations(text)
 
     def heavy(operator: str, rest: str) -> bool:
@@ -126,7 +127,7 @@ def xla_kernels(text: str) -> Kernels:
 
 
 def xla(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Kernels:
-    """Of ``jax.jit`` of the whole model."""
+    """Count the kernels of ``jax.jit`` of the whole model."""
     jax = load_jax()
     function, weights = to_jax(model)
     feeds = [jax.numpy.asarray(inputs[n]) for n in inputs]
@@ -135,7 +136,7 @@ def xla(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Kernels:
 
 
 def inductor(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Kernels:
-    """Of ``torch.compile``: kernels that one call launches on a GPU, elsewhere calls in the code that it writes."""
+    """Count the kernels of ``torch.compile``: launches of one call on a GPU, elsewhere calls in the generated code."""
     torch = load_torch()
     utils: Any = importlib.import_module("torch._inductor.utils")
     module, feeds = torch_module(model, inputs, "cuda" if gpu_name() else "cpu", "float32")
@@ -158,12 +159,12 @@ def _peer(name: str, count: Any, model: Subject, settings: Settings) -> Kernels 
         return found
     except RammerError as problem:
         return problem.what.splitlines()[0]
-    except Exception as problem:  # a peer's own failure is a result
+    except Exception as problem:  # a peer's failure is a result
         return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
 
 
 def kernel_counts(settings: Settings) -> Result:
-    """rammer with and without batching beside the two."""
+    """Count kernels of rammer with and without batching, of XLA and of torch.compile."""
     rows: list[list[str]] = []
     for model in each(settings):
         found = measured(model.path, model.feeds, [Way("rammer"), Way("rammer, apart", {"batching": "off"})], settings)

@@ -1,9 +1,8 @@
 """The papers' models, built by code with seeded weights and exported to ONNX.
 
-``ZOO[key].build(seed)`` gives the model; weights depend on the seed alone. Published figures stand beside each
-builder and tests hold the models to them: parameters (learned tensors) exactly where the source is exact, and
-multiply-accumulates (MACs; a FLOP count is twice that) within the source's rounding.
-``find("KEY:small")`` is a model's small form.
+``ZOO[key].build(seed)`` returns the model; weights depend only on the seed. Each builder's entry has the published figures, and
+tests compare the models with them. Parameters (learned tensors) match exactly where the source is exact. Multiply-accumulates
+(MACs; a FLOP count is twice that) match within the source's rounding. ``find("KEY:small")`` returns a model's small form.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from zoo.entry import SEED, Entry
 
 __all__ = ["FROZEN", "SEED", "SMALL", "ZOO", "Entry", "find"]
 
-#: Every model by key.
 ZOO: Final[Mapping[str, Entry]] = MappingProxyType({e.key: e for e in ENTRIES})
-#: What a key ends in that means the small form.
+#: Suffix of a key for the small form.
 SMALL: Final = ":small"
-#: The models that kernels and programs are frozen for (tests/golden).
+#: The models whose kernels and programs are frozen in tests/golden.
 FROZEN: Final = (
     "lstm_tc",
     "lstm_tc_bs4",
@@ -39,7 +37,7 @@ FROZEN: Final = (
 
 
 def find(key: str) -> Entry:
-    """A model by key, or its small form. BadInput for others."""
+    """Return a model by key, or its small form. Raises BadInput for other keys."""
     name = key.removesuffix(SMALL)
     if name not in ZOO:
         raise BadInput(f"unknown model {key!r}", hint=f"one of: {', '.join(ZOO)}; KEY{SMALL} is a model's small form")

@@ -17,7 +17,7 @@ def _dense(net: Net, x: str, columns: int) -> str:
 
 
 def alexnet(seed: int, batch: int = 1, size: int = 227, width: int = 32, classes: int = 1000) -> onnx.ModelProto:
-    """AlexNet as it was published: 227x227, groups of two, local response norms; logits. Krizhevsky et al., NeurIPS 2012."""
+    """Return the published AlexNet: 227x227, groups of two, local response norms; logits. Krizhevsky et al., NeurIPS 2012."""
     net = Net("alexnet", seed)
     x = net.input("image", (batch, 3, size, size))
     layers = (
@@ -45,7 +45,7 @@ def _unit(net: Net, x: str, channels: int, kernel: int = 1, stride: int = 1, rel
 
 
 def _widened(net: Net, x: str, channels: int) -> str:
-    """Half the size by averages, and zeros for the channels that it has too few of, half of them on either side."""
+    """Halve the image by averages and pad the missing channels with zeros, half of them on either side."""
     x = net.pool(x, "AveragePool", 2, 2)
     n, c, h, w = net.shape(x)
     side = (channels - c) // 2
@@ -56,10 +56,8 @@ def _widened(net: Net, x: str, channels: int) -> str:
 def resnext29_branches(
     seed: int, batch: int = 1, width: int = 64, cardinality: int = 16, blocks: int = 3, size: int = 32
 ) -> onnx.ModelProto:
-    """ResNeXt-29 in the form that Rammer measured: each branch two convolutions of its own, stages of 64, 128 and 256 channels.
-
-    Shortcuts have no parameters. A TensorFlow model, so that grouped convolutions are separate operators there.
-    """
+    """Return ResNeXt-29 in the form that Rammer measured: two convolutions per branch, stages of 64, 128 and 256 channels.
+    Shortcuts have no parameters. Grouped convolutions are separate operators, as in the original TensorFlow model."""
     net = Net("resnext29_branches", seed)
     x = _unit(net, net.input("image", (batch, 3, size, size)), width, 3)
     for stage in range(3):
@@ -72,8 +70,8 @@ def resnext29_branches(
 
 
 def squeezenet_bypass(seed: int, batch: int = 1, size: int = 224, width: int = 16, classes: int = 1000) -> onnx.ModelProto:
-    """SqueezeNet 1.0 with complex bypass: a 1x1 convolution around every fire module that changes the number of channels, the
-    identity around the others. 224x224; logits. Iandola et al., arXiv 1602.07360, figure 2."""
+    """Return SqueezeNet 1.0 with complex bypass, 224x224; logits. Fire modules that change the number of channels have a 1x1
+    convolution around them, the others the identity. Iandola et al., arXiv 1602.07360, figure 2."""
     net = Net("squeezenet_bypass", seed)
     x = net.relu(net.conv(net.input("image", (batch, 3, size, size)), 6 * width, 7, 2, pads=0, bias=True))
     for number, narrow in enumerate((1, 1, 2, 2, 3, 3, 4, 4)):
@@ -88,13 +86,13 @@ def squeezenet_bypass(seed: int, batch: int = 1, size: int = 224, width: int = 1
     return net.finish(net.node("Flatten", [pooled], (batch, classes), axis=1), fit=True)
 
 
-#: The seed of RandWire's graphs. They are the model, so the seed of weights has no part in them.
+#: The seed of RandWire's graphs. They define the model, so they are independent of the seed of weights.
 WIRING = 5
 
 
 def wired(nodes: int, degree: int, chance: float, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """A graph by Watts and Strogatz: a ring of ``nodes``, each joined to its ``degree`` nearest; with ``chance`` the far end of
-    an edge moves to another node. Edges go from the lower number to the higher, in order."""
+    """Return the edges of a graph by Watts and Strogatz, in order, from lower to higher numbers. It is a ring of ``nodes``, each
+    joined to its ``degree`` nearest. With probability ``chance`` the far end of an edge moves to another node."""
     joined = {frozenset((i, (i + step) % nodes)) for i in range(nodes) for step in range(1, degree // 2 + 1)}
     for step in range(1, degree // 2 + 1):
         for i in range(nodes):
@@ -107,13 +105,14 @@ def wired(nodes: int, degree: int, chance: float, rng: np.random.Generator) -> l
 
 
 def _node(net: Net, x: str, channels: int, stride: int) -> str:
-    """ReLU, a separable 3x3 convolution, batch norm."""
+    """Emit ReLU, a separable 3x3 convolution and batch norm."""
     y = net.conv(net.relu(x), net.shape(x)[1], 3, stride, groups=net.shape(x)[1])
     return net.norm(net.conv(y, channels))
 
 
 def _random_stage(net: Net, x: str, channels: int, edges: list[tuple[int, int]], nodes: int) -> str:
-    """Nodes without a predecessor read ``x`` with stride 2; the mean of those without a successor is the result."""
+    """Emit a random stage and return the mean of the nodes without a successor. Nodes without a predecessor read ``x`` with
+    stride 2."""
     made: list[str] = []
     for number in range(nodes):
         terms = []
@@ -134,7 +133,8 @@ def _random_stage(net: Net, x: str, channels: int, edges: list[tuple[int, int]],
 def randwire(
     seed: int, batch: int = 1, size: int = 224, width: int = 154, nodes: int = 32, classes: int = 1000
 ) -> onnx.ModelProto:
-    """RandWire-WS(4, 0.75), regular, C = 154: stages of 16 and three times 32 nodes; logits. Xie et al., arXiv 1904.01569."""
+    """Return RandWire-WS(4, 0.75), regular, C = 154; logits. The stages have 16 and three times 32 nodes. Xie et al., arXiv
+    1904.01569."""
     net, rng = Net("randwire", seed), np.random.default_rng(WIRING)
     x = net.norm(net.conv(net.input("image", (batch, 3, size, size)), width // 2, 3, 2))
     for stage in range(4):

@@ -9,7 +9,7 @@ from zoo.net import Net
 
 
 def _unit(net: Net, x: str, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1, relu: str = "Relu") -> str:
-    """Convolution, batch norm and activation ("" for none, Clip for ReLU6)."""
+    """Emit convolution, batch norm and activation ("" for none, Clip for ReLU6)."""
     y = net.norm(net.conv(x, channels, kernel, stride, groups=groups))
     if relu == "Clip":
         return _relu6(net, y)
@@ -22,7 +22,7 @@ def _relu6(net: Net, x: str) -> str:
 
 
 def _bottleneck(net: Net, x: str, width: int, out: int, stride: int, groups: int) -> str:
-    """1x1, 3x3 (strided, grouped), 1x1, with a projection where the shape changes (ResNet v1.5)."""
+    """Emit 1x1, 3x3 (strided, grouped), 1x1, with a projection where the shape changes (ResNet v1.5)."""
     y = _unit(net, _unit(net, x, width), width, 3, stride, groups)
     y = _unit(net, y, out, relu="")
     if stride != 1 or net.shape(x)[1] != out:
@@ -31,7 +31,7 @@ def _bottleneck(net: Net, x: str, width: int, out: int, stride: int, groups: int
 
 
 def resnet50(seed: int, batch: int = 1, size: int = 224, width: int = 64) -> onnx.ModelProto:
-    """ResNet-50 v1.5 (stride in the 3x3), 224x224, 1,000 classes. He et al., arXiv 1512.03385."""
+    """Return ResNet-50 v1.5 (stride in the 3x3), 224x224, 1,000 classes. He et al., arXiv 1512.03385."""
     net = Net("resnet50", seed)
     x = net.input("image", (batch, 3, size, size))
     x = net.pool(_unit(net, x, width, 7, 2), "MaxPool", 3, 2, 1)
@@ -43,7 +43,7 @@ def resnet50(seed: int, batch: int = 1, size: int = 224, width: int = 64) -> onn
 
 
 def resnext29(seed: int, batch: int = 1, size: int = 32, width: int = 64) -> onnx.ModelProto:
-    """ResNeXt-29 16x64d for CIFAR, 32x32, 10 classes, grouped convolutions. Xie et al., arXiv 1611.05431, 5.2."""
+    """Return ResNeXt-29 16x64d for CIFAR, 32x32, 10 classes, grouped convolutions. Xie et al., arXiv 1611.05431, 5.2."""
     net = Net("resnext29_16x64d", seed)
     x = _unit(net, net.input("image", (batch, 3, size, size)), width, 3)
     for stage in range(3):
@@ -57,7 +57,7 @@ _INVERTED = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96,
 
 
 def mobilenet_v2(seed: int, batch: int = 1, size: int = 224, part: int = 1) -> onnx.ModelProto:
-    """MobileNetV2 1.0, 224x224, 1,000 classes. ``part`` divides all numbers of channels. Sandler et al., arXiv 1801.04381."""
+    """Return MobileNetV2 1.0, 224x224, 1,000 classes. ``part`` divides all channel counts. Sandler et al., arXiv 1801.04381."""
     net = Net("mobilenet_v2", seed)
     x = _unit(net, net.input("image", (batch, 3, size, size)), 32 // part, 3, 2, relu="Clip")
     for expansion, wide, blocks, first in _INVERTED:
@@ -72,7 +72,7 @@ def mobilenet_v2(seed: int, batch: int = 1, size: int = 224, part: int = 1) -> o
 
 
 def squeezenet(seed: int, batch: int = 1, size: int = 224, part: int = 1) -> onnx.ModelProto:
-    """SqueezeNet 1.0 without bypass, 224x224, 1,000 classes; logits. Iandola et al., arXiv 1602.07360."""
+    """Return SqueezeNet 1.0 without bypass, 224x224, 1,000 classes; logits. Iandola et al., arXiv 1602.07360."""
     net = Net("squeezenet1_0", seed)
     x = net.relu(net.conv(net.input("image", (batch, 3, size, size)), 96 // part, 7, 2, pads=0, bias=True))
     pooled = {0, 3, 7}
@@ -89,7 +89,7 @@ def squeezenet(seed: int, batch: int = 1, size: int = 224, part: int = 1) -> onn
 
 
 def densenet121(seed: int, batch: int = 1, size: int = 224, growth: int = 32) -> onnx.ModelProto:
-    """DenseNet-121 (growth 32, compression 0.5), 224x224, 1,000 classes. Huang et al., arXiv 1608.06993."""
+    """Return DenseNet-121 (growth 32, compression 0.5), 224x224, 1,000 classes. Huang et al., arXiv 1608.06993."""
     net = Net("densenet121", seed)
     x = net.pool(_unit(net, net.input("image", (batch, 3, size, size)), 2 * growth, 7, 2), "MaxPool", 3, 2, 1)
     for stage, layers in enumerate((6, 12, 24, 16)):

@@ -12,12 +12,12 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph, contraction_operands
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 
-#: Initialisers that no published count includes: statistics that training does not learn.
+#: Initialisers excluded from all published counts: statistics that training does not learn.
 _BUFFERS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
 def parameters(model: onnx.ModelProto) -> int:
-    """Elements of the learned tensors: float initialisers of rank 1 or more but for batch norms' mean and variance."""
+    """Return the elements of learned tensors: float initialisers of rank 1 or more except batch norms' mean and variance."""
     buffers = {n.input[i] for n in model.graph.node for op, i in _BUFFERS if n.op_type == op}
     return sum(
         math.prod(t.dims)
@@ -27,14 +27,12 @@ def parameters(model: onnx.ModelProto) -> int:
 
 
 def compute_graph(model: onnx.ModelProto) -> ComputeGraph:
-    """The model as tensor expressions, through the passes that every compilation runs."""
+    """Return the model as tensor expressions, after the passes of every compilation."""
     graph, _ = Pipeline(default_passes()).run(bind(read_model(model), {}))
     return lower(graph)
 
 
 def multiply_accumulates(graph: ComputeGraph) -> int:
-    """Products summed by contractions: a FLOP count is twice this (one multiplication and one addition each).
-
-    Convolutions and matrix products count, as in the published figures; pooling, norms and activations do not.
-    """
+    """Return the products summed by contractions: a FLOP count is twice this (one multiplication and one addition each).
+    Convolutions and matrix products count, as in the published figures; pooling, norms and activations do not."""
     return sum(c.points for c in graph.computes if contraction_operands(c) is not None)

@@ -1,4 +1,4 @@
-"""The models one by one, with their published figures and the form that is small enough for every test."""
+"""The models of the zoo, with their published figures and a form small enough for every test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _RAMMER: Final = "OSDI'20 Rammer, section 5.1: 10 layers, hidden 256, 100 steps;
 _SHAPES: Final = "no count is published for this form; arithmetic from the dimensions"
 _LSTM: Final = {"layers": 3, "hidden": 16, "steps": 7}
 
-#: Every model of the zoo.
 ENTRIES: Final = (
     Entry("lstm_tc", lstm_tc, {"sequence": (100, 1, 256)}, 5_263_360, 0.524288, 1e-9, _RAMMER, small=_LSTM),
     Entry("lstm_tc_bs4", partial(lstm_tc, batch=4), {"sequence": (100, 4, 256)}, 5_263_360, 2.097152, 1e-9, _RAMMER, small=_LSTM),

@@ -1,4 +1,4 @@
-"""What is known of a model of the zoo."""
+"""The entry of a model in the zoo."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from zoo.net import Array
 
 SEED: Final = 2026
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
-#: Integers of small forms are below this: no table of theirs has fewer rows, but for the two kinds of tokens.
+#: Integers of small forms are below this: their tables have at least this many rows, except for the two kinds of tokens.
 _FEW: Final = 16
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model. ``parameters`` and ``gmacs`` are as published, ``places`` the digits that ``parameters`` has
-    (None: exact; -5: rounded to 100,000) or ``spread`` how far it may be off; ``tolerance`` is the relative rounding of
-    ``gmacs``. ``small`` are the builder's arguments for the small form."""
+    """One model of the zoo.
+
+    ``parameters`` and ``gmacs`` are the published figures. ``places`` are the digits of ``parameters`` (None: exact; -5: rounded
+    to 100,000), and ``spread`` is its allowed deviation. ``tolerance`` is the relative rounding of ``gmacs``. ``small`` are the
+    builder's arguments for the small form."""
 
     key: str
     builder: Callable[..., onnx.ModelProto] = field(repr=False)
@@ -39,11 +41,11 @@ class Entry:
     small: Mapping[str, Any] = field(default_factory=lambda: _NONE)
 
     def build(self, seed: int = SEED, batch: int = 0) -> onnx.ModelProto:
-        """The model with weights drawn from ``seed``, of another ``batch`` where one is given."""
+        """Return the model with weights drawn from ``seed``, with ``batch`` if nonzero."""
         return self.builder(seed, batch=batch) if batch else self.builder(seed)
 
     def feeds(self, seed: int) -> dict[str, Array]:
-        """Random inputs by name: floats N(0, 1), integers uniform below the bound in ``integers``."""
+        """Return random inputs by name: floats N(0, 1), integers uniform below the bound in ``integers``."""
         rng = np.random.default_rng(seed)
         return {
             n: rng.integers(0, self.integers[n], s) if n in self.integers else rng.standard_normal(s, np.float32)
@@ -51,14 +53,14 @@ class Entry:
         }
 
     def of_batch(self, batch: int) -> Entry:
-        """The same model for ``batch`` inputs at once, of which nothing is published. BadInput where there is none."""
+        """Return the model for ``batch`` inputs, without published figures. Raises BadInput if the model has no such form."""
         try:
             return self._other(f"{self.key}_bs{batch}", partial(self.builder, batch=batch), self.integers)
         except (TypeError, ValueError) as problem:
             raise BadInput(f"model {self.key} has no form for a batch of {batch}") from problem
 
     def narrow(self) -> Entry:
-        """The small form, of which nothing is published."""
+        """Return the small form, without published figures."""
         bounds = {n: min(b, _FEW) for n, b in self.integers.items()}
         return self._other(f"{self.key}:small", partial(self.builder, **self.small), bounds)
 

@@ -14,7 +14,7 @@ def _unit(
 
 
 def _pooled(net: Net, x: str, channels: int) -> str:
-    """3x3 average (padding counted) and a 1x1 convolution."""
+    """Emit a 3x3 average (padding counted) and a 1x1 convolution."""
     return _unit(net, net.pool(x, "AveragePool", 3, 1, 1, count_padding=True), channels)
 
 
@@ -50,7 +50,7 @@ def _mixed_c(net: Net, x: str) -> str:
 
 
 def inception_v3(seed: int, batch: int = 1, size: int = 299, part: int = 1) -> onnx.ModelProto:
-    """299x299, 1,000 classes; logits. ``part`` divides all numbers of channels."""
+    """Return Inception V3 for 299x299, 1,000 classes; logits. ``part`` divides all channel counts."""
     net = Net("inception_v3", seed, epsilon=1e-3, part=part)
     x = _unit(net, net.input("image", (batch, 3, size, size)), 32, 3, 2, 0)
     x = net.pool(_unit(net, _unit(net, x, 32, 3, 1, 0), 64, 3), "MaxPool", 3, 2)

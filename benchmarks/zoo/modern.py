@@ -1,4 +1,4 @@
-"""EfficientNet-B0 and ConvNeXt-T."""
+"""EfficientNet-B0 and ConvNeXt-T image classifiers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _swish(net: Net, x: str) -> str:
 
 
 def _excited(net: Net, x: str, squeezed: int) -> str:
-    """Squeeze and excitation."""
+    """Emit squeeze and excitation."""
     n, c = net.shape(x)[:2]
     mean = net.node("GlobalAveragePool", [x], (n, c, 1, 1))
     inner = _swish(net, net.conv(mean, squeezed, bias=True))
@@ -35,7 +35,9 @@ _STAGES = (
 
 
 def efficientnet_b0(seed: int, batch: int = 1, size: int = 224, part: int = 1, classes: int = 1000) -> onnx.ModelProto:
-    """224x224, 1,000 classes; logits. ``part`` divides all numbers of channels. Tan and Le, arXiv 1905.11946."""
+    """Return EfficientNet-B0, 224x224, 1,000 classes; logits.
+
+    ``part`` divides all channel counts. Tan and Le, arXiv 1905.11946."""
     net = Net("efficientnet_b0", seed, epsilon=1e-3)
     x = _swish(net, net.norm(net.conv(net.input("image", (batch, 3, size, size)), 32 // part, 3, 2)))
     for expansion, kernel, first, channels, blocks in _STAGES:
@@ -56,7 +58,7 @@ def _norm_of_channels(net: Net, x: str) -> str:
 def convnext_t(
     seed: int, batch: int = 1, size: int = 224, width: int = 96, depths: tuple[int, ...] = (3, 3, 9, 3), classes: int = 1000
 ) -> onnx.ModelProto:
-    """ConvNeXt-T, 224x224; logits. Liu et al., arXiv 2201.03545."""
+    """Return ConvNeXt-T, 224x224; logits. Liu et al., arXiv 2201.03545."""
     net = Net("convnext_t", seed)
     x = net.conv(net.input("image", (batch, 3, size, size)), width, 4, 4, 0, bias=True)
     x = _norm_of_channels(net, x)

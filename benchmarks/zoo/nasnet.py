@@ -1,9 +1,7 @@
 """NASNet-A for CIFAR (Zoph et al., arXiv 1707.07012): 18 normal cells, 2 reduction cells, 32 filters.
 
-The wiring is the published one: five blocks a cell, each adding two operators on earlier states; state 0 is
-the cell's input, state 1 the output of the cell before. Names say kernel and kind; separable convolutions
-are applied twice.
-"""
+The wiring is the published one: five blocks per cell, each adding two operators on earlier states. State 0 is the cell's input,
+state 1 the output of the previous cell. Names contain kernel and kind; separable convolutions are applied twice."""
 
 from __future__ import annotations
 
@@ -34,13 +32,13 @@ REDUCTION: Final[tuple[Block, ...]] = (
 
 
 def _same(extent: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Padding before and after under which ceil(extent / stride) positions fit."""
+    """Return the padding before and after for ceil(extent / stride) positions."""
     total = max(0, (-(-extent // stride) - 1) * stride + kernel - extent)
     return total // 2, total - total // 2
 
 
 def _separable(net: Net, x: str, kernel: int, filters: int, stride: int) -> str:
-    """(ReLU, depthwise, pointwise, norm) twice; the first is strided."""
+    """Emit (ReLU, depthwise, pointwise, norm) twice; the first is strided."""
     for step in (stride, 1):
         x = net.relu(x)
         x = net.conv(x, net.shape(x)[1], kernel, step, groups=net.shape(x)[1])
@@ -67,7 +65,7 @@ def _apply(net: Net, kind: str, x: str, filters: int, stride: int) -> str:
 
 
 def _factorized(net: Net, x: str, filters: int) -> str:
-    """Halve the image by two strided 1x1 convolutions, the second one pixel further on; no ReLU before."""
+    """Halve the image by two strided 1x1 convolutions, the second one pixel further on; without a ReLU before."""
     n, c, h, w = net.shape(x)
     whole = net.pool(x, "AveragePool", 1, 2)
     starts, ends, axes, pads = (net.integers(v) for v in ([1, 1], [h + 1, w + 1], [2, 3], [0, 0, 0, 0, 0, 0, 1, 1]))
@@ -79,7 +77,7 @@ def _factorized(net: Net, x: str, filters: int) -> str:
 
 
 def _previous(net: Net, previous: str, current: str, filters: int) -> str:
-    """State 1: the cell before in this cell's size and width; the first cell, without one, reads its own input."""
+    """Return state 1: the previous cell in this cell's size and width; the first cell reads its input instead."""
     if not previous:
         return current
     if net.shape(previous)[2] != net.shape(current)[2]:
@@ -90,7 +88,8 @@ def _previous(net: Net, previous: str, current: str, filters: int) -> str:
 def _cell(
     net: Net, current: str, previous: str, filters: int, blocks: tuple[Block, ...], stride: int, passed: tuple[int, ...] = ()
 ) -> str:
-    """Concatenation of the states that no block reads, and of those ``passed`` on; a normal cell passes state 1 on as well."""
+    """Emit a cell: the concatenation of the states that no block reads and of those in ``passed``. A normal cell passes state 1
+    on as well."""
     states = [net.norm(net.conv(net.relu(current), filters)), _previous(net, previous, current, filters)]
     used: set[int] = set()
     for block in blocks:
@@ -102,7 +101,7 @@ def _cell(
 
 
 def nasnet_cifar(seed: int, batch: int = 1, cells: int = 18, filters: int = 32) -> onnx.ModelProto:
-    """NASNet-A (6 @ 768), 32x32, 10 classes; logits, without the auxiliary classifier."""
+    """Return NASNet-A (6 @ 768), 32x32, 10 classes; logits, without the auxiliary classifier."""
     net = Net("nasnet_a_cifar", seed, epsilon=1e-3)
     stem = net.norm(net.conv(net.input("image", (batch, 3, 32, 32)), 3 * filters, 3))
     outputs = ["", stem]
@@ -118,9 +117,11 @@ def nasnet_cifar(seed: int, batch: int = 1, cells: int = 18, filters: int = 32) 
 def nasnet_large(
     seed: int, batch: int = 1, size: int = 331, cells: int = 18, filters: int = 168, classes: int = 1000, stem: int = 96
 ) -> onnx.ModelProto:
-    """NASNet-A (6 @ 4032), 331x331, 1,000 classes; logits, without the auxiliary classifier. Two reduction cells with a quarter
-    and a half of the filters follow the first convolution. As in the authors' code reduction cells pass on state 3, too,
-    which one of their blocks reads. (The CIFAR model here does not; its count is the published one in either form.)"""
+    """Return NASNet-A (6 @ 4032), 331x331, 1,000 classes; logits, without the auxiliary classifier.
+
+    Two reduction cells with a quarter and a half of the filters follow the first convolution. As in the authors' code, reduction
+    cells also pass on state 3, which one of their blocks reads. (The CIFAR model here does not; its count is the published one in
+    either form.)"""
     net = Net("nasnet_a_large", seed, epsilon=1e-3)
     first = net.norm(net.conv(net.input("image", (batch, 3, size, size)), stem, 3, 2, 0))
     outputs = ["", first]

@@ -1,4 +1,4 @@
-"""Net: a small builder of ONNX graphs that knows the shape of every value and draws seeded weights."""
+"""The class Net: a small builder of ONNX graphs that tracks shapes and draws seeded weights."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from rammer_testing.weights import calibrate
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Shape: TypeAlias = tuple[int, ...]
 
-#: The opset of the lowerings, so that reading needs no conversion; every peer reads it.
+#: The opset of the lowerings, so that reading needs no conversion; every peer supports it.
 OPSET: Final = 21
 IR_VERSION: Final = 10
-#: Mean of the batch norms' shifts. With 0, random deep ReLU networks are chaotic: ResNet-50 multiplies float32's
-#: rounding to 1.5e-5 and tf32's to 2.5e-2. With 0.5 float32 errors are 4 to 17 times smaller, and outputs of two inputs
-#: still 0.13 to 0.3 apart.
+#: Mean of the batch norms' shifts. With 0, random deep ReLU networks are chaotic: ResNet-50 multiplies float32's rounding to
+#: 1.5e-5 and tf32's to 2.5e-2. With 0.5 float32 errors are 4 to 17 times smaller, and outputs of two inputs still differ by 0.13
+#: to 0.3.
 SHIFT: Final = 0.5
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """(rows, columns) of what may be one number for both."""
+    """Return (rows, columns) from a pair or from one number for both."""
     return (value, value) if isinstance(value, int) else value
 
 
 class Net:
-    """Adds nodes in topological order. Every method returns the name of the value it makes.
+    """A builder that adds nodes in topological order. Every method returns the name of its value.
 
-    Images are NCHW; the batch is the input's first extent. ``epsilon`` is that of every batch norm; builders divide numbers of
-    channels by ``part``. ``shift`` is the mean of the norms' shifts.
-    """
+    Images are NCHW; the batch is the input's first extent. All batch norms use ``epsilon``; builders divide numbers of channels
+    by ``part``. ``shift`` is the mean of the norms' shifts."""
 
     def __init__(self, name: str, seed: int, epsilon: float = 1e-5, part: int = 1, shift: float = SHIFT) -> None:
         self.name, self.seed, self.epsilon, self.part, self.shift = name, seed, epsilon, part, shift
@@ -45,33 +44,33 @@ class Net:
         self.constants: list[onnx.TensorProto] = []
 
     def shape(self, value: str) -> Shape:
-        """Static shape of a value."""
+        """Return the static shape of a value."""
         return self.shapes[value]
 
     def input(self, name: str, shape: Sequence[int], dtype: int = onnx.TensorProto.FLOAT) -> str:
-        """A graph input of ONNX element type ``dtype``."""
+        """Add a graph input of ONNX element type ``dtype``."""
         self.inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         self.shapes[name] = tuple(shape)
         return name
 
     def constant(self, array: Array, hint: str) -> str:
-        """An initialiser."""
+        """Add an initialiser with these values."""
         name = f"{hint}_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         self.shapes[name] = array.shape
         return name
 
     def normal(self, shape: Sequence[int], deviation: float, hint: str, mean: float = 0.0) -> str:
-        """An initialiser drawn from N(mean, deviation^2), float32."""
+        """Add an initialiser drawn from N(mean, deviation^2), float32."""
         values = self.rng.standard_normal(tuple(shape), dtype=np.float32) * np.float32(deviation)
         return self.constant(values + np.float32(mean), hint)
 
     def node(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:
-        """One node with one output of ``shape``."""
+        """Add one node with one output of ``shape``."""
         return self.node_of(op, inputs, [shape], **attributes)[0]
 
     def node_of(self, op: str, inputs: Sequence[str], shapes: Sequence[Sequence[int] | None], **attributes: Any) -> list[str]:
-        """One node with an output for each of ``shapes``; None leaves that output out (its name is "")."""
+        """Add one node with an output for each of ``shapes``; None omits that output (its name is "")."""
         base = f"{op.lower()}_{len(self.nodes)}"
         names = ["" if s is None else base if i == 0 else f"{base}_{i}" for i, s in enumerate(shapes)]
         self.nodes.append(helper.make_node(op, list(inputs), names, name=base, **attributes))
@@ -89,7 +88,7 @@ class Net:
         bias: bool = False,
         dilation: int = 1,
     ) -> str:
-        """Convolution; ``pads`` are per side (rows, columns), by default what keeps the size at stride 1."""
+        """Add a convolution; ``pads`` are per side (rows, columns) and by default keep the size at stride 1."""
         (kh, kw), (sh, sw) = pair(kernel), pair(stride)
         wide, tall = dilation * (kw - 1) + 1, dilation * (kh - 1) + 1
         ph, pw = (tall // 2, wide // 2) if pads is None else pair(pads)
@@ -103,18 +102,18 @@ class Net:
         )
 
     def norm(self, x: str) -> str:
-        """Batch norm; mean and variance are fitted when the model is finished."""
+        """Add a batch norm; ``finish`` fits mean and variance."""
         c = self.shape(x)[1]
         mean, variance = self.constant(np.zeros(c, np.float32), "mean"), self.constant(np.ones(c, np.float32), "var")
         operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift", self.shift), mean, variance]
         return self.node("BatchNormalization", operands, self.shape(x), epsilon=self.epsilon)
 
     def map(self, op: str, *values: str, **attributes: Any) -> str:
-        """An element-wise operator with NumPy broadcasting."""
+        """Add an element-wise operator with NumPy broadcasting."""
         return self.node(op, values, np.broadcast_shapes(*(self.shape(v) for v in values)), **attributes)
 
     def relu(self, x: str) -> str:
-        """max(x, 0)."""
+        """Add max(x, 0) as a Relu."""
         return self.map("Relu", x)
 
     def pool(
@@ -127,7 +126,7 @@ class Net:
         ceil: bool = False,
         count_padding: bool = False,
     ) -> str:
-        """MaxPool or AveragePool; ``pads`` all alike or (top, left, bottom, right)."""
+        """Add a MaxPool or AveragePool; ``pads`` are equal or (top, left, bottom, right)."""
         sides = (pads,) * 4 if isinstance(pads, int) else pads
         (n, c, h, w), (kh, kw), (sh, sw) = self.shape(x), pair(kernel), pair(stride)
         rows = (h + sides[0] + sides[2] - kh + (sh - 1 if ceil else 0)) // sh + 1
@@ -145,25 +144,25 @@ class Net:
         )
 
     def concat(self, values: Sequence[str], axis: int = 1) -> str:
-        """Concatenation along ``axis``."""
+        """Add a concatenation along ``axis``."""
         shape = list(self.shape(values[0]))
         shape[axis] = sum(self.shape(v)[axis] for v in values)
         return self.node("Concat", values, shape, axis=axis)
 
     def integers(self, values: Sequence[int], hint: str = "shape") -> str:
-        """A constant int64 vector: shapes, axes, starts."""
+        """Add a constant int64 vector: shapes, axes, starts."""
         return self.constant(np.array(values, np.int64), hint)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        """The same elements in another shape."""
+        """Add a reshape to ``shape``."""
         return self.node("Reshape", [x, self.integers(shape)], shape)
 
     def transpose(self, x: str, order: Sequence[int]) -> str:
-        """Permuted axes."""
+        """Add a permutation of axes."""
         return self.node("Transpose", [x], [self.shape(x)[i] for i in order], perm=list(order))
 
     def classifier(self, x: str, classes: int) -> str:
-        """Global average pool, flatten, fully connected."""
+        """Add a global average pool, flatten and fully connected layer."""
         n, c = self.shape(x)[:2]
         pooled = self.node("GlobalAveragePool", [x], (n, c, 1, 1))
         flat = self.node("Flatten", [pooled], (n, c), axis=1)
@@ -171,7 +170,7 @@ class Net:
         return self.node("Gemm", [flat, weight, bias], (n, classes), transB=1)
 
     def finish(self, *outputs: str, fit: bool) -> onnx.ModelProto:
-        """The model. ``fit`` fits batch norms (or, without any, convolution biases) to one forward pass."""
+        """Return the model. ``fit`` fits batch norms (or, without any, convolution biases) to one forward pass."""
         values = [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, list(self.shape(o))) for o in outputs]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, values, self.constants)
         model = helper.make_model(

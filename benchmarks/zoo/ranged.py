@@ -23,8 +23,8 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Open:
-    """A model and the range of its open dimension. ``below`` bounds integers of inputs; ``caches`` are outputs that the next run
-    has as inputs. ``small`` are the builder's arguments for the small form, and its greatest length as ``most``."""
+    """A model and the range of its open dimension. ``below`` bounds integers of inputs; ``caches`` are outputs that are inputs of
+    the next run. ``small`` are the builder's arguments for the small form, with its greatest length as ``most``."""
 
     key: str
     builder: Callable[..., onnx.ModelProto] = field(repr=False)
@@ -35,29 +35,30 @@ class Open:
     arguments: Mapping[str, Any] = field(default_factory=lambda: _NONE)
 
     def build(self, seed: int = SEED) -> onnx.ModelProto:
-        """The model with weights drawn from ``seed``."""
+        """Return the model with weights drawn from ``seed``."""
         return self.builder(seed, **self.arguments)
 
     def sized(self, most: int, **arguments: Any) -> Open:
-        """The same in another size, for lengths up to ``most``."""
+        """Return the model in another size, for lengths up to ``most``."""
         few = min([*self.below.values(), arguments.get("vocabulary", 2**31)])
         below = {n: b if b <= 2 else few for n, b in self.below.items()}
         return replace(self, span=(self.span[0], most), arguments=arguments, below=below)
 
     def until(self, most: int) -> Open:
-        """The same, or its small form, for lengths up to ``most``. BadInput where that is no range, or more than the model's."""
+        """Return the model, or its small form, for lengths up to ``most``. Raises BadInput if ``most`` is outside the model's
+        range."""
         low, high = RANGED[self.key.removesuffix(":small")].span
         if not low < most <= high:
             raise BadInput(f"{most} is no greatest length of {self.key}", hint=f"from {low + 1} to {high}")
         return replace(self, span=(self.span[0], most))
 
     def narrow(self) -> Open:
-        """The small form."""
+        """Return the small form of the model."""
         found = self.sized(**self.small)
         return replace(found, key=f"{self.key}:small")
 
     def inputs_at(self, proto: onnx.ModelProto, length: int, rng: np.random.Generator) -> dict[str, Array]:
-        """Fresh inputs of ``proto`` with this length."""
+        """Return random inputs of ``proto`` with this length."""
         made: dict[str, Array] = {}
         for value in proto.graph.input:
             shape = [length if d.dim_param else d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -68,13 +69,13 @@ class Open:
         return made
 
     def caches(self, proto: onnx.ModelProto) -> dict[str, str]:
-        """Output -> the input that it is in the next run."""
+        """Return a map from outputs to the inputs of the next run that they become."""
         inputs = {i.name for i in proto.graph.input}
         return {o.name: f"past_{o.name}" for o in proto.graph.output if f"past_{o.name}" in inputs}
 
 
 def bert(seed: int, **arguments: Any) -> onnx.ModelProto:
-    """BERT-base for any number of tokens up to 512, here called ``seq``."""
+    """Return BERT-base for any number of tokens up to 512; the open dimension is ``seq``."""
     proto = bert_base(seed, tokens=_NOMINAL, **arguments)
     graph = proto.graph
     places = next(t for t in graph.initializer if t.name.startswith("places"))
@@ -94,7 +95,7 @@ def bert(seed: int, **arguments: Any) -> onnx.ModelProto:
 def gpt2(
     seed: int, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257, positions: int = 1024
 ) -> onnx.ModelProto:
-    """A step of GPT-2: one token, with keys and values of the ``past``, in the form of exporters. Radford et al., 2019."""
+    """Return a step of GPT-2 in the form of exporters: one token, with keys and values of the ``past``. Radford et al., 2019."""
     net = Net("gpt2", seed)
     depth, past = width // heads, _NOMINAL
     ids = net.input("ids", (1, 1), onnx.TensorProto.INT64)
@@ -119,12 +120,12 @@ def gpt2(
 
 
 def resnet(seed: int, **arguments: Any) -> onnx.ModelProto:
-    """ResNet-50 for any ``batch``."""
+    """Return ResNet-50 for any ``batch``."""
     return _opened(resnet50(seed, **arguments), "batch", 0)
 
 
 def recurrent(seed: int, kind: str = "LSTM", units: int = 64, ways: int = 1) -> onnx.ModelProto:
-    """A layer of ``units`` for any number of steps, ``seq``, of one or both directions; its inputs are as wide."""
+    """Return a recurrent layer for any number of steps, ``seq``, in one or both directions; inputs are ``units`` wide."""
     draw, gates = np.random.default_rng(seed), {"LSTM": 4, "GRU": 3}[kind]
     shapes = {"w": (ways, gates * units, units), "r": (ways, gates * units, units), "b": (ways, 2 * gates * units)}
     known = [numpy_helper.from_array((draw.standard_normal(s) / units**0.5).astype(np.float32), n) for n, s in shapes.items()]
@@ -138,7 +139,7 @@ def recurrent(seed: int, kind: str = "LSTM", units: int = 64, ways: int = 1) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-#: Stands for the open dimension while a model is built: no other extent is this number.
+#: Placeholder for the open dimension during construction: no other extent equals it.
 _NOMINAL: Final = 509
 
 
@@ -147,7 +148,7 @@ def _placed(net: Net, place: str, positions: int, width: int) -> str:
 
 
 def _cached(net: Net, x: str, heads: int, caches: list[str], new: list[str]) -> str:
-    """Attention of one token to all before it; the longer caches are added to ``new``."""
+    """Emit attention of one token to all before it; the extended caches are added to ``new``."""
     width, (_, _, past, depth) = net.shape(x)[-1], net.shape(caches[0])
     joint = linear(net, x, 3 * width)
     q, k, v = net.node_of("Split", [joint], [(1, 1, width)] * 3, axis=-1, num_outputs=3)
@@ -161,7 +162,8 @@ def _cached(net: Net, x: str, heads: int, caches: list[str], new: list[str]) -> 
 
 
 def _opened(proto: onnx.ModelProto, symbol: str, axis: int | None = None) -> onnx.ModelProto:
-    """``proto`` with ``symbol`` where ports have the nominal extent, or along ``axis``; targets of Reshape keep that extent."""
+    """Return ``proto`` with ``symbol`` where ports have the nominal extent, or along ``axis``. Targets of Reshape keep that
+    extent."""
     for value in (*proto.graph.input, *proto.graph.output):
         for i, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_value == _NOMINAL or i == axis:
@@ -176,7 +178,7 @@ def _opened(proto: onnx.ModelProto, symbol: str, axis: int | None = None) -> onn
     return proto
 
 
-#: The open models by key; GPT-2's past ends where 64 tokens do.
+#: The open models by key; GPT-2's past ends at 64 tokens in total.
 RANGED: Final[Mapping[str, Open]] = MappingProxyType(
     {
         o.key: o
@@ -214,7 +216,7 @@ RANGED: Final[Mapping[str, Open]] = MappingProxyType(
 
 
 def find_ranged(key: str) -> Open:
-    """An open model by key, or its small form. BadInput for others."""
+    """Return an open model by key, or its small form. Raises BadInput for other keys."""
     name = key.removesuffix(":small")
     if name not in RANGED:
         raise BadInput(f"unknown model {key!r} with an open dimension", hint=f"one of: {', '.join(RANGED)}")

@@ -12,11 +12,10 @@ from zoo.tokens import attention, layer_norm, linear
 
 
 def lstm_tc(seed: int, batch: int = 1, layers: int = 10, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:
-    """Rammer's LSTM-TC: stacked unidirectional layers, input and hidden alike; the last layer's final state.
+    """Return Rammer's LSTM-TC: stacked unidirectional layers of equal input and hidden size; the last layer's final state.
 
-    Gate weights have deviation 1.5 / sqrt(hidden). With 1.0 ten layers forget their input (two inputs give answers
-    0.006 apart, with 1.5 it is 0.45); with 2.0 the recurrence is chaotic and multiplies rounding errors by ten.
-    """
+    Gate weights have deviation 1.5 / sqrt(hidden). With 1.0 ten layers forget their input: outputs for two inputs differ by 0.006
+    (with 1.5 by 0.45). With 2.0 the recurrence is chaotic and multiplies rounding errors by ten."""
     net = Net(f"lstm_tc_bs{batch}", seed)
     x = net.input("sequence", (steps, batch, hidden))
     axis, last = net.integers([1], "axis"), net.integers([0], "axis")
@@ -37,7 +36,7 @@ def lstm_tc(seed: int, batch: int = 1, layers: int = 10, hidden: int = 256, step
 def bert_base(
     seed: int, batch: int = 1, tokens: int = 128, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30522
 ) -> onnx.ModelProto:
-    """BERT-base uncased: embeddings, 12 layers, no pooler; the last hidden state. Devlin et al., arXiv 1810.04805."""
+    """Return BERT-base uncased: embeddings, 12 layers, no pooler; the last hidden state. Devlin et al., arXiv 1810.04805."""
     net = Net("bert_base", seed)
     ids = net.input("input_ids", (batch, tokens), onnx.TensorProto.INT64)
     kinds = net.input("token_type_ids", (batch, tokens), onnx.TensorProto.INT64)
@@ -54,7 +53,7 @@ def bert_base(
 
 
 def nerf_mlp(seed: int, rows: int = 65536, layers: int = 8, width: int = 64) -> onnx.ModelProto:
-    """A plain radiance-field MLP: 60 encoded coordinates, 8 hidden layers of 64 with ReLU, colour and density."""
+    """Return a plain radiance-field MLP: 60 encoded coordinates, 8 hidden layers of 64 with ReLU, colour and density."""
     net = Net("nerf_mlp", seed)
     x = net.input("samples", (rows, 60))
     for _ in range(layers):

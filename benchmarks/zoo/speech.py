@@ -12,7 +12,7 @@ from zoo.tokens import heads_of, layer_norm, linear, merged, scaled
 
 
 def _recurrent(net: Net, x: str, hidden: int, directions: int = 1) -> str:
-    """An LSTM layer over (steps, batch, width); what it gives in both directions lies side by side."""
+    """Emit an LSTM layer over (steps, batch, width); outputs of both directions are concatenated."""
     steps, batch, width = net.shape(x)
     weights = [net.normal((directions, 4 * hidden, n), 1.5 / math.sqrt(n), "w") for n in (width, hidden)]
     operands = [x, *weights, net.normal((directions, 8 * hidden), 0.1, "b")]
@@ -33,10 +33,8 @@ def deepspeech2(
     layers: int = 7,
     kernels: tuple[tuple[int, int], ...] = ((41, 11), (21, 11)),
 ) -> onnx.ModelProto:
-    """DeepSpeech2 as Rammer measured it: two convolutions, seven LSTM layers of 256 one way, 75 steps, 29 letters; logits.
-
-    Batch norm and a ReLU clipped at 20 behind each convolution, as in Amodei et al., arXiv 1512.02595.
-    """
+    """Return DeepSpeech2 as Rammer measured it; logits. It has two convolutions, seven unidirectional LSTM layers of 256, 75
+    steps, 29 letters. Batch norm and a ReLU clipped at 20 follow each convolution, as in Amodei et al., arXiv 1512.02595."""
     net = Net("deepspeech2", seed)
     x = net.input("spectrogram", (batch, 1, frames, bins))
     for kernel, stride in zip(kernels, ((2, 2), (2, 1)), strict=True):
@@ -50,7 +48,7 @@ def deepspeech2(
 
 
 def _separable(net: Net, x: str, channels: int, kernel: int, stride: int = 1, dilation: int = 1) -> str:
-    """One filter a channel along time, a 1x1 convolution, batch norm."""
+    """Emit one filter per channel along time, a 1x1 convolution and batch norm."""
     y = net.conv(x, net.shape(x)[1], (1, kernel), (1, stride), (0, dilation * (kernel // 2)), net.shape(x)[1], dilation=dilation)
     return net.norm(net.conv(y, channels))
 
@@ -58,11 +56,9 @@ def _separable(net: Net, x: str, channels: int, kernel: int, stride: int = 1, di
 def quartznet(
     seed: int, batch: int = 1, frames: int = 800, part: int = 1, repeats: int = 3, inner: int = 5, labels: int = 29
 ) -> onnx.ModelProto:
-    """QuartzNet-15x5, an acoustic model of separable convolutions along time, 64 features a frame; logits.
-
-    ``part`` divides all numbers of channels. Kriman et al., arXiv 1910.10261, table 1.
-    """
-    # 79 norms in a row make 1.1e-4 of float32's rounding with the usual shift, and 1e-5 with this one.
+    """Return QuartzNet-15x5, an acoustic model of separable convolutions along time, 64 features per frame; logits. ``part``
+    divides all channel counts. Kriman et al., arXiv 1910.10261, table 1."""
+    # 79 norms in sequence amplify float32's rounding to 1.1e-4 with the usual shift, and to 1e-5 with this one.
     net = Net("quartznet", seed, epsilon=1e-3, shift=1.0)
     x = net.relu(_separable(net, net.input("features", (batch, 64, 1, frames)), 256 // part, 33, 2))
     for channels, kernel in ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75)):
@@ -81,14 +77,15 @@ def _swish(net: Net, x: str) -> str:
 
 
 def _half_step(net: Net, x: str) -> str:
-    """x + feed-forward(x) / 2."""
+    """Emit x + feed-forward(x) / 2."""
     width = net.shape(x)[-1]
     inner = _swish(net, linear(net, layer_norm(net, x, 1e-5), 4 * width, 2.0))
     return net.map("Add", x, net.map("Mul", linear(net, inner, width), net.constant(np.array(0.5, np.float32), "half")))
 
 
 def _shifted(net: Net, x: str) -> str:
-    """Scores by distance, (n, heads, tokens, 2 tokens - 1), as scores by place: row i begins ``i`` places further left."""
+    """Convert scores by distance to scores by position: row i starts ``i`` positions further left. The input is (n, heads,
+    tokens, 2 tokens - 1)."""
     n, heads, tokens, wide = net.shape(x)
     pads, zero = net.integers([0, 0, 0, 1, 0, 0, 0, 0], "pads"), net.constant(np.array(0.0, np.float32), "zero")
     x = net.reshape(net.node("Pad", [x, pads, zero], (n, heads, tokens, wide + 1)), (n, heads, wide + 1, tokens))
@@ -98,14 +95,14 @@ def _shifted(net: Net, x: str) -> str:
 
 
 def _distances(net: Net, tokens: int, width: int) -> str:
-    """Sinusoids of the distances tokens - 1 to 1 - tokens. No parameters: float64, so that no count takes them for some."""
+    """Emit sinusoids of the distances tokens - 1 to 1 - tokens. They are float64, so that parameter counts exclude them."""
     places = np.arange(tokens - 1, -tokens, -1)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
     table = net.constant(np.concatenate([np.sin(places), np.cos(places)], 1)[None], "distances")
     return net.node("Cast", [table], net.shape(table), to=onnx.TensorProto.FLOAT)
 
 
 def _relative_attention(net: Net, x: str, heads: int) -> str:
-    """Self-attention with Transformer-XL's relative positions."""
+    """Emit self-attention with Transformer-XL's relative positions."""
     n, tokens, width = net.shape(x)
     size = width // heads
     q = heads_of(net, linear(net, x, width), heads, (0, 2, 1, 3))
@@ -121,7 +118,7 @@ def _relative_attention(net: Net, x: str, heads: int) -> str:
 
 
 def _convolution(net: Net, x: str, kernel: int) -> str:
-    """Pointwise with a gate, along time, batch norm, pointwise."""
+    """Emit pointwise with a gate, convolution along time, batch norm, pointwise."""
     n, tokens, width = net.shape(x)
     y = linear(net, layer_norm(net, x, 1e-5), 2 * width)
     halves = net.node_of("Split", [y], [(n, tokens, width)] * 2, axis=-1, num_outputs=2)
@@ -134,10 +131,8 @@ def _convolution(net: Net, x: str, kernel: int) -> str:
 def conformer(
     seed: int, batch: int = 1, frames: int = 512, layers: int = 12, width: int = 512, heads: int = 8, kernel: int = 31
 ) -> onnx.ModelProto:
-    """Conformer blocks over 512 frames: half a feed-forward step, attention by relative place, convolution, the other half.
-
-    Gulati et al., arXiv 2005.08100; 12 layers of 512, 8 heads, as Welder measured it.
-    """
+    """Return Conformer blocks over 512 frames. A block is half a feed-forward step, attention with relative positions,
+    convolution and the other half. Gulati et al., arXiv 2005.08100; 12 layers of 512, 8 heads, as Welder measured it."""
     net = Net("conformer", seed)
     x = net.input("frames", (batch, frames, width))
     for _ in range(layers):
@@ -149,7 +144,8 @@ def conformer(
 
 
 def crnn(seed: int, batch: int = 1, width: int = 100, channels: int = 64, hidden: int = 256, labels: int = 37) -> onnx.ModelProto:
-    """CRNN: convolutions over a line of text, 32 pixels high, two LSTM layers both ways; logits. Shi et al., arXiv 1507.05717."""
+    """Return CRNN: convolutions over a line of text, 32 pixels high, two bidirectional LSTM layers; logits. Shi et al., arXiv
+    1507.05717."""
     net = Net("crnn", seed)
     x = net.input("line", (batch, 1, 32, width))
     for number, factor in enumerate((1, 2, 4, 4, 8, 8)):

@@ -1,4 +1,4 @@
-"""Models that take steps: LSTM-80 written with products, Seq2Seq, the Transformer, DIEN."""
+"""Models with sequential steps: LSTM-80 written with products, Seq2Seq, the Transformer, DIEN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.tokens import attention, feed_forward, layer_norm, linear
 
 
 def lstm80(seed: int, batch: int = 1, units: int = 128, steps: int = 80) -> onnx.ModelProto:
-    """Wolong's benchmark: one LSTM layer, 80 steps, each written with eight products, as frameworks unroll it."""
+    """Return Wolong's benchmark: one LSTM layer, 80 steps, each written with eight products, as frameworks unroll it."""
     net = Net(f"lstm80_{units}", seed)
     x = net.input("sequence", (steps, batch, units))
     gates = [[net.normal((units, units), 1.5 / math.sqrt(units), hint) for hint in "wu"] for _ in range(4)]
@@ -31,7 +31,7 @@ def lstm80(seed: int, batch: int = 1, units: int = 128, steps: int = 80) -> onnx
 
 
 def _layer(net: Net, x: str, weights: list[str], state: tuple[str, str] | None) -> tuple[str, tuple[str, str]]:
-    """One LSTM layer over (steps, batch, hidden): its outputs, and the state behind the last step."""
+    """Emit one LSTM layer over (steps, batch, hidden): its outputs, and the state after the last step."""
     steps, batch, hidden = net.shape(x)
     shapes = [(steps, 1, batch, hidden), (1, batch, hidden), (1, batch, hidden)]
     y, h, c = net.node_of("LSTM", [x, *weights, *(("", *state) if state else ())], shapes, hidden_size=hidden)
@@ -41,8 +41,8 @@ def _layer(net: Net, x: str, weights: list[str], state: tuple[str, str] | None) 
 def seq2seq(
     seed: int, batch: int = 1, hidden: int = 128, encoder: tuple[int, int] = (8, 100), decoder: tuple[int, int] = (4, 30)
 ) -> onnx.ModelProto:
-    """Seq2Seq as Rammer measured it: (layers, steps) of the encoder and of the decoder, which begins with the states of the
-    encoder's last layers and reads its own last output in each step. All outputs of the decoder."""
+    """Return Seq2Seq as Rammer measured it, with all outputs of the decoder. ``encoder`` and ``decoder`` are (layers, steps). The
+    decoder starts with the states of the encoder's last layers and reads its previous output in each step."""
     net = Net("seq2seq", seed)
 
     def drawn() -> list[str]:
@@ -64,7 +64,7 @@ def seq2seq(
 
 
 def _embedded(net: Net, table: str, ids: str) -> str:
-    """Rows of the table times sqrt(width), and sinusoids of the places (float64, so that no count takes them for parameters)."""
+    """Emit table rows times sqrt(width), plus sinusoids of the positions (float64, so that parameter counts exclude them)."""
     (batch, tokens), width = net.shape(ids), net.shape(table)[1]
     rows = net.node("Gather", [table, ids], (batch, tokens, width))
     rows = net.map("Mul", rows, net.constant(np.array(math.sqrt(width), np.float32), "scale"))
@@ -83,8 +83,8 @@ def transformer(
     heads: int = 8,
     vocabulary: int = 37000,
 ) -> onnx.ModelProto:
-    """The Transformer, base: encoder and decoder, one table of words for both and for the logits. All words of the target are
-    known (one pass, none sees a later one). Vaswani et al., arXiv 1706.03762."""
+    """Return the base Transformer: encoder and decoder, one table of words for both and for the logits. All words of the target
+    are inputs (one pass with a causal mask). Vaswani et al., arXiv 1706.03762."""
     net = Net("transformer", seed)
     ids = [net.input(n, (batch, t), onnx.TensorProto.INT64) for n, t in (("source", source), ("target", target))]
     table = net.normal((vocabulary, width), 1 / math.sqrt(width), "words")
@@ -106,7 +106,7 @@ def _prelu(net: Net, x: str) -> str:
 
 
 def _interest(net: Net, item: str, facts: str, seen: str) -> str:
-    """What share each of the ``facts`` (batch, steps, width) has in the interest in ``item``; only where ``seen`` is 1."""
+    """Emit attention weights of the ``facts`` (batch, steps, width) for ``item``, only where ``seen`` is 1."""
     batch, steps, width = net.shape(facts)
     query = _prelu(net, linear(net, item, width))
     query = net.reshape(query, (batch, 1, width))
@@ -121,7 +121,7 @@ def _interest(net: Net, item: str, facts: str, seen: str) -> str:
 
 
 def _evolution(net: Net, facts: str, shares: str) -> str:
-    """AUGRU: a GRU whose update gate is scaled by the share of each step; its last state."""
+    """Emit AUGRU: a GRU whose update gate is scaled by the weight of each step; its last state."""
     batch, steps, width = net.shape(facts)
     gates, candidate = (
         (net.normal((2 * width, n), 1 / math.sqrt(width), "w"), net.normal((n,), 0.1, "b")) for n in (2 * width, width)
@@ -150,8 +150,8 @@ def dien(
     items: int = 367983,
     kinds: int = 1601,
 ) -> onnx.ModelProto:
-    """DIEN, the deep interest evolution network, with the sizes of its authors' code for Amazon's books (embeddings of 18, states
-    of 36, 100 steps, batch 128); logits of a click. Zhou et al., arXiv 1809.03672."""
+    """Return DIEN, the deep interest evolution network; logits of a click. The sizes are those of its authors' code for Amazon's
+    books (embeddings of 18, states of 36, 100 steps, batch 128). Zhou et al., arXiv 1809.03672."""
     net, width, whole = Net("dien", seed), 2 * embedding, onnx.TensorProto.INT64
     names = (("user", ()), ("item", ()), ("kind", ()), ("items", (steps,)), ("kinds", (steps,)), ("seen", (steps,)))
     ids = {name: net.input(name, (batch, *shape), whole) for name, shape in names}

@@ -1,4 +1,4 @@
-"""What models of tokens share: linear layers, layer norms, multi-head attention. Rows are the last axis but one."""
+"""Shared parts of token models: linear layers, layer norms, multi-head attention. Rows are the last axis but one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoo.net import Net
 
 
 def linear(net: Net, x: str, columns: int, gain: float = 1.0, bias: bool = True) -> str:
-    """``x @ W + b`` along the last axis; deviation sqrt(gain / rows)."""
+    """Emit ``x @ W + b`` along the last axis; deviation sqrt(gain / rows)."""
     shape = net.shape(x)
     weight = net.normal((shape[-1], columns), math.sqrt(gain / shape[-1]), "w")
     product = net.node("MatMul", [x, weight], (*shape[:-1], columns))
@@ -18,25 +18,25 @@ def linear(net: Net, x: str, columns: int, gain: float = 1.0, bias: bool = True)
 
 
 def layer_norm(net: Net, x: str, epsilon: float = 1e-12) -> str:
-    """Over the last axis."""
+    """Emit a layer norm over the last axis."""
     width = net.shape(x)[-1]
     operands = [x, net.normal((width,), 0.1, "scale", 1.0), net.normal((width,), 0.1, "shift")]
     return net.node("LayerNormalization", operands, net.shape(x), axis=-1, epsilon=epsilon)
 
 
 def heads_of(net: Net, x: str, heads: int, order: tuple[int, ...]) -> str:
-    """(n, tokens, width) as (n, tokens, heads, width of one), transposed."""
+    """Reshape (n, tokens, width) to (n, tokens, heads, width per head) and transpose it."""
     n, tokens, width = net.shape(x)
     return net.transpose(net.reshape(x, (n, tokens, heads, width // heads)), order)
 
 
 def scaled(net: Net, x: str, width: int) -> str:
-    """``x`` / sqrt(width)."""
+    """Emit ``x`` / sqrt(width)."""
     return net.map("Mul", x, net.constant(np.array(1 / math.sqrt(width), np.float32), "scale"))
 
 
 def attention(net: Net, x: str, heads: int, memory: str = "", unseen: str = "") -> str:
-    """Multi-head attention with its output projection: to ``memory``, or to itself. ``unseen`` (booleans) hides scores."""
+    """Emit multi-head attention with output projection: to ``memory``, or to itself. ``unseen`` (booleans) masks scores."""
     n, tokens, width = net.shape(x)
     memory = memory or x
     places = net.shape(memory)[1]
@@ -50,7 +50,7 @@ def attention(net: Net, x: str, heads: int, memory: str = "", unseen: str = "") 
 
 
 def merged(net: Net, shares: str, v: str) -> str:
-    """``shares @ v`` of all heads side by side, and the output projection."""
+    """Emit ``shares @ v`` of all heads, concatenated, and the output projection."""
     n, heads, _, width = net.shape(v)
     tokens = net.shape(shares)[2]
     context = net.node("MatMul", [shares, v], (n, heads, tokens, width))
@@ -58,5 +58,5 @@ def merged(net: Net, shares: str, v: str) -> str:
 
 
 def feed_forward(net: Net, x: str, inner: int, activation: str) -> str:
-    """Two linear layers."""
+    """Emit two linear layers with an activation."""
     return linear(net, net.map(activation, linear(net, x, inner, 2.0)), net.shape(x)[-1])

@@ -18,7 +18,7 @@ def _windows(net: Net, x: str, window: int) -> str:
 
 
 def _rolled(net: Net, x: str, by: int) -> str:
-    """Rows and columns moved ``by`` places towards the front (towards the back if negative), around the end."""
+    """Roll rows and columns by ``by`` positions towards the front (towards the back if negative)."""
     for axis in (1, 2):
         shape, extent = net.shape(x), net.shape(x)[axis]
         cut = by % extent
@@ -31,7 +31,7 @@ def _rolled(net: Net, x: str, by: int) -> str:
 
 
 def _unseen(extent: int, window: int, shift: int) -> np.ndarray:
-    """(windows, places, places): whether two places of a window come from regions apart, after rolling."""
+    """Return a mask (windows, places, places): True if two positions of a window come from distant regions after rolling."""
     line = np.repeat([0, 1, 2], [extent - window, window - shift, shift])
     regions = (line[:, None] * 3 + line).reshape(extent // window, window, extent // window, window)
     flat = regions.transpose(0, 2, 1, 3).reshape(-1, window**2)
@@ -39,14 +39,14 @@ def _unseen(extent: int, window: int, shift: int) -> np.ndarray:
 
 
 def _relative(window: int) -> np.ndarray:
-    """For every two places of a window the row of the table of biases."""
+    """Return the row of the bias table for every two positions of a window."""
     places = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
     rows, columns = places[:, :, None] - places[:, None, :] + window - 1
     return np.asarray(rows * (2 * window - 1) + columns).reshape(-1)
 
 
 def _window_attention(net: Net, x: str, heads: int, window: int, unseen: np.ndarray | None) -> str:
-    """Attention within windows (count, places, channels), with a bias by relative place."""
+    """Emit attention within windows (count, places, channels), with a bias by relative position."""
     count, places, width = net.shape(x)
     size = width // heads
     packed = net.reshape(linear(net, x, 3 * width), (count, places, 3, heads, size))
@@ -81,7 +81,7 @@ def _swin_block(net: Net, x: str, heads: int, window: int, shift: int) -> str:
 
 
 def _quartered(net: Net, x: str) -> str:
-    """Four neighbours side by side, and half of their channels."""
+    """Concatenate four neighbours and reduce the channels to half."""
     n, h, w, c = net.shape(x)
     parts = []
     for column in (0, 1):
@@ -100,7 +100,7 @@ def swin_t(
     window: int = 7,
     classes: int = 1000,
 ) -> onnx.ModelProto:
-    """Swin-T, 224x224, shifted windows of 7x7, three heads in the first stage; logits. Liu et al., arXiv 2103.14030."""
+    """Return Swin-T, 224x224, shifted windows of 7x7, three heads in the first stage; logits. Liu et al., arXiv 2103.14030."""
     if batch != 1:
         raise ValueError("masks of windows are for one image")
     net = Net("swin_t", seed)
@@ -121,7 +121,7 @@ def swin_t(
 def vit_b16(
     seed: int, batch: int = 1, size: int = 224, layers: int = 12, width: int = 768, heads: int = 12, classes: int = 1000
 ) -> onnx.ModelProto:
-    """ViT-B/16, 224x224; logits. Dosovitskiy et al., arXiv 2010.11929."""
+    """Return ViT-B/16, 224x224; logits. Dosovitskiy et al., arXiv 2010.11929."""
     net = Net("vit_b16", seed)
     x = net.conv(net.input("image", (batch, 3, size, size)), width, 16, 16, 0, bias=True)
     patches = (size // 16) ** 2

@@ -104,11 +104,11 @@ def spec_of(device: str) -> str:
             for unit in status.hardware:
                 if unit.kind == "cpu":
                     return f"{status.name}:{unit.index}"
-        raise DeviceUnavailable("no device computes on the CPU", hint="`rammer devices` lists what there is")
+        raise DeviceUnavailable("no device computes on the CPU", hint="`rammer devices` lists the devices")
     name = device.lower() if device.isupper() else device
     status = registry.status(name.partition(":")[0])
     if not status.hardware:
-        raise DeviceUnavailable(f"device {status.name} is not there: {status.reason}")
+        raise DeviceUnavailable(f"device {status.name} is not available: {status.reason}")
     return name
 
 

@@ -1,4 +1,4 @@
-"""What the tests of mistakes share: a model, its inputs, the text of an error and the command line."""
+"""Shared helpers of the tests of bad input: a model, its inputs, the text of an error and the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arrays(rng: np.random.Generator, n: int = 3) -> dict[str, np.ndarray]:
 
 
 def message(kind: type[RammerError], call: Callable[[], object]) -> str:
-    """The whole text of the error that ``call`` ends in, which must be of exactly this kind."""
+    """Return the full text of the error that ``call`` raises, which must be exactly of class ``kind``."""
     with pytest.raises(RammerError) as caught:
         call()
     assert type(caught.value) is kind, caught.value
@@ -40,12 +40,12 @@ Patch = pytest.MonkeyPatch
 
 
 def command(monkeypatch: Patch, capsys: Capture, *words: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command line."""
+    """Return the exit code, output and errors of a command line."""
     done = typed(monkeypatch, capsys, *words)
     return done.code, done.out, done.err
 
 
 def saved(path: Path, data: bytes | onnx.ModelProto) -> Path:
-    """``path`` with this content."""
+    """Write ``data`` to ``path`` and return ``path``."""
     path.write_bytes(data if isinstance(data, bytes) else data.SerializeToString())
     return path

@@ -1,4 +1,4 @@
-"""Every test of this folder has a cache of its own."""
+"""Fixtures of this folder: a separate cache for each test."""
 
 from command import own_cache
 

@@ -1,7 +1,5 @@
-"""Models that are legal or nearly so and once hung, took all memory or ended in a traceback; each with its end today.
-
-``python hostile_models.py FOLDER`` runs them all, each in a child with 2 GiB and 20 s, and prints a line of JSON for each.
-"""
+"""Legal or nearly legal models that once hung, used all memory or raised a traceback, each with its expected outcome. ``python
+hostile_models.py FOLDER`` runs each model in a child process with 2 GiB and 20 s. It prints one line of JSON per model."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 INT64 = (1 << 63) - 1
 HUGE = (1 << 31) - 1
 
-#: Name -> (model, exit code, what its message says).
+#: Name -> (model, exit code, text of its message).
 CASES: dict[str, tuple[Callable[[], ModelProto], int, str]] = {}
 
 
 def node(op: str, inputs: str, outputs: str = "y", **attributes: Any) -> NodeProto:
-    """An operator with inputs ``x,w``."""
+    """Make an operator with inputs ``x,w``."""
     return helper.make_node(op, inputs.split(",") if inputs else [], outputs.split(","), **attributes)
 
 
 def graph(nodes: Iterable[NodeProto], inputs: dict[str, list[int]], output: str = "y", **constants: Any) -> ModelProto:
-    """A model with float inputs, constants by name, and one output whose type is to be inferred."""
+    """Make a model with float inputs, constants by name, and one output whose type is inferred."""
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()]
     result = helper.make_empty_tensor_value_info(output)
     made = helper.make_graph(
@@ -38,14 +36,14 @@ def graph(nodes: Iterable[NodeProto], inputs: dict[str, list[int]], output: str 
 
 
 def case(name: str, build: Callable[[], ModelProto], said: str = "", code: int = 2) -> None:
-    """Note a case; one that runs says nothing."""
+    """Register a case. ``said`` is empty if the model runs without a message."""
     CASES[name] = build, code if said else 0, said
 
 
 def one(
     name: str, op: str, said: str, shape: list[int], code: int = 2, more: dict[str, Any] | None = None, **attributes: Any
 ) -> None:
-    """A case of one operator that reads ``x`` and constants."""
+    """Register a case of one operator that reads ``x`` and constants."""
     constants = more or {}
     case(name, lambda: graph([node(op, ",".join(["x", *constants]), **attributes)], {"x": shape}, **constants), said, code)
 
@@ -113,7 +111,7 @@ one("terabytes", "Relu", "the inputs take", [1 << 20, 1 << 20])
 one(
     "hidden size",
     "LSTM",
-    "do not belong together",
+    "do not match each other",
     [3, 1, 2],
     hidden_size=7,
     more={"w": np.ones((1, 8, 2), np.float32), "r": np.ones((1, 8, 2), np.float32)},
@@ -122,14 +120,14 @@ one(
 
 # Initializers and ports
 def added(change: Callable[[ModelProto], object]) -> ModelProto:
-    """``y = x + w``, with a change."""
+    """Build ``y = x + w`` and apply a change."""
     made = graph([node("Add", "x,w")], {"x": [4]}, w=np.ones(4, np.float32))
     change(made)
     return made
 
 
 def initializer(name: str, said: str, **fields: Any) -> None:
-    """A case with other fields in the initializer ``w``; None clears one."""
+    """Register a case with changed fields of the initializer ``w``; None clears a field."""
 
     def change(made: ModelProto) -> None:
         tensor = made.graph.initializer[0]
@@ -184,7 +182,7 @@ case("two opsets", lambda: added(lambda m: m.opset_import.append(helper.make_ops
 
 
 def external(name: str, said: str, **entries: object) -> None:
-    """A case whose initializer lies in another file; ``w.bin`` has 64 bytes."""
+    """Register a case with an initializer in an external file; ``w.bin`` has 64 bytes."""
 
     def change(made: ModelProto) -> None:
         tensor = made.graph.initializer[0]
@@ -212,7 +210,7 @@ external("a pipe", "is missing", location="pipe")
 
 
 def run(folder: Path, device: str, names: Iterable[str]) -> None:
-    """Print name, exit code, message and fault of each case."""
+    """Print the name, exit code, message and fault of each case."""
     import os
 
     import rammer.compiler.compiler

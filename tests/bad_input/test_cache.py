@@ -1,4 +1,4 @@
-"""A corrupt or unwritable cache, and Ctrl-C while tuning: a warning at most, never a wrong result or half a file."""
+"""Corrupt and unwritable caches, and Ctrl-C during tuning: at most a warning, never a wrong result or a partial file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_unwritable_cache(
     reason = f"[Errno 20] Not a directory: '{blocked}/cache"
     assert capsys.readouterr().err == (
         f"rammer: warning: kernel store {blocked}/cache/kernels.sqlite is ignored: {reason}'\n"
-        f"rammer: warning: compiled program is not kept: {reason}/programs'\n"
+        f"rammer: warning: compiled program is not cached: {reason}/programs'\n"
     )
 
 
@@ -89,7 +89,7 @@ def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, ca
         head.write_bytes(junk)
         check_result(rng, path)
         said, err = capsys.readouterr().err.splitlines()
-        assert said == f"rammer: warning: cached file {head} is not used: it is damaged; it is made again"
+        assert said == f"rammer: warning: cached file {head} is not used: it is damaged; it is written again"
         assert err.startswith(f"rammer: warning: {program} is not a compiled model: ")
         assert err.endswith("; compiling again")
         assert program.stat().st_size == len(whole)
@@ -113,8 +113,8 @@ def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(
 
 
 def test_programs_of_other_device_options_are_kept_beside_each_other(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
-    """Options that change no program, so no fingerprint (how much memory there is, which executor runs it), do not drive
-    each other's files out."""
+    """Check that options that change no program (memory size, executor) do not evict each other's files. The fingerprint does not
+    contain these options."""
     path, given = saved(tmp_path / "m.onnx", model()), arrays(np.random.default_rng(0))
     ways = ({}, {"memory": "1000000"}, {"memory": "2000000"})
     for options in (*ways, *ways):
@@ -126,7 +126,7 @@ def test_programs_of_other_device_options_are_kept_beside_each_other(tmp_path: P
 def test_programs_of_some_of_a_units_cores_are_kept_beside_those_of_all(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one core of a CPU was given ran on one of two, too."""
+    """Check alternating compiles for one core and for two cores."""
     path, given, begin = saved(tmp_path / "m.onnx", model()), arrays(np.random.default_rng(0)), ToyBackend.__init__
     for cores in (1, 2, 1, 2):
 
@@ -140,7 +140,7 @@ def test_programs_of_some_of_a_units_cores_are_kept_beside_those_of_all(
 
 
 def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
-    """Equal models with other weights differ in nothing but their keys: the file of one in the place of the other's."""
+    """Check that a program file copied over that of an equal model with other weights is rejected: only their keys differ."""
     head = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y)'
     given, files = {"x": np.ones(4, np.float32)}, dict[float, tuple[Path, Path]]()
     for factor in (2.0, 3.0):
@@ -152,7 +152,7 @@ def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, cap
         files[factor] = path, new
     files[3.0][1].write_bytes(files[2.0][1].read_bytes())
     assert rammer.compile(files[3.0][0], device="toy").run(given)["y"][0] == 3.0
-    assert "was kept for something else; compiling again" in capsys.readouterr().err
+    assert "was cached for other inputs or options; compiling again" in capsys.readouterr().err
 
 
 def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path, rng: np.random.Generator) -> None:
@@ -167,7 +167,7 @@ def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path, r
 def test_a_kept_program_has_the_ports_of_its_model(
     tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator
 ) -> None:
-    """Whole, sealed and under its key, but with a port of another name, type or shape."""
+    """Programs that are complete and sealed under their key, but have a port of another name, type or shape."""
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
     (program,) = own_cache.glob("programs/*.rammer")
@@ -187,19 +187,19 @@ def test_a_kept_program_has_the_ports_of_its_model(
     assert capsys.readouterr().err == ""
 
 
-#: Python reads these as JSON, and as numbers: none of them is one in a file of ours.
+#: Python's JSON reader accepts these values, but our files never contain them.
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "1.5", "true", "-1", '"7"')
 
 
 def sound(kernels: Sequence[TunedKernel]) -> bool:
-    """Whether every number is one that a measurement may give."""
+    """Return True if every number is a possible measurement."""
     counts = [n for k in kernels for n in (*k.tile, *asdict(k.resources).values())]
     times = [t for k in kernels for t in (k.alone, k.crowded)]
     return all(type(n) is int for n in counts) and all(min(k.tile) > 0 for k in kernels) and all(0 <= t < math.inf for t in times)
 
 
 def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Capture, rng: np.random.Generator) -> None:
-    """Under a right checksum, in the place of every number."""
+    """Check every number replaced by an impossible one, under a valid checksum."""
     check_result(rng, model())
     path = own_cache / "kernels.sqlite"
     with sqlite3.connect(path) as db:
@@ -222,7 +222,7 @@ def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Captu
 
 @pytest.mark.parametrize("text", ["Infinity", "-Infinity", "NaN", "[1, 1e999]", '{"a": -1e400}', "[" * 100_000])
 def test_json_of_no_number_is_no_json(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no number|nested"):
+    with pytest.raises(ValueError, match=r"not a JSON number|nested"):
         load_json(text)
 
 
@@ -273,7 +273,7 @@ rammer_toy.ToyProfiler.task_time = slow
 sys.argv = ["rammer", "run", sys.argv[1], "--device", "toy", "--tune", "quick"]
 main()
 """
-# Three products that do not read one another: whatever the device's connecting of operators becomes, they stay three.
+# Three independent products: they stay three operators, whichever operators the device connects.
 PRODUCTS = """<ir_version: 9, opset_import: ["" : 21]> products (float[4,8] x, float[8,5] a, float[8,7] b, float[8,3] c)
     => (float[4,5] m, float[4,7] n, float[4,3] y) {
     m = MatMul(x, a)
@@ -292,9 +292,9 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     assert process.stdout is not None
     assert process.stdout.readline() == "tuning\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)  # far less than it sleeps
+    out, err = process.communicate(timeout=120)  # far shorter than its sleep
     assert (process.returncode, out) == (130, "")
-    assert err == "\nrammer: interrupted; nothing was written by halves\n"
+    assert err == "\nrammer: interrupted; no file was partially written\n"
     left = sorted(p.relative_to(own_cache).as_posix() for p in own_cache.rglob("*") if p.is_file())
     assert [name for name in left if not name.startswith("heads/")] == ["kernels.sqlite"]
     with sqlite3.connect(own_cache / "kernels.sqlite") as db:
@@ -302,7 +302,7 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     store = KernelStore.default()
     assert store.count() == 2 and not store.warning
     exe = rammer.compile(path, device="toy", tune="quick")
-    exe.specialise({})  # finishes what was begun, from the two kernels that are there
+    exe.specialise({})  # finishes tuning, starting from the two stored kernels
     assert exe.compiler.tuner.store.hits == 2
     assert KernelStore.default().count() == 5  # and the times of the programs with and without measured kernels
 

@@ -1,4 +1,4 @@
-"""Every file of the cache, damaged in every way: the result is right, a warning tells of it, and it is made again."""
+"""Damage of every kind to every file of the cache: the result is right, a warning names the file, and it is rewritten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
 
-#: Its constants are large enough to be files of their own, and what becomes of one is no part of the model.
+#: Its constants are large enough for separate files, whose damage does not affect the model itself.
 MODEL = SmallModel(
     "cached",
     """(float[2,160] x, float[160,160] w_a, float[160,160] w_b) => (float[2,160] y) {
@@ -50,7 +50,7 @@ def _linked(path: Path, other: Path) -> None:
     path.symlink_to(aside)
 
 
-#: What may happen to a file, given another one of the cache. The first do not change its content.
+#: Changes to a file; the second argument is another file of the cache. The first ones do not change its content.
 UNTRUSTED: dict[str, Damage] = {
     "writable by its group": lambda path, other: path.chmod(0o660),
     "writable by anybody": lambda path, other: path.chmod(0o602),
@@ -74,7 +74,7 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
-    """A model whose digest is kept, too, as that of a large file that was left alone for a minute."""
+    """Write a model whose digest is cached, too, as for a large file that was unmodified for a minute."""
     monkeypatch.setattr(file_digests, "SHARE", 1 << 10)
     path = tmp_path / "m.onnx"
     path.write_bytes(MODEL.build(rng).SerializeToString())
@@ -83,7 +83,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Genera
 
 
 def files_of(cache: Path) -> list[Path]:
-    """All files of the cache but the database."""
+    """Return all files of the cache except the database."""
     return sorted(p for p in cache.rglob("*") if p.is_file() and p.name != "kernels.sqlite")
 
 
@@ -102,7 +102,7 @@ def test_damaged_files_are_made_again(
 ) -> None:
     given = MODEL.inputs(rng, MODEL.shapes[0])
     want = result(model, device, given)
-    names = [p.relative_to(own_cache) for p in files_of(own_cache) if p.suffix != ".icd"]  # which is read once a process
+    names = [p.relative_to(own_cache) for p in files_of(own_cache) if p.suffix != ".icd"]  # read once per process
     assert {n.parts[0] for n in names} >= {"programs", "constants", "heads", "digests"}
     capsys.readouterr()
     for name in some(names):
@@ -130,7 +130,7 @@ def test_damaged_files_are_made_again(
 
 
 def command_clears(cache: Path) -> bool:
-    """Whether ``rammer cache clear`` leaves nothing but the database."""
+    """Return True if ``rammer cache clear`` leaves only the database."""
     from click.testing import CliRunner
 
     from rammer.cli.cache import clear
@@ -142,7 +142,7 @@ def command_clears(cache: Path) -> bool:
 
 @pytest.mark.parametrize("kind", [k for k in DAMAGES if k not in ("of another", "bits", "cut", "zeros", "empty", "a folder")])
 def test_damaged_kernel_store_is_made_again(kind: str, own_cache: Path, capsys: Capture) -> None:
-    """An empty file is an empty database; others are replaced, with one warning."""
+    """Check that an empty file becomes an empty database and that other damage replaces the file with one warning."""
     if kind == "of another user" and os.geteuid() != 0:
         pytest.skip("needs root")
     store = KernelStore.default()
@@ -158,7 +158,7 @@ def test_damaged_kernel_store_is_made_again(kind: str, own_cache: Path, capsys: 
 
 
 def test_old_folders_become_private(own_cache: Path) -> None:
-    """Files are written for their user alone, whatever the mask of the process and the modes of folders."""
+    """Check that files are private to their user, whatever the umask and the modes of folders."""
     path, mask = own_cache / "binaries" / "toy" / "a.txt", os.umask(0)
     try:
         (own_cache / "binaries" / "toy").mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_old_folders_become_private(own_cache: Path) -> None:
 
 
 def test_link_in_the_cache_is_not_written_through(own_cache: Path, tmp_path: Path) -> None:
-    """A planted link leads to another file of the user."""
+    """Check a planted link to another file of the user."""
     (tmp_path / "mine").write_text("mine")
     make_private(own_cache / "heads")
     (own_cache / "heads" / "a.json").symlink_to(tmp_path / "mine")

@@ -1,5 +1,5 @@
-"""A model's files change while a program is made of them: the result is of what was opened, or an error says so. What is cached
-is never of another model."""
+"""Model files that change during compilation: the result is that of the opened file, or an error reports the change. The cache
+never returns the program of another model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
 from rammer_testing.nonempty import some
 
-#: Rows of a square matrix: one that is read into memory, one that stays in its file and is small, and one that is kept apart.
+#: Rows of square matrices: read into memory, small and left in its file, stored separately.
 SIZES = (8, 64, 160)
 SAID = "the model file was written to after it was opened"
 
 
 def saved(path: Path, size: int, factor: float, inside: bool) -> Path:
-    """A model that multiplies by ``factor`` times the identity; the file that the weights are in."""
+    """Write a model that multiplies by ``factor`` times the identity; return the file with the weights."""
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, size]) for n in "xy"]
     weights = numpy_helper.from_array(np.eye(size, dtype=np.float32) * np.float32(factor), "w")
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path.parent.mkdir(exist_ok=True)
-    path.with_name("w.bin").unlink(missing_ok=True)  # onnx does not write to a file that has two names
+    path.with_name("w.bin").unlink(missing_ok=True)  # onnx refuses to write to a file with two names
     if inside:
         onnx.save(model, path)
         return path
@@ -78,7 +78,7 @@ def write_through_link(file: Path, new: bytes) -> None:
 
 
 def link(file: Path, new: bytes) -> None:
-    """Nothing changes but the number of names."""
+    """Add a second name to the file, without any other change."""
     os.link(file, file.with_name("link"))
 
 
@@ -86,7 +86,7 @@ def touch(file: Path, new: bytes) -> None:
     os.utime(file)
 
 
-#: Ways to change a file, and whether what was opened stays as it was.
+#: Ways to change a file; True if the opened content stays unchanged.
 CHANGES: dict[Callable[[Path, bytes], None], bool] = {
     rename: True,
     remove: True,
@@ -101,7 +101,7 @@ CHANGES: dict[Callable[[Path, bytes], None], bool] = {
 
 
 def changed(change: Callable[[Path, bytes], None], file: Path, new: bytes) -> None:
-    """Change a file and set its time of writing back."""
+    """Change a file and restore its modification time."""
     before = file.stat()
     change(file, new)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -113,7 +113,7 @@ def inside(request: pytest.FixtureRequest) -> bool:
 
 
 def factor_of(exe: Executable, size: int, rng: np.random.Generator) -> float:
-    """What the model multiplies by."""
+    """Return the factor by which the model multiplies."""
     given = rng.integers(1, 9, (2, size)).astype(np.float32)
     factors = exe.run({"x": given})["y"] / given
     assert np.ptp(factors) == 0, "two models in one"
@@ -128,13 +128,13 @@ def opened(path: Path, size: int, rng: np.random.Generator, device: str = "toy")
         exe.close()
 
 
-#: When a file changes: when ``rammer.compile`` has returned, before the model is read, when it was read, when it was compiled,
-#: before its constants are cached, and before they are loaded.
+#: Moments of a change: after ``rammer.compile`` returned, before or after reading the model, after compilation, before caching
+#: its constants, and before loading them.
 MOMENTS = ("opened", "reading", "read", "compiled", "kept", "loaded")
 
 
 def prepared(moment: str, patch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Let ``act`` happen once at a moment; calls what is yielded after ``rammer.compile``."""
+    """Run ``act`` once at a moment; the test calls the yielded function after ``rammer.compile``."""
     done = list[bool]()
 
     def once() -> None:
@@ -180,13 +180,13 @@ def test_program_is_of_what_was_opened(
     monkeypatch: pytest.MonkeyPatch,
     rng: np.random.Generator,
 ) -> None:
-    """Afterwards both models give their own results, whatever is cached. A file beside a model whose ports are unknown is opened
-    while it is read."""
+    """Check that both models give their own results afterwards, whatever is cached. An external file of a model whose ports are
+    unknown is opened while the model is read."""
     late = moment == "reading" and not warm and not inside
     for number in some(sorted(rng.choice(len(CHANGES), 5, replace=False).tolist())):
         change, stays = list(CHANGES.items())[number]
         if moment == "loaded" and change is truncate:
-            continue  # between the last look at a file and reading it: the system ends a process that reads what is not there
+            continue  # between the last check of a file and reading it, a truncated mapping ends the process
         place = int(rng.integers(len(SIZES)))
         size = SIZES[place]
         old, new = 2.0 + 4 * number + place, 2.5 + 4 * number + place
@@ -214,7 +214,7 @@ def test_program_is_of_what_was_opened(
 def test_warm_start_is_of_what_was_opened(
     device: str, inside: bool, tmp_path: Path, own_cache: Path, rng: np.random.Generator
 ) -> None:
-    """The program is cached, and its constants are in the file that changes."""
+    """Check a file that changes after the program was cached, with its constants in that file."""
     for number, (change, stays) in enumerate(CHANGES.items()):
         old, new, size = 2.0 + number, 2.5 + number, SIZES[-1]
         path, other = tmp_path / f"{number}" / "m.onnx", tmp_path / f"{number}.other" / "m.onnx"
@@ -224,7 +224,7 @@ def test_warm_start_is_of_what_was_opened(
         changed(change, file, replaced.read_bytes())
         try:
             assert factor_of(exe, size, rng) == old
-            changed(truncate, file, b"")  # what was loaded needs no file
+            changed(truncate, file, b"")  # loaded constants need no file
             assert factor_of(exe, size, rng) == old
         except BadInput as problem:
             assert not stays and SAID in str(problem), f"{change.__name__}: {problem}"

@@ -1,4 +1,4 @@
-"""Compiled files that nobody's compiler wrote: refused with exit code 2 before anything of them is used, and soon."""
+"""Compiled files that no compiler wrote: refused quickly, with exit code 2, before any part of them is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT = """<ir_version: 9, opset_import: ["" : 21]> little (float[1,3,8] x, float
 
 @pytest.fixture(scope="module", params=["rocm", "toy"])
 def members(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Members:
-    """The parts of a good file."""
+    """Return the members of a valid file."""
     path = tmp_path_factory.mktemp("good") / "good.rammer"
     exe = rammer.compile(model(TEXT), device=request.param)
     save_artifact(path, exe.artifact(exe.compile_only(SHAPES)))
@@ -54,7 +54,7 @@ def written(path: Path, parts: Mapping[str, bytes], method: int = zipfile.ZIP_ST
 
 
 def refusal(rng: np.random.Generator, path: Path, most: float = 5.0) -> str:
-    """What the error says, which must be BadInput and come soon."""
+    """Return the message of the error, which must be a BadInput and come within ``most`` seconds."""
     start = time.process_time()
     text = message(BadInput, lambda: rammer.compile(path).run(arrays(rng)))
     assert time.process_time() - start < most
@@ -69,7 +69,7 @@ def test_the_good_file_runs(tmp_path: Path, members: Members, rng: np.random.Gen
     np.testing.assert_allclose(have, scores / scores.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
 
 
-#: What is replaced in a program's text (once, by a regular expression), and what the refusal says.
+#: (pattern in a program's text, which is replaced once; replacement; text of the refusal).
 LINES: dict[str, tuple[str, str, str]] = {
     "an axis that is C": (r"\[i0:1, i1:3, i2:5\] = exp", "[i0:1, evil();i1:3, i2:5] = exp", "not axes|not a compute"),
     "an axis with a line break": (r"\[k:8\]", "[k\u000bevil:8]", "not axes|not a compute"),
@@ -88,36 +88,36 @@ LINES: dict[str, tuple[str, str, str]] = {
         "not a line of a program",
     ),
     "rows without end": (r"row v0.*", "row v0..v99999999999: y[0:1:1]", "not a line of a program"),
-    "more rows than vEUs": (r"row v0(\.\.v1)?", "row v0..v60000", "a row that the program does not have"),
+    "more rows than vEUs": (r"row v0(\.\.v1)?", "row v0..v60000", "a row is out of range"),
     "more vEUs than can be proved": (r"on \d+ vEUs", "on 65536 vEUs", "too many to be proved"),
     "vEUs without end": (r"on \d+ vEUs", "on 99999999999 vEUs", "at most 65536 rows"),
-    "tasks without end": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:<3>]", "tasks, none of them"),
+    "tasks without end": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:<3>]", "does not exist"),
     "the same task again and again": (
         r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]",
         "row v0<1>[<2>:99999999999:0]",
         "more tasks than",
     ),
     "an extent without end": (r"storage x: x\+0 \[1, 3, 8\]", "storage x: x+0 [1, 3, 999999999999999999]", "covers elements"),
-    "a buffer without end": (r"buffer y: f32 15", "buffer y: f32 999999999999999999", "does not fill its buffer|possible number"),
+    "a buffer without end": (r"buffer y: f32 15", "buffer y: f32 999999999999999999", "does not fill its buffer|invalid size"),
     "an integer of 5,000 digits": (r"buffer x: f32 24", "buffer x: f32 " + "9" * 5000, "not a line of a program"),
     "a literal of 5,000 digits": (r"= exp\(", "= exp(" + "9" * 5000 + " + ", "not a scalar expression|line "),
     "parentheses without end": (r"= exp\(", "= exp(" * 5000, "nested|not a scalar expression"),
     "a sum without end": (r"= exp\(", "= exp(1.0 + " + " + ".join(["1.0"] * 20000) + " + ", "nested too deeply|levels"),
     "a sum of many levels": (r"= exp\(", "= exp(1.0 + " + " + ".join(["1.0"] * 300) + " + ", "levels|nested too deeply"),
     "a read past the end": (r"x\[i0, i1, k\]|x\[b0, m, k\]|x\[0, m, k\]", "x[0, m, k + 1]", "covers 1..8"),
-    "a read that nothing bounds": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k // m]", "nothing bounds"),
-    "a place that may be no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k * 0.5]", "nothing bounds"),
-    "a place that is no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, exp(0.5)]", "is no integer"),
+    "a read that nothing bounds": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k // m]", "is unbounded"),
+    "a place that may be no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k * 0.5]", "is unbounded"),
+    "a place that is no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, exp(0.5)]", "is not an integer"),
     "a table read past its end": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, table(int64, [0, 1], k)]", "a table of 2 values"),
-    "a tile of other axes": (r"tile\[\w+=", "tile[evil=", "does not cut"),
-    "a tile of nothing": (r"tile\[(\w+)=\d+", "tile[<1>=0", "does not cut"),
+    "a tile of other axes": (r"tile\[\w+=", "tile[evil=", "does not match its last compute"),
+    "a tile of nothing": (r"tile\[(\w+)=\d+", "tile[<1>=0", "does not match its last compute"),
     "a memory layer of its own": (r"connect (\w+) <\w+>", "connect <1> <moon>", "not a line of a program"),
-    "a time that is none": (r"predicted \S+ s", "predicted nan s", "takes some time"),
+    "a time that is none": (r"predicted \S+ s", "predicted nan s", "a finite time"),
 }
 
 
 def filled(text: str, found: re.Match[str]) -> str:
-    """``text`` with what was found where it says ``<1>``."""
+    """Return ``text`` with ``<1>``, ``<2>``, ... replaced by the groups of ``found``."""
     for number, group in enumerate(found.groups(), 1):
         text = text.replace(f"<{number}>", group or "")
     return text
@@ -149,7 +149,7 @@ def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, member
 
 
 def spoiled_zip(case: str, members: Members, path: Path) -> None:
-    """A zip that no compiler wrote."""
+    """Write a zip file that no compiler wrote."""
     big = b"[" + b" " * (100 << 20) + b"]"
     if case in ("deflated", "bzip2", "lzma"):
         written(path, members, {"deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}[case])
@@ -186,7 +186,7 @@ def spoiled_zip(case: str, members: Members, path: Path) -> None:
         ("bomb", "is compressed"),
         ("long head", "'head.json' is longer than"),
         ("twice", "occurs twice"),
-        ("another member", "belongs to nothing"),
+        ("another member", "is not used"),
         ("no head", "head.json"),
         ("longer than the file", "longer than the file"),
     ],
@@ -196,27 +196,27 @@ def test_zips_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str
     assert said in refusal(rng, tmp_path / "m.rammer")
 
 
-#: A change of the head, and what the refusal says.
+#: (change of the head, text of the refusal).
 HEADS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "a list": (lambda h: [], "."),
     "deep": (lambda h: {**h, "options": "DEEP"}, "."),
-    "no segments": (lambda h: {**h, "segments": []}, "belongs to nothing"),
+    "no segments": (lambda h: {**h, "segments": []}, "is not used"),
     "a kind of its own": (lambda h: {**h, "segments": [{"kind": "evil"}]}, "."),
     "another type": (lambda h: {**h, "outputs": [["y", "f32[1,3,6]", "y"]]}, "output y is never computed, or of another type"),
     "another input": (lambda h: {**h, "inputs": [["x", "f32[1,3,9]", "x"], ["w", "f32[8,5]", "w"]]}, "x is read, but"),
-    "a name that is none": (lambda h: {**h, "name": "evil\n"}, "no identifier"),
-    "a port that is none": (lambda h: {**h, "outputs": [["y\n", "f32[1,3,5]", "y"]]}, "no identifier"),
-    "one name for two": (lambda h: {**h, "inputs": [["x", "f32[1,3,8]", "a"], ["w", "f32[8,5]", "a"]]}, "have one name"),
+    "a name that is none": (lambda h: {**h, "name": "evil\n"}, "not an identifier"),
+    "a port that is none": (lambda h: {**h, "outputs": [["y\n", "f32[1,3,5]", "y"]]}, "not an identifier"),
+    "one name for two": (lambda h: {**h, "inputs": [["x", "f32[1,3,8]", "a"], ["w", "f32[8,5]", "a"]]}, "have the same name"),
     "a type that is none": (lambda h: {**h, "outputs": [["y", "f32[-1]", "y"]]}, "not a tensor type"),
     "a precision that is none": (lambda h: {**h, "precision": "float99"}, "float99"),
-    "a constant that is none": (lambda h: with_constant(h, 0, "evil()"), "no identifier"),
-    "a constant of objects": (lambda h: with_constant(h, 1, "O"), "impossible type"),
-    "a constant of void": (lambda h: with_constant(h, 1, "V999999999"), "impossible type"),
+    "a constant that is none": (lambda h: with_constant(h, 0, "evil()"), "not an identifier"),
+    "a constant of objects": (lambda h: with_constant(h, 1, "O"), "invalid type"),
+    "a constant of void": (lambda h: with_constant(h, 1, "V999999999"), "invalid type"),
     "a constant of another type": (lambda h: with_constant(h, 1, "int32"), "not float32"),
     "a constant of another shape": (lambda h: with_constant(h, 2, [5, 8]), r"is float32\[5, 8\], not"),
-    "a constant without end": (lambda h: with_constant(h, 2, [10**12]), "does not hold its constants"),
-    "a constant before the start": (lambda h: with_constant(h, 3, -64), "impossible type"),
-    "a constant behind the end": (lambda h: with_constant(h, 3, 10**12), "does not hold its constants"),
+    "a constant without end": (lambda h: with_constant(h, 2, [10**12]), "does not hold each of its constants"),
+    "a constant before the start": (lambda h: with_constant(h, 3, -64), "invalid type"),
+    "a constant behind the end": (lambda h: with_constant(h, 3, 10**12), "does not hold each of its constants"),
     "a constant of another content": (lambda h: with_constant(h, 4, 1), "is damaged"),
 }
 
@@ -234,7 +234,7 @@ def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: st
     assert re.search(said, refusal(rng, written(tmp_path / "m.rammer", {**members, "head.json": head.encode()})))
 
 
-#: Its determinant is of too many rows for a device.
+#: Its determinant has too many rows for a device.
 DET = """<ir_version: 9, opset_import: ["" : 21]> det (float[65,65] x) => (float y) { y = Det(x) }"""
 
 
@@ -280,7 +280,7 @@ def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch:
 def test_a_kept_program_that_does_not_hold_is_made_again(
     tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator
 ) -> None:
-    """Whatever a file of the cache says, with good checksums: never another result, and never its code."""
+    """Check damaged cache files with valid checksums: no other result and no execution of their code."""
     path, given = saved(tmp_path / "m.onnx", model(TEXT)), arrays(rng)
     want = rammer.compile(path, device="rocm").run(given)["y"]
     (kept,) = own_cache.glob("programs/*.rammer")
@@ -290,7 +290,7 @@ def test_a_kept_program_that_does_not_hold_is_made_again(
     for change in (("[k:8]", "[evil();k:8]"), (" = exp(", " = sin("), ("x[", "w["), ("family panel", "family other")):
         bad = written(tmp_path / "bad.rammer", {**parts, "0.program": text.replace(*change).encode()}).read_bytes()
         if change[1] == " = sin(":
-            continue  # a program as good as any other: who may write there is trusted with it
+            continue  # a valid program: users that may write to the cache are trusted
         kept.write_bytes(bad)
         assert np.array_equal(rammer.compile(path, device="rocm").run(given)["y"], want), change
         assert "; compiling again\n" in capsys.readouterr().err or change[0] not in text
@@ -298,7 +298,7 @@ def test_a_kept_program_that_does_not_hold_is_made_again(
     head = parts["head.json"].replace(b'"precision": "float32"', b'"precision": "float16"')
     kept.write_bytes(written(tmp_path / "bad.rammer", {**parts, "head.json": head}).read_bytes())
     assert np.array_equal(rammer.compile(path, device="rocm").run(given)["y"], want)
-    assert "was kept for something else; compiling again" in capsys.readouterr().err
+    assert "was cached for other inputs or options; compiling again" in capsys.readouterr().err
 
 
 TOKENS = re.compile(r"\w+|[^\w\s]| +|\n")
@@ -307,7 +307,7 @@ TOKENS = re.compile(r"\w+|[^\w\s]| +|\n")
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**6), st.integers(1, 8), st.data())
 def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data: st.DataObject) -> None:
-    """Tokens taken out, doubled, exchanged or replaced: ValueError, or a program that says what its text says."""
+    """Check that removed, doubled, exchanged or replaced tokens raise ValueError or give a program equal to its text."""
     from random import Random
 
     from rammer.schedule.wavefront import Wavefront
@@ -338,7 +338,7 @@ def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data
 
 @pytest.mark.parametrize("device", ["rocm", "toy", "ipu_sim"])
 def test_mutated_files_are_refused_or_run(tmp_path: Path, device: str, rng: np.random.Generator) -> None:
-    """The same on whole files, loaded and run: an expected error or an output of the declared type, nothing else."""
+    """Check that loading and running mutated files gives an expected error or an output of the declared type."""
     exe = rammer.compile(model(TEXT), device=device)
     save_artifact(tmp_path / "good.rammer", exe.artifact(exe.compile_only(SHAPES)))
     with zipfile.ZipFile(tmp_path / "good.rammer") as archive:

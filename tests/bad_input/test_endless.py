@@ -1,4 +1,4 @@
-"""A loop that never ends is stopped: on the host by a limit of time that the message names, and never met at compile time."""
+"""Infinite loops: stopped on the host by a time limit that the message names, and never run at compile time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 
 
 def body(prefix: str, inner: onnx.NodeProto | None = None) -> onnx.GraphProto:
-    """A body that asks to be run again; ``inner`` computes its value instead of a negation."""
+    """Make a body whose condition stays true; ``inner`` computes its value instead of a negation."""
     info = helper.make_tensor_value_info
     i, going, old, on, new = (prefix + name for name in ("i", "going", "old", "on", "new"))
     nodes = [helper.make_node("Identity", [going], [on]), inner or helper.make_node("Neg", [old], [new])]
@@ -30,8 +30,8 @@ def body(prefix: str, inner: onnx.NodeProto | None = None) -> onnx.GraphProto:
 
 
 def endless(path: Path, trips: int | None, nested: bool = False) -> list[str | Path]:
-    """``rammer``'s arguments for an If that nothing decides before the run, one branch of which is a Loop of ``trips``
-    iterations (None: no end), or with ``nested`` one whose body does not end."""
+    """Return ``rammer``'s arguments for an If with a run-time condition and a Loop in one branch. The Loop has ``trips``
+    iterations (None: infinite); with ``nested``, its body contains an infinite loop."""
     info = helper.make_tensor_value_info
     within = helper.make_node("Loop", ["", "true", "a_old"], ["a_new"], body=body("b_")) if nested else None
     loop = helper.make_node("Loop", ["" if trips is None else "trips", "true", "x"], ["z"], body=body("a_", within))
@@ -62,7 +62,7 @@ def test_an_endless_loop_ends_with_a_message(
     arguments = endless(tmp_path / "m.onnx", trips, nested)
     start = time.thread_time()
     done = typed(monkeypatch, capsys, how, *arguments)
-    assert time.thread_time() - start < 10  # 0.1 of them, and compiling
+    assert time.thread_time() - start < 10  # 0.1 s of iterations, plus compiling
     assert done.code == 2 and "Loop has not ended after" in done.err and "0.1 s on the host" in done.err
     assert "choice" in done.err and "set RAMMER_HOST_SECONDS" in done.err and "Traceback" not in done.err
 
@@ -80,7 +80,7 @@ def test_a_loop_that_ends_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
     monkeypatch.setenv("RAMMER_HOST_SECONDS", limit)
-    monkeypatch.setattr(if_conversion, "MOST_OPERATORS", 0)  # the branches stay what the host drives
+    monkeypatch.setattr(if_conversion, "MOST_OPERATORS", 0)  # the host continues to drive the branches
     done = typed(monkeypatch, capsys, "compare", *endless(tmp_path / "m.onnx", 7))
     assert done.code == 0, done.err
 
@@ -91,4 +91,4 @@ def test_a_limit_that_is_no_number_is_refused(
 ) -> None:
     monkeypatch.setenv("RAMMER_HOST_SECONDS", limit)
     done = typed(monkeypatch, capsys, "run", *endless(tmp_path / "m.onnx", 10**12))
-    assert done.code == 2 and f"RAMMER_HOST_SECONDS is '{limit}', no number of seconds" in done.err
+    assert done.code == 2 and f"RAMMER_HOST_SECONDS is '{limit}', which is not a number of seconds" in done.err

@@ -1,4 +1,4 @@
-"""Files that are written: whole or not at all, never in the place of something else, and what is left over goes."""
+"""Written files: complete or absent, never a replacement of another file, and temporary files are removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> partial[tuple[int, str, str]]:
-    """``compiled(FILE)``: ``rammer compile m.onnx -o FILE``."""
+    """Return ``compiled(FILE)``: ``rammer compile m.onnx -o FILE``."""
     path = saved(tmp_path / "m.onnx", model(FIXED))
     return partial(command, monkeypatch, capsys, "compile", path, "--device", "toy", "-o")
 
@@ -40,7 +40,7 @@ def test_a_pipe_and_a_device_stay_what_they_are(tmp_path: Path, compiled: Compil
     try:
         os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     except OSError:
-        null = Path("/dev/null")  # a user who may not make a device may not replace one either
+        null = Path("/dev/null")  # to replace a device, a user must be able to create one
     for path, kind in ((pipe, "pipe"), (null, "device")):
         assert compiled(path)[::2] == (2, f"rammer: error: cannot write {path}: it is a {kind}, not an ordinary file\n")
     assert stat.S_ISFIFO(pipe.lstat().st_mode) and stat.S_ISCHR(null.lstat().st_mode)
@@ -65,7 +65,7 @@ def test_places_where_nothing_can_be_written(tmp_path: Path, compiled: Compiled)
 def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path: Path, compiled: Compiled, monkeypatch: Patch) -> None:
     path = saved(tmp_path / "f", b"old")
     path.chmod(0o400)
-    # The superuser may write everything; let this one be as others are.
+    # The superuser may write everything; simulate an ordinary user.
     monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK or bool(Path(p).stat().st_mode & 0o200))
     assert compiled(path)[::2] == (2, f"rammer: error: cannot write {path}: Permission denied\n")
     with pytest.raises(PermissionError):
@@ -124,7 +124,7 @@ def test_a_damaged_head_is_not_trusted(tmp_path: Path, own_cache: Path) -> None:
         assert old in text
         kept.write_text(text.replace(old, new))
         assert rammer.compile(path, device="toy").head == want
-        assert cached_text(kept) is not None  # written anew
+        assert cached_text(kept) is not None  # rewritten
     other = kept.with_name("other.json")
     other.write_text(text)
     assert cached_text(other) is None
@@ -148,7 +148,7 @@ def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None
             continue  # the time of a program
         kernels = [TunedKernel(**{**k, "tile": (999, *k["tile"][1:])}) for k in found]
         store.forget()
-        store.put(key, kernels)  # under a checksum, and wrong
+        store.put(key, kernels)  # wrong, under a valid checksum
     exe = open_executable(proto, "toy", Request(tune="quick"), store=store)
     exe.specialise({})
     assert exe.compiler.tuner.measured
@@ -157,9 +157,9 @@ def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None
 def test_models_that_cannot_be_opened(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in (
-        (tmp_path / "pipe", "the model is no ordinary file"),
+        (tmp_path / "pipe", "the model is not an ordinary file"),
         (tmp_path / ("f" * 300), "File name too long"),
-        ("/dev/zero", "the model is no ordinary file"),
+        ("/dev/zero", "the model is not an ordinary file"),
     ):
         for name in ("run", "compile", "inspect", "bench"):
             code, _, err = command(monkeypatch, capsys, name, path, "--device", "toy")

@@ -1,4 +1,4 @@
-"""What is kept runs, so a cache that others may write is not used."""
+"""Cache folders that other users can write to: unused, since cached programs are executed."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_a_folder_that_others_may_write_is_not_used(
         run(rng, path)
     assert capsys.readouterr().err == (
         f"rammer: warning: cache folder {own_cache} is not used: other users may write there "
-        "(remove it with all that is in it, or set RAMMER_CACHE)\n"
+        "(remove it and its content, or set RAMMER_CACHE)\n"
     )
     assert kept.read_bytes() == b"evil" and stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
-    assert list(cache_folder().glob("programs/*.rammer"))  # kept for this process
+    assert list(cache_folder().glob("programs/*.rammer"))  # cached for this process
     own_cache.chmod(0o755)
     assert cache_folder() == own_cache
 
@@ -54,7 +54,7 @@ def test_a_folder_that_others_may_write_is_not_used(
 def test_a_folder_of_somebody_else_is_not_used(own_cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == own_cache
     monkeypatch.setattr(os, "geteuid", lambda: own_cache.stat().st_uid + 1)
-    if own_cache.stat().st_uid == 0:  # root may write anywhere: its folder is anybody's
+    if own_cache.stat().st_uid == 0:  # root may write anywhere, so root accepts the folder of any user
         assert cache_folder() == own_cache
         os.chown(own_cache, 4711, -1)
     folder.own_folder.cache_clear()

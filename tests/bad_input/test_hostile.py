@@ -1,4 +1,4 @@
-"""Hostile and careless models end in a clear error or run, in 20 s and 2 GiB."""
+"""Hostile and careless models: a clear error or a run within 20 s and 2 GiB."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @pytest.mark.slow
 def test_hostile_models(tmp_path: Path) -> None:
-    # A process of its own: what this one has mapped counts against the children's memory.
+    # A separate process: this process's mapped memory would count against the children's limit.
     words = [sys.executable, hostile_models.__file__, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Everything that people can get wrong, each with its exact message and exit code, and none with a traceback."""
+"""User errors of every kind: exact messages and exit codes, never a traceback."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_external_data_outside_the_folder(tmp_path: Path, rng: np.random.Generat
     (tmp_path / "models" / "link").symlink_to(tmp_path / "secret")
     for location in ("../secret", str(tmp_path / "secret"), "a/../../secret", "link"):
         assert file_message(point_at(location)) == (
-            f"external data {location!r} lies outside the model's folder\n  at: tensor w of {path}\n"
-            "  hint: move the file beside the model and store its relative path"
+            f"external data {location!r} is outside the model's folder\n  at: tensor w of {path}\n"
+            "  hint: move the file next to the model and store its relative path"
         )
     text = file_message(point_at("weights"))
     assert text == (
@@ -213,7 +213,7 @@ def test_unknown_device() -> None:
 
 @pytest.mark.parametrize("device", ["toy", "rocm", "ipu_sim"])
 def test_a_model_larger_than_device_memory(device: str) -> None:
-    # 4 TiB where the memory is real, so nothing of that size may be allocated; half a gigabyte on the simulated chip.
+    # 4 TiB where the memory is real, so an allocation of that size must not happen; half a gigabyte on the simulated chip.
     shape = (1 << 20, 1 << (6 if device == "ipu_sim" else 20))
     kind, size = f"float[{shape[0]},{shape[1]}]", shape[0] * shape[1]
     text = f"""<ir_version: 9, opset_import: ["" : 21]> huge ({kind} x) => ({kind} y) {{ y = Relu(x) }}"""
@@ -228,7 +228,7 @@ def test_a_model_larger_than_device_memory(device: str) -> None:
 
 
 def broken_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> EntryPoint:
-    """An entry point to a module with this text."""
+    """Return an entry point to a module with this text."""
     (tmp_path / "rammer_broken.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "rammer_broken", raising=False)
@@ -247,14 +247,17 @@ LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices()
         ("def", "SyntaxError: invalid syntax (rammer_broken.py, line 1)"),
         ("import sys; sys.exit(5)", "SystemExit: 5"),
         (f"{HOOKS}def rammer_devices(): raise ValueError('listing')", "ValueError: listing"),
-        (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is no Device"),
+        (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is not a Device"),
         (
             f"{HOOKS}def rammer_gadgets(): return []",
             "PluginValidationError: unknown hook 'rammer_gadgets' in plugin <module 'rammer_broken'",
         ),
         ("def rammer_devices(): return []", "TypeError: rammer_devices is not marked with @hookimpl (rammer.device.hooks)"),
         (f"{HOOKS}def rammer_devices(): return []\ndef rammer_passes(): return []", "TypeError: rammer_passes is not marked"),
-        ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_operators"),
+        (
+            "VALUE = 1",
+            "TypeError: it implements no hook; the hooks are rammer_devices, rammer_policies, rammer_passes, rammer_operators",
+        ),
         (
             f"{LISTS}[Device('broken', '', list, list)]",
             "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'",
@@ -283,7 +286,7 @@ def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
 def test_a_plugin_for_another_api_version() -> None:
     device = Device("old", "", lambda: [Hardware(0, "a", "b", 0)], lambda options: None, api=7)  # type: ignore[arg-type, return-value]
     (status,) = registry_of(device).statuses()
-    reason = f"the plugin speaks API version 7, this core {API_VERSION}; upgrade the older one"
+    reason = f"the plugin has API version 7, this core has {API_VERSION}; upgrade the older one"
     assert (status.state, status.reason) == ("api-mismatch", reason)
     said = message(DeviceUnavailable, lambda: open_executable(model(), "old", registry=registry_of(device)))
     assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n  hint: `rammer devices` lists what works here")

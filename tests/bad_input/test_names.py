@@ -1,4 +1,4 @@
-"""Names in a model, whatever they are: results do not depend on them, and nothing of them is ever read as program or code."""
+"""Arbitrary names in a model: results do not depend on them, and names are never parsed as programs or code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
 from rammer_testing.nonempty import some
 
-#: What a model calls its things here; ``named`` gives each another name.
+#: Kinds of names in the model; ``named`` renames each.
 PLACES = (
     "graph",
     "x",
@@ -44,7 +44,7 @@ PLACES = (
     "batch",
     "domain",
 )
-#: Lines of a program, ends of comments, words of C and of our own texts.
+#: Program lines, comment terminators, C keywords and words of our own formats.
 HOSTILE = (
     "n\n  operator y tile[evil=1]\n    compute y: f32[evil:1] = x[0]\n    writes y",
     "*/ int evil(); /*",
@@ -96,7 +96,7 @@ HOSTILE = (
 
 
 def named(names: Mapping[str, str], values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """A product, a local function with a map, and a softmax, under these names."""
+    """Build a product, a local function with a map, and a softmax, under these names."""
     n = {place: names.get(place, place) for place in PLACES}
     floats = TensorProto.FLOAT
     ports = [helper.make_tensor_value_info(n["x"], floats, [n["batch"], 8])]
@@ -122,7 +122,7 @@ def named(names: Mapping[str, str], values: Mapping[str, np.ndarray]) -> onnx.Mo
 
 @pytest.fixture
 def values(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Weights, the input and what the model makes of them."""
+    """Return weights, the input and the results of the model."""
     shapes = {"w": (8, 6), "k": (6,), "x": (3, 8)}
     made = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     session = onnxruntime.InferenceSession(named({}, made).SerializeToString())
@@ -130,7 +130,7 @@ def values(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def distinct(names: Mapping[str, str]) -> dict[str, str]:
-    """Names as ONNX asks for them: none empty where it must not be, values of a graph and of the function each once."""
+    """Return names that are valid in ONNX: non-empty where required, and unique within the graph and within the function."""
     result: dict[str, str] = {}
     for place, name in names.items():
         taken, number = set(result.values()), count(2)
@@ -142,7 +142,7 @@ def distinct(names: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The OpenCL texts that are built."""
+    """Return the OpenCL sources that are built."""
     from rammer_rocm import build
 
     real: Callable[..., Any] = build.build_program
@@ -157,7 +157,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def check(names: Mapping[str, str], values: Mapping[str, np.ndarray], path: Path, device: str) -> Iterator[Compiled]:
-    """Run cold and warm, by the model's own names; yields what was compiled and what was kept."""
+    """Run cold and warm with the model's names; yield the compiled program, then the cached one."""
     path.write_bytes(named(names, values).SerializeToString())
     for _ in range(2):
         exe = rammer.compile(path, device=device)
@@ -171,7 +171,7 @@ def check(names: Mapping[str, str], values: Mapping[str, np.ndarray], path: Path
 
 
 def check_program(program: RProgram) -> None:
-    """Identifiers everywhere, and a text that says the same."""
+    """Check that names are identifiers everywhere and that the text parses to the same program."""
     names = [program.name, *program.buffer, *program.storage, *program.operator, *program.counter]
     names += [c.name for o in program.operators for c in o.computes]
     names += [a.name for o in program.operators for c in o.computes for a in (*c.axes, *c.reduce)]
@@ -186,7 +186,7 @@ def check_program(program: RProgram) -> None:
 def test_no_name_is_a_line_of_a_program(
     tmp_path: Path, sources: list[str], values: dict[str, np.ndarray], device: str, place: str
 ) -> None:
-    """A name with line breaks once replaced an operator of the kept program by another one with C text as an axis' name."""
+    """Check names with line breaks: one once added an operator with C text as an axis name to the cached program."""
     evil = (
         "r\n    connect h <thread> y\n    writes y\n  operator evil_0 tile[evil();n=3]\n"
         "    compute evil_0: f32[evil();n:3] = x[0, 0]"
@@ -220,7 +220,7 @@ def test_every_hostile_name_somewhere(tmp_path: Path, values: dict[str, np.ndarr
 
 
 def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys: Capture, values: dict[str, np.ndarray]) -> None:
-    """Escape sequences and line breaks of a name are shown, wherever it is printed."""
+    """Check that control characters and line breaks of a name are escaped wherever the name is printed."""
     evil = "\x1b[2J\x1b]0;evil\x07\u202e\x9b31m"
     path = tmp_path / "m.onnx"
     path.write_bytes(named(dict.fromkeys(("graph", "y"), evil), values).SerializeToString())
@@ -250,7 +250,7 @@ def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path, values: di
 
 
 def fields(message: Any) -> Iterator[tuple[Any, Any, int | None]]:
-    """Every text in a protobuf: the message, the field, and the place in a repeated one."""
+    """Yield every text in a protobuf: the message, the field and, if the field is repeated, the index."""
     for field, value in message.ListFields():
         values = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
         for place, one in enumerate(values):
@@ -261,7 +261,7 @@ def fields(message: Any) -> Iterator[tuple[Any, Any, int | None]]:
 
 
 def replaced(proto: onnx.ModelProto, number: int, everywhere: bool, long: str) -> onnx.ModelProto:
-    """A copy with a long text in the place of one, or of all that are equal to it."""
+    """Return a copy in which one text, or all texts equal to it, is replaced by a long one."""
     result = onnx.ModelProto.FromString(proto.SerializeToString())
     found = [(m, f, p, getattr(m, f.name) if p is None else getattr(m, f.name)[p]) for m, f, p in fields(result)]
     old = found[number][3]

@@ -1,4 +1,4 @@
-"""What is at fault outside rammer, a missing package, a driver, the system, is one clear error with the right exit code."""
+"""Faults outside rammer (a missing package, a driver, the system): one clear error with the right exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Typed = Callable[..., Done]
 
 
 class DriverError(Exception):
-    """Of a class that neither Python nor rammer defines."""
+    """An exception class that neither Python nor rammer defines."""
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def told(done: Done, code: int, *parts: str) -> None:
-    """A clear error and nothing else."""
+    """Check for a clear error without other output."""
     assert (done.code, "Traceback" in done.err, "internal error" in done.err) == (code, False, False), done.err
     assert done.err.startswith("rammer: error: ")
     for part in some(parts):
         assert part in done.err, done.err
 
 
-# --- what is not installed -----------------------------------------------------------------------------
+# --- missing packages ----------------------------------------------------------------------------------
 
 
 def no_nvrtc_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_no_onnxruntime(words: tuple[str, ...], path: Path, monkeypatch: pytest.
     told(rammers(words[0], path, *words[1:]), 3, "onnxruntime is not installed", "pip install onnxruntime")
 
 
-# --- what fails ----------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------------
 
 OUTSIDE = [
     DriverError("CL_OUT_OF_RESOURCES"),
@@ -161,7 +161,7 @@ def test_a_driver_that_fails_anywhere(
 ) -> None:
     for problem in OUTSIDE:
         with monkeypatch.context() as patch:
-            patch.setattr(measure_process, "opening_of", lambda backend: None)  # what fails is this process's
+            patch.setattr(measure_process, "opening_of", lambda backend: None)  # the failure is in this process
             failing(patch, where, problem)
             done = rammers("run", path, "--device", "toy", "--tune", "quick")
         told(done, 4, f"device toy failed: {problem}")
@@ -235,13 +235,13 @@ def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.rand
 
 
 def test_home_that_nobody_can_write(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:
-    """Nothing is kept, and everything works: OpenCL's binaries have a cache of their own in the user's folder."""
+    """Check that everything works without a cache: OpenCL caches its binaries in a folder of the user."""
     blocked = saved(tmp_path / "file", b"")
     monkeypatch.delenv("RAMMER_CACHE")
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(blocked / "home"))
     monkeypatch.delenv("PYOPENCL_CACHE_FAILURE_FATAL", raising=False)
-    monkeypatch.setattr("rammer_rocm.opencl_runtime._READY", [])  # as in a process that starts
+    monkeypatch.setattr("rammer_rocm.opencl_runtime._READY", [])  # as in a new process
     if Registry().status("rocm").state != "ok":
         pytest.skip("no OpenCL here")
     for words in (f"run {path} --device rocm", f"compile {path} --device toy", "cache status", "cache clear"):
@@ -296,7 +296,7 @@ print(len(probe()))
 
 
 def test_opencl_beside_another_copy_of_its_threading_library(tmp_path: Path) -> None:
-    """OpenVINO brings an older one; here it has no function at all."""
+    """Check with an empty library in place of the older copy that OpenVINO brings."""
     from rammer_rocm.icd import installed_file
 
     if not shutil.which("cc") or installed_file("tbb", "libtbb.so.12") is None:

@@ -1,4 +1,4 @@
-"""Models whose types are wrong are bad input: ONNX's own tests with element types and attributes changed at random."""
+"""Models with wrong types: bad input, tested with ONNX's own tests and random changes of types and attributes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rammer.errors import BadInput
 from rammer.frontend.read.model_checks import all_graphs
 from rammer_testing.suite.cases import SuiteCase, load, names
 
-#: Element types of ONNX, one that is undefined, and two that do not exist.
+#: Element types of ONNX, one undefined type and two nonexistent types.
 TYPES = (*range(0, 27), 99)
 NUMBERS = (-(2**31), -1, 0, 1, 2, 7, 99, 2**31, 2**62)
 
 
 def of_port(graph: GraphProto, draw: random.Random) -> None:
-    """Another type of an input, an output, or a value between."""
+    """Change the type of an input, an output or an intermediate value."""
     ports = [*graph.input, *graph.output, *graph.value_info]
     if ports:
         kind = draw.choice(ports).type
@@ -36,7 +36,7 @@ def of_port(graph: GraphProto, draw: random.Random) -> None:
 
 
 def of_constant(graph: GraphProto, draw: random.Random) -> None:
-    """Another type of a constant: of its name alone, or of its numbers as well."""
+    """Change the type of a constant: its name only, or its numbers as well."""
     if graph.initializer:
         tensor = draw.choice(list(graph.initializer))
         kind = draw.choice((None, np.float16, np.float64, np.int32, np.int64, np.uint8, bool))
@@ -47,7 +47,7 @@ def of_constant(graph: GraphProto, draw: random.Random) -> None:
 
 
 def of_attribute(graph: GraphProto, draw: random.Random) -> None:
-    """Another value or another type of an attribute."""
+    """Change the value or the type of an attribute."""
     given = [a for node in graph.node for a in node.attribute if a.type != AttributeProto.GRAPH]
     if not given:
         return
@@ -67,7 +67,7 @@ CHANGES: tuple[Callable[[GraphProto, random.Random], None], ...] = (of_port, of_
 
 
 def changed(case: SuiteCase, draw: random.Random) -> ModelProto:
-    """Its model, with one to three changes."""
+    """Return the model of a case with one to three changes."""
     model = ModelProto()
     model.CopyFrom(case.model)
     graphs = list(all_graphs(model))
@@ -77,13 +77,13 @@ def changed(case: SuiteCase, draw: random.Random) -> ModelProto:
 
 
 def fitting(dtype: str, value: object) -> object:
-    """A value in the type that the changed model wants, where NumPy has it."""
+    """Convert a value to the type of the changed model if NumPy has that type."""
     numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and dtype in np.sctypeDict
     return value.astype(dtype) if isinstance(value, np.ndarray) and numbers else value
 
 
 def outcome(case: SuiteCase, model: ModelProto) -> str:
-    """What becomes of it; whatever is no BadInput passes through."""
+    """Return the outcome of a model; exceptions other than BadInput propagate."""
     try:
         exe = rammer.compile(model, "toy")
     except BadInput:

@@ -1,4 +1,4 @@
-"""The matrix of all models and policies: each case apart, what is not right said plainly, and resumed where it was."""
+"""The matrix of all models and policies: separate cases, clear reports of errors, and resumption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = Settings(("ipu_sim",), (CASE.model,), options={"tiles": "8"}, say=print)
 
 @pytest.mark.slow
 def test_cases_are_processes_and_those_that_are_kept_are_not_done_again(tmp_path: Path) -> None:
-    """A model is right, of two models only the other is done, and a third call finds all of it."""
+    """Check that the first call runs one model, the second only the other of two, and the third call none."""
     words = [sys.executable, "-m", "benchmarks", "matrix", "--device", "ipu_sim", "--option", "tiles=8", "--keep"]
     more = ["--", "--processes", "2", "--policies", "sequential,ios{r=1,s=2}", "--folder", str(tmp_path)]
     said = []

@@ -1,4 +1,4 @@
-"""The search over single operators: what it draws, and a row of its table."""
+"""The search over single operators: drawn cases and rows of its table."""
 
 from __future__ import annotations
 

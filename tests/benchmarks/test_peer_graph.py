@@ -1,4 +1,4 @@
-"""What peers compute: the fusions, and torch and JAX (where installed) against ONNX Runtime."""
+"""Peer runtimes: their fusions, and torch and JAX (if installed) compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rammer_bench.graph import peer_graph
 from rammer_bench.prepare import open_peer, relative_error
 from rammer_testing.weights import runner
 
-#: By every peer that is here.
+#: Models for every installed peer.
 SMALL = (
     *("squeezenet", "mobilenet_v2", "nasnet_cifar", "lstm_tc_bs4", "nerf_mlp"),
     *("transformer:small", "alexnet:small", "swin_t:small", "conformer:small"),
@@ -22,12 +22,12 @@ SMALL = (
 
 
 def has(package: str) -> pytest.MarkDecorator:
-    """Skips without ``package``."""
+    """Return a mark that skips the test if ``package`` is missing."""
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def operators(key: str) -> dict[str, int]:
-    """Operator -> nodes of the zoo model as peers take it."""
+    """Map each operator to its number of nodes in the zoo model as prepared for peers."""
     found: dict[str, int] = {}
     for node in peer_graph(ZOO[key].build()).nodes:
         found[node.op] = found.get(node.op, 0) + 1
@@ -43,7 +43,7 @@ def test_ten_recurrent_layers_are_one_node() -> None:
 @pytest.mark.slow
 def test_norms_fold_only_after_convolutions() -> None:
     assert "BatchNormalization" not in operators("mobilenet_v2")
-    assert operators("densenet121")["BatchNormalization"] == 58 + 3 + 1  # layers, transitions, the last
+    assert operators("densenet121")["BatchNormalization"] == 58 + 3 + 1  # layers, transitions, the last one
 
 
 def test_attention_and_linear_layers_are_single_nodes() -> None:

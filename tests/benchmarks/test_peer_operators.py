@@ -1,4 +1,4 @@
-"""The torch peer's operators, one by one and in the trained models, against ONNX Runtime and its own float64."""
+"""The torch peer's operators, singly and in trained models, compared with ONNX Runtime and torch's float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(
     swapped: bool = False,
     **attributes: Any,
 ) -> ModelProto:
-    """One operator on ``x`` and constants (None: left out), then outputs ``y0`` ..."""
+    """Make one operator on ``x`` and constants (None: omitted) with outputs ``y0`` ..."""
     names = ["x", *("" if c is None else f"c{i}" for i, c in enumerate(constants))]
     node = helper.make_node(op, names[::-1] if swapped else names, [f"y{i}" for i in range(outputs)], **attributes)
     graph = helper.make_graph(
@@ -55,7 +55,7 @@ FLOOR: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "a
 
 
 def cases(rng: np.random.Generator) -> dict[str, ModelProto]:
-    """A model of each operator, with constants of ``rng``."""
+    """Make a model of each operator, with constants drawn from ``rng``."""
     return {
         "Sum of one": model("Sum", X, []),
         "Where": model("Where", X, [normal(rng, 7), rng.integers(0, 2, (5, 1)).astype(bool)], swapped=True),
@@ -114,7 +114,7 @@ def test_operator_agrees_with_onnxruntime(case: str, rng: np.random.Generator) -
 
 
 def test_shapes_fold(rng: np.random.Generator) -> None:
-    """Shape, arithmetic on it, Range and ConstantOfShape are known when the model is built."""
+    """Check that Shape, arithmetic on it, Range and ConstantOfShape are evaluated when the model is built."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], start=1),
         helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
@@ -155,7 +155,7 @@ def test_forms_that_are_not_covered_are_named(
 
 @pytest.mark.parametrize("wheel", WHEEL_MODELS, ids=lambda w: w.key)
 def test_trained_models_agree_with_onnxruntime(wheel: WheelModel, rng: np.random.Generator) -> None:
-    """Both are held against float64: what the text detector makes of noise is ill-conditioned."""
+    """Check both against float64: the text detector is ill-conditioned on noise."""
     proto = read_model(fetch(wheel.key)).whole
     feeds = random_inputs(wheel.inputs[0], int(rng.integers(1 << 30)))
     precise = float64_outputs(proto, feeds, "cpu")

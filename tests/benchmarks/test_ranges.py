@@ -1,4 +1,4 @@
-"""The table of programs for ranges of lengths: a sample on small models, what it calls wrong, GPT-2 as it is published."""
+"""The table of programs for ranges of lengths: a sample on small models, reported errors, and the published GPT-2."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_small_models_are_right_and_timed(device: str, key: str, seed: int) -> N
 
 
 def test_programs_are_timed_before_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget that is spent when the first length was timed beside a peer: programs for lengths alone were before; errors are of
-    as many lengths as were asked for, and memory is not measured."""
+    """Check a budget that expires while the first length is timed with a peer. Programs for single lengths were timed before.
+    Errors cover the requested number of lengths; memory is not measured."""
     who = list[tuple[str, ...]]()
 
     def spent(self: Measuring, length: int, runners: list[Runner]) -> None:
@@ -72,7 +72,7 @@ def test_programs_are_timed_before_peers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.large
 def test_programs_are_compiled_ahead(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is timed was compiled by others: it is found on disk."""
+    """Check that timed programs were compiled by other processes and come from disk."""
     page = blank()
     measured(asked("--models", "gpt2:small", "--checks", "1", "--memory", "0", "--exact", "2", "--ahead", "2"), page)
     (found,) = page.found
@@ -89,7 +89,7 @@ def test_nothing_is_timed_without_time() -> None:
 
 
 def test_peers_that_fail_are_told(tmp_path: Path) -> None:
-    """What one cannot run is in the table; another is opened once."""
+    """Check that failures of a peer are in the table and that other peers are opened once."""
     calls = list[str]()
 
     def fails(inputs: object) -> float:
@@ -127,7 +127,7 @@ def test_lengths_begin_at_the_ends_and_are_spread(key: str, seed: int) -> None:
 
 @pytest.mark.parametrize("key", RANGED)
 def test_lengths_are_spread_evenly(key: str, seed: int) -> None:
-    """Every eighth of the range has its share of the first lengths, as far as whole ones go; and all are there in the end."""
+    """Check that each eighth of the range has its share of the first lengths. All lengths occur in the end."""
     model = RANGED[key]
     low, high = model.span
     size = high - low + 1
@@ -165,7 +165,7 @@ def test_ratios_are_geometric_means_of_lengths_that_both_were_timed_at() -> None
 
 
 def test_times_stand_below_who_took_them() -> None:
-    """Also at a length that somebody before in the row was not timed at."""
+    """Check the columns, also at a length where an earlier runner of the row was not timed."""
     found = Found("gpt2", "past", (0, 63), 0, rows=[Row(2, None, {RANGE: Took(2.0, 1.0), "torch": Took(3.0, 1.0)})])
     found.rows.append(Row(1, 1e-7, {RANGE: Took(1.0, 1.0), ALONE: Took(0.5, 1.0), "torch": Took(4.0, 1.0)}))
     headers, lines = by_length(found)
@@ -174,7 +174,7 @@ def test_times_stand_below_who_took_them() -> None:
 
 
 def test_models_are_kept_one_by_one(tmp_path: Path) -> None:
-    """What was found of other models stays, what is found anew replaces; records of another machine are refused."""
+    """Check that results of other models stay, new results replace old ones, and records of another machine are refused."""
     path = tmp_path / "ranges.md"
     first = blank(path)
     first.found += [Found("gpt2", "past", (0, 63), 0, rows=[Row(2, None, {RANGE: Took(2.0, 1.0)})]), Found("b", "n", (1, 2), 1)]
@@ -204,7 +204,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 
 def test_a_greatest_length_may_be_given() -> None:
-    """Within the model's range, of small forms, too."""
+    """Check a length within the model's range, for small forms, too."""
     assert find_ranged("bert_base:small").until(128).span == (1, 128)
     assert find_ranged("gpt2").until(5).arguments == find_ranged("gpt2").arguments
     for key, most in some([("bert_base:small", 513), ("gpt2", 64), ("resnet50:small", 33), ("gpt2", 0), ("resnet50", 1)]):

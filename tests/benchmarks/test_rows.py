@@ -1,4 +1,4 @@
-"""The peers table: ratios, order, resuming, and what a torn file or a failed peer leaves."""
+"""The peers table: ratios, order, resumption, torn files and failed peers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_relative_error_lets_no_nan_pass() -> None:
 
 
 class Fake:
-    """Counts how often each runner was opened."""
+    """A stand-in that counts openings of each runner."""
 
     def __init__(self) -> None:
         self.opened: list[str] = []

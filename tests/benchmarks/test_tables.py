@@ -1,4 +1,4 @@
-"""One command for all tables: what it lists, measures, writes and refuses."""
+"""The command for all tables: listing, measuring, writing and refusals."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_table_is_measured_and_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of other models stay with --keep, those of one that is measured again are replaced, in one environment."""
+    """Check that --keep retains rows of other models and replaces those of a remeasured model, in one environment."""
     monkeypatch.setattr(scheduling, "FIVE", scheduling.FIVE[:1])
     words = ("ios-five-bars", *TINY, "--small", "--out", str(tmp_path), "--keep")
     path = tmp_path / "ipu_sim_ios_five_bars.md"
@@ -120,7 +120,7 @@ def test_no_model_is_begun_when_time_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_is_a_program(tmp_path: Path) -> None:
-    """From the repository's root; a mistake is one message and exit code 2."""
+    """Run from the repository's root; a mistake gives one message and exit code 2."""
     for words, said in ((["polices"], "unknown table 'polices'"), (["policies", "--models", "alexnt"], "unknown model 'alexnt'")):
         done = subprocess.run([sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
@@ -153,7 +153,7 @@ def test_a_way_that_fails_is_a_row_of_its_own(small: Subject) -> None:
 
 @pytest.mark.slow
 def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Generator) -> None:
-    """The same expressions share stages, nothing waits for a later stage, and results are the same."""
+    """Check that equal expressions share stages, no task waits for a later stage, and results are equal."""
     small = subject("crnn:small", 3)
     entry = small.entry
     plan = searched(small.path, small.feeds, QUIET, "one")
@@ -172,7 +172,7 @@ def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Gene
 
 @pytest.mark.slow
 def test_stages_that_one_machine_found_run_on_another(tmp_path: Path) -> None:
-    """By a file: nothing is searched for twice, and each machine has a row with the stages of all."""
+    """Check that stages are exchanged by a file: no repeated search, and each machine has a row with all stages."""
     file = tmp_path / "stages.json"
     words = ("ios-device", "--models", "alexnet:small", "--rounds", "1", "--stages", str(file))
     first = called(*words, "--device", "ipu_sim", "--option", "tiles=8", "--out", str(tmp_path / "8"))
@@ -209,7 +209,7 @@ def test_rows_are_there_when_a_later_model_fails(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_starts_are_timed_cold_and_warm_and_kept(tmp_path: Path) -> None:
-    """A warm start reads the kept program, and is told apart from the cold one."""
+    """Check that a warm start reads the cached program and is distinguished from a cold start."""
     words = ("compile-time", "--device", "ipu_sim", "--small", "--out", str(tmp_path), "--keep")
     for key in ("alexnet", "nerf_mlp"):
         called(*words, "--models", key, "--", "--repeats", "1")
@@ -264,7 +264,8 @@ def test_kernels_of_a_compiled_module_of_xla_are_counted() -> None:
 
 
 def test_what_a_gpu_module_of_xla_enters_is_counted_and_what_it_only_waits_for_is_not() -> None:
-    """Command buffers are calls, products are calls of libraries; a copy is started and waited for; branches are entered."""
+    """Check that command buffers count as calls, products as library calls, and that branches are entered. A copy is started and
+    awaited."""
     text = HLO.replace("  ROOT %bitcast", """  %cmd = (f32[4]{0}) call(%fusion), to_apply=%loop
   %either = f32[4]{0} conditional(%p0, %x, %x), branch_computations={%loop, %fused}
   %begun = (f32[4]{0}, f32[4]{0}, u32[]) copy-start(%fusion)
@@ -295,7 +296,7 @@ def test_kernels_on_a_gpu_are_told_apart_by_their_names() -> None:
 
 
 def test_a_profiler_that_sees_no_kernel_is_an_error_and_no_count(tmp_path: Path) -> None:
-    """With a stand-in for torch: calls are counted, and its trace is read."""
+    """Check with a stand-in for torch that calls are counted and that its trace is read."""
     events = [{"cat": "kernel", "name": "triton_poi_fused_0"}, {"cat": "gpu_memcpy", "name": "Memcpy"}, {"ph": "M"}]
     calls = list[int]()
 
@@ -311,7 +312,7 @@ def test_a_profiler_that_sees_no_kernel_is_an_error_and_no_count(tmp_path: Path)
         profiler=SimpleNamespace(ProfilerActivity=SimpleNamespace(CPU=0, CUDA=1), profile=lambda activities: Profile()),
     )
     assert traced(torch, lambda: calls.append(1)) == ["triton_poi_fused_0"]
-    assert len(calls) == 3  # two before: what is compiled or tried is no kernel of the model
+    assert len(calls) == 3  # two warm-up calls: compiled or trial kernels do not count
     del events[0]
     with pytest.raises(DeviceFailure, match="saw no kernel"):
         traced(torch, lambda: None)

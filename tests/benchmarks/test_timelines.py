@@ -1,4 +1,4 @@
-"""Timelines from spans and from kernels, worked out by hand."""
+"""Timelines from spans and from kernels, compared with hand-computed values."""
 
 from __future__ import annotations
 

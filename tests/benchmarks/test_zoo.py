@@ -1,4 +1,4 @@
-"""The zoo against published figures, the ONNX checker, ONNX Runtime, and our own float64 evaluation."""
+"""The zoo compared with published figures, the ONNX checker, ONNX Runtime, and our own float64 evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer_bench.prepare import relative_error
 from rammer_testing.nonempty import some
 from rammer_testing.weights import Array, runner
 
-#: Above about 20 million parameters building and checking takes seconds: those run with `make test-all`.
+#: Models above about 20 million parameters take seconds to build and check: they run with `make test-all`.
 LARGE = {
     *("resnext29", "bert_base", "resnet50", "inception_v3", "alexnet", "randwire", "nasnet_large", "transformer", "dien"),
     *("quartznet", "conformer", "vit_b16", "swin_t", "convnext_t", "lstm80_512"),
@@ -26,7 +26,7 @@ ENTRIES = [pytest.param(e, id=k, marks=[pytest.mark.large] if k in LARGE else []
 
 
 def published(entry: Entry, model: onnx.ModelProto) -> None:
-    """Parameters and MACs are the published ones, to the digits published."""
+    """Check parameters and MACs against the published figures, to the published digits."""
     count = parameters(model)
     assert abs((count if entry.places is None else round(count, entry.places)) - entry.parameters) <= entry.spread
     macs = multiply_accumulates(compute_graph(model)) / 1e9
@@ -35,7 +35,7 @@ def published(entry: Entry, model: onnx.ModelProto) -> None:
 
 
 def difference(first: dict[str, Array], second: dict[str, Array]) -> float:
-    """Relative L2 distance of the only output."""
+    """Return the relative L2 distance of the only output."""
     (a,), (b,) = first.values(), second.values()
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b))
 
@@ -72,8 +72,8 @@ def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(key: str, rng:
         {n: np.asarray(values[graph.aliases.get(n, n)]) for n in want}
         for values in (run_graph(graph, feeds, precise=True), run_graph(graph, feeds, precise=False))
     )
-    # Random weights make some of these nets ill-conditioned: float32 alone, ONNX Runtime's too, may be 1e-5 away.
-    # How far it is, is measured on the expressions themselves, where a wrong expression is wrong in both precisions.
+    # Random weights make some nets ill-conditioned: float32 alone, also in ONNX Runtime, may be off by 1e-5. The error is
+    # measured on the expressions, since a wrong expression is wrong in both precisions.
     noise = difference(rounded, found)
     assert noise < 1e-4 and difference(want, found) < max(1e-5, 4 * noise)
 
@@ -84,7 +84,7 @@ def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(key: str, rng:
 @pytest.mark.parametrize("policy", ["sequential", "greedy", "wavefront", "wavefront{lean=0}", "ios{seconds=2}"])
 @pytest.mark.parametrize("key", ZOO)
 def test_small_forms_are_right_by_every_policy(key: str, policy: str, device: str, rng: np.random.Generator) -> None:
-    """`python -m benchmarks matrix --small` runs them all, `auto` among them, and ends no search for stages early."""
+    """Run a sample; `python -m benchmarks matrix --small` runs all policies, including `auto`, with complete stage searches."""
     entry, seed = find(key + SMALL), int(rng.integers(1 << 20))
     made, feeds = entry.build(seed), entry.feeds(seed)
     exe = rammer.compile(made, device=device, policy=policy)

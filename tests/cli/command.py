@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a model, and what a command left behind."""
+"""Shared helpers of the command line tests: a model, and the results of a command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL = SmallModel(
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left behind."""
+    """The results of a command."""
 
     code: int
     out: str
@@ -38,7 +38,7 @@ Command = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has a cache of its own."""
+    """Give every test a separate cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("RAMMER_CACHE", str(folder))
     monkeypatch.delenv("RAMMER_DEBUG", raising=False)
@@ -46,7 +46,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> Done:
-    """``rammer WORDS...`` in this process, as if typed; anything printed before is dropped."""
+    """Run ``rammer WORDS...`` in this process, as if typed; earlier output is dropped."""
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["rammer", *map(str, words)])
     code = 0

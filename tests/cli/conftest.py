@@ -1,4 +1,4 @@
-"""The command line in this process: fast, with the same exit codes as the installed command."""
+"""Fixtures that run the command line in this process: fast, with the exit codes of the installed command."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["own_cache"]
 
 @pytest.fixture
 def rammer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """``rammer("run", path)`` as if typed."""
+    """Return ``rammer("run", path)``, which runs as if typed."""
     return partial(typed, monkeypatch, capsys)
 
 
 @pytest.fixture
 def model(tmp_path: Path, rng: np.random.Generator) -> Path:
-    """A small model with fresh weights, a float and an integer input, and two outputs."""
+    """Write a small model with random weights, a float and an integer input, and two outputs."""
     path = tmp_path / "little.onnx"
     onnx.save(MODEL.build(rng), path)
     return path

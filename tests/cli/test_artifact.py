@@ -1,4 +1,4 @@
-"""``rammer compile`` and running its file: the same outputs, on nothing but the hardware it was made for."""
+"""Files of ``rammer compile``: equal outputs, without other dependencies than the target hardware."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_version_of_the_plugin_is_refused(rammer: Command, compiled: Pat
 
 
 def test_it_keeps_the_options(rammer: Command, model: Path, tmp_path: Path) -> None:
-    """Run without --option: the device opens with those of the compilation. Others are refused if they matter."""
+    """Run without --option: the device opens with the options of the compilation. Other options are refused if they matter."""
     path = tmp_path / "o.rammer"
     assert rammer("compile", model, "--device", "ipu_sim", "--option", "tiles=7", "-o", path).code == 0
     done = rammer("run", path)
@@ -83,13 +83,13 @@ def test_it_keeps_the_options(rammer: Command, model: Path, tmp_path: Path) -> N
     assert done.err.startswith(
         f"rammer: error: {path} was compiled with --option tiles=7, not with --option no_stream=1 --option tiles=8\n"
     )
-    # The compiled program does not depend on this one.
+    # The compiled program does not depend on this option.
     assert rammer("run", path, "--option", "no_stream=1").code == 0
     assert api.compile(path).device_options == {"tiles": "7"}
 
 
 def test_it_keeps_the_precision(rammer: Command, model: Path, tmp_path: Path) -> None:
-    """Also when float32 is asked for: nobody gets fewer bits than the command says. Its tolerances are float16's."""
+    """Check also an explicit float32: a lower precision must not be used. The tolerances are those of float16."""
     path, good, far = (tmp_path / name for name in ("half.rammer", "good.npz", "far.npz"))
     rammer("compile", model, "--device", "ipu_sim", "--precision", "float16", "-o", path)
     for other in ("float32", "tf32"):
@@ -122,7 +122,7 @@ def test_it_keeps_the_layout(rammer: Command, tmp_path: Path, rng: np.random.Gen
 
 
 def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:
-    """The file says gfx90a and has 7 rows; the device that is here has fewer vEUs."""
+    """Check a file for gfx90a with 7 rows on a device with fewer vEUs."""
     exe = api.compile(model, device="ipu_sim", options={"tiles": "7"})
     made = exe.artifact(exe.compile_only({}))
     here = api.compile(model, device="toy")
@@ -150,7 +150,7 @@ def test_what_needs_the_model_says_so(rammer: Command, compiled: Path) -> None:
 
 
 def rewritten(path: Path, name: str, change: str, into: str) -> None:
-    """The same zip with ``change`` replaced in one member (and a valid seal)."""
+    """Write the same zip with ``change`` replaced in one member and a valid seal."""
     with zipfile.ZipFile(path) as archive:
         parts = {n: archive.read(n) for n in archive.namelist()}
     assert change.encode() in parts[name]
@@ -171,7 +171,7 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path, rng: np.rand
         data[place] ^= 1 << int(rng.integers(8))
         compiled.write_bytes(bytes(data))
         done = rammer("run", compiled)
-        assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
+        assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: an unused bit
     compiled.write_bytes(whole)
     rewritten(compiled, "head.json", f'"format": {FORMAT}', '"format": 99')
     done = rammer("run", compiled)
@@ -182,7 +182,7 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path, rng: np.rand
 
 
 def test_what_is_whole_by_the_zip_alone_is_refused(rammer: Command, compiled: Path) -> None:
-    """A member changed and packed again, by a tool that knows no more of the file than that it is a zip."""
+    """Check a changed member that a generic zip tool packed again."""
     with zipfile.ZipFile(compiled) as archive:
         parts, seal = {n: archive.read(n) for n in archive.namelist()}, archive.comment
     parts["0.program"] = parts["0.program"].replace(b"max(", b"min(", 1) + b" "

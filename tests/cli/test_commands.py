@@ -98,7 +98,7 @@ def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("factors, word", [((4, 4, 1 / 16), "not finite within float16's range"), ((2, 1, 0.5), "ok")])
 def test_compare_draws_outliers_in_float16(rammer: Command, tmp_path: Path, factors: tuple[float, ...], word: str) -> None:
-    """Products with weights that multiply an activation of 10,000 by 16 leave float16; without outliers they do not."""
+    """Check weights that multiply an activation of 10,000 by 16: products exceed float16 only with outliers."""
     weights = [numpy_helper.from_array(f * np.eye(16, dtype=np.float32), f"w{k}") for k, f in enumerate(factors)]
     nodes = [helper.make_node("MatMul", [f"v{k}", f"w{k}"], [f"v{k + 1}"]) for k in range(3)]
     ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 16])] for n in ("v0", "v3")]
@@ -113,7 +113,8 @@ def test_compare_draws_outliers_in_float16(rammer: Command, tmp_path: Path, fact
 
 @pytest.mark.slow
 def test_compare_says_where_onnxruntime_does_something_else(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Its layer of integers quantises the rows of each thread, and its results differ only with several threads."""
+    """Check an integer layer of ONNX Runtime that quantises the rows of each thread. Its results differ only with several
+    threads."""
     node = helper.make_node(
         "DynamicQuantizeLSTM", ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], domain="com.microsoft", hidden_size=4
     )
@@ -179,7 +180,7 @@ def test_inspect_prints_every_stage(rammer: Command, model: Path, stage: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "target"), [("cuda", "sm_90a"), ("rocm", "gfx90a")])
 def test_inspect_tells_the_registers_of_every_kernel(rammer: Command, model: Path, device: str, target: str) -> None:
-    """Wherever the device's compiler does; other devices print a question mark."""
+    """Check register counts where the device's compiler reports them; other devices print a question mark."""
     done = rammer("inspect", model, "--device", device, "--target", target, "--stage", "kernels")
     if done.code == 3:
         pytest.skip(done.err)
@@ -231,7 +232,7 @@ def test_bench_tables(rammer: Command, model: Path, tmp_path: Path) -> None:
     assert done.code == 0
     measured, simulated = done.out.split("\n\n")
     assert "ipu_sim" not in measured and "onnxruntime" in measured
-    assert simulated.count("(simulated)") == 5  # four times and the chip's own name
+    assert simulated.count("(simulated)") == 5  # four times plus the chip's name
     ratios = [line.rstrip().endswith("x") for line in measured.splitlines()[2:]]
     assert ratios == [True, False]
     assert not simulated.rstrip().endswith("x")
@@ -251,7 +252,7 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
     done = rammer("bench", model, *words)
     assert (done.code, done.out) == (2, "") and not table.exists()
     assert done.err == (
-        "rammer: error: ONNX Runtime on the CPU is no float16 peer\n  at: --peer onnxruntime\n"
+        "rammer: error: ONNX Runtime on the CPU does not compute in float16\n  at: --peer onnxruntime\n"
         "  hint: leave it out, or compare in float32\n"
     )
     table.mkdir()
@@ -321,7 +322,7 @@ def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -
     assert rammer("cache", "status").err == ""
 
 
-# --- the real thing -----------------------------------------------------------------------------------
+# --- the installed command ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Numbers that are too large, or none, in every option, and in the head of a compiled file: bad input, and short messages."""
+"""Oversized and invalid numbers in every option and in the head of a compiled file: bad input with short messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer.compiled.artifact import is_text, seal_of
 from rammer_testing.nonempty import some
 
 HUGE = ("9" * 20, "9" * 5000, "-" + "9" * 20, "\u00b2", "\u0663" * 20, "1e400", "nan", "10" * 3000 + "x")
-#: What huge numbers are tried in, of options that take words: the word around the number.
+#: Texts around a huge number, for options that accept words.
 WORDS: dict[str, tuple[str, ...]] = {
     "--option": ("tiles={}", "sram={}", "chips={}", "{}=1"),
     "--shape": ("x:1x{}x8x8", "x:{}", "x={}..9", "x=1..{}", "y=x+{}", "y={}*x"),
@@ -36,7 +36,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
         yield from ((name, p) for p in command.params if isinstance(p, click.Option) and not p.is_flag)
 
 
-#: Options with numbers in them, each of one command.
+#: Options with numbers, each with a command that has it.
 OPTIONS = {
     o.opts[0]: (name, isinstance(o.type, click.types.IntRange | click.FloatRange))
     for name, o in reversed([*options()])
@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def test_every_number_has_bounds() -> None:
-    """An option of a plain int or float takes infinities, NaN and what no loop ends at."""
+    """Check that no option has the type int or float: these accept infinities, NaN and unbounded loop counts."""
     for name, option in some(options()):
         kind = option.type
         assert not isinstance(kind, click.types.IntParamType | click.types.FloatParamType) or isinstance(

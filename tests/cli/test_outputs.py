@@ -1,4 +1,4 @@
-"""Every option of every command that names an output: nothing that is read is replaced, and a failed write changes nothing."""
+"""Every option that names an output: input files are never replaced, and a failed write changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rammer_testing.suite.score import PASSED, Score
 def options_of(
     kind: type[click.ParamType], command: click.Command = cli, names: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
-    """Words of a command and one option of it, for every option of this type."""
+    """Yield the words of a command followed by one option, for every option of this type."""
     if isinstance(command, click.Group):
         ctx = click.Context(command)
         for name in some(command.list_commands(ctx)):
@@ -46,11 +46,11 @@ def options_of(
 
 
 OPEN, DESCRIPTOR = Path.open, os.open
-#: Options with a file to write, each after the words of its command.
+#: Options with an output file, each after the words of its command.
 OUTPUTS = sorted(options_of(OutputPath))
-#: Those that write to a folder.
+#: Options with an output folder.
 FOLDERS = sorted(options_of(OutputFolder))
-#: The words of a small run of each command, before its options.
+#: The words of a small run of each command, without its options.
 RUNS: dict[str, tuple[str, ...]] = {
     "run": ("m.onnx", "--device", "ipu_sim", "--inputs", "in.npz", "--option", "tiles=4"),
     "bench": ("m.onnx", "--device", "ipu_sim", "--iterations", "1", "--duration", "0", "--option", "tiles=4"),
@@ -67,7 +67,7 @@ class Home:
     folder: Path
 
     def state(self) -> dict[str, tuple[int, bytes]]:
-        """Kind and content of every file but the cache's."""
+        """Return the kind and content of every file outside the cache."""
         found = {}
         for path in self.folder.rglob("*"):
             if "cache" not in path.parts:
@@ -78,7 +78,7 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "scores", lambda *given: [Score("test_abs", PASSED)])  # real ones take a process
+    monkeypatch.setattr(run, "scores", lambda *given: [Score("test_abs", PASSED)])  # the real scores need a process
     proto = MODEL.build(rng)
     convert_model_to_external_data(proto, location="m.data", size_threshold=0, convert_attribute=False)
     onnx.save(proto, "m.onnx")
@@ -90,7 +90,7 @@ def home(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPat
 
 
 def read_files(home: Home, words: tuple[str, ...]) -> Iterator[str]:
-    """Paths of files that ``words`` read, spelled in several ways."""
+    """Yield paths of files that ``words`` read, spelled in several ways."""
     read = [n for n in ("m.onnx", "in.npz") if n in words] + ["m.data"] * ("m.onnx" in words)
     for number, name in enumerate(read):
         hard, soft = f"hard{number}", f"soft{number}"
@@ -101,7 +101,7 @@ def read_files(home: Home, words: tuple[str, ...]) -> Iterator[str]:
 
 
 def special_files(home: Home) -> Iterator[str]:
-    """Paths that are no ordinary files, or that a command may not replace."""
+    """Yield paths that are not regular files, or that a command may not replace."""
     os.mkfifo("pipe")
     os.symlink("/dev/full", "full")
     with socket.socket(socket.AF_UNIX) as bound:
@@ -113,7 +113,7 @@ def special_files(home: Home) -> Iterator[str]:
 
 
 def test_every_path_has_a_direction() -> None:
-    """An option of click's own type would be checked by nobody."""
+    """Check for options of click's path type, which would not be checked."""
     known = {*options_of(InputPath), *OUTPUTS, *FOLDERS}
     assert set(options_of(click.Path)) <= known and not list(options_of(click.File))
     assert {name for name, _ in OUTPUTS} | {"inspect"} == set(RUNS)
@@ -211,7 +211,7 @@ def test_standard_output_where_it_is_offered(home: Home, rammer: Command) -> Non
 
 
 def test_commands_write_files_in_one_place() -> None:
-    """No module of the commands, of reports or of what they call opens a file for writing."""
+    """Check that modules of the commands, of reports and of their callees open no file for writing."""
     root, found = Path(package.__file__).parent, list[str]()
     for path in some(sorted(root.rglob("*.py"))):
         name, text = path.relative_to(root), path.read_text()
@@ -222,7 +222,7 @@ def test_commands_write_files_in_one_place() -> None:
 
 
 def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
-    """Make new files for whose content the system has no room, whichever way they are opened."""
+    """Simulate a full disk for new files, for every way of opening them."""
 
     def opened(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
         if mode[0] in "wx":
@@ -248,7 +248,7 @@ def writes(call: ast.Call) -> bool:
     """Return True if a call creates a file by a name."""
     method = isinstance(call.func, ast.Attribute)
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    place = int(not method)  # of a mode: a path's method has it first, a zip's has a member's name there
+    place = int(not method)  # index of the mode: 0 in a path's method (a zip's has a member name there), 1 in open()
     modes = [*call.args[place : place + 1], *(k.value for k in call.keywords if k.arg == "mode")]
     opened = name == "open" and any(isinstance(m, ast.Constant) and str(m.value)[:1] in tuple("wxa") for m in modes)
     return opened or (method and name in WRITERS)

@@ -1,4 +1,4 @@
-"""``rammer plugins``: what is listed, and that a new plugin is written whole, under a good name, over nothing."""
+"""``rammer plugins``: the listing, and new plugins that are complete, have a valid name and replace no file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer.cli import plugins
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
 
-#: Names that cannot be a device's.
+#: Invalid names of devices.
 WRONG = ("", "a", "Chip", "9a", "a-b", "a.b", "a__b", "_a", "a_", "é9", "my chip", "../up", "class", "a\0b", "a" * 41, "ａｂ")
 
 
@@ -52,15 +52,15 @@ def test_the_template_under_its_own_name_is_what_is_installed() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_name_must_do(name: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is no name for a device"):
+    with pytest.raises(BadInput, match="is not a valid device name"):
         plugins.write_plugin(name, tmp_path, Registry())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_must_be_free(rammer: Command, tmp_path: Path) -> None:
     for name, words in (
-        ("toy", "there is a device 'toy' already"),
-        ("cuda", "there is a device 'cuda' already"),
+        ("toy", "device 'toy' already exists"),
+        ("cuda", "device 'cuda' already exists"),
         ("core", "rammer-core is a distribution of rammer itself"),
         ("testing", "rammer-testing is a distribution of rammer itself"),
         ("bench", "rammer-bench is a distribution of rammer itself"),
@@ -80,7 +80,7 @@ def test_nothing_is_overwritten(rammer: Command, tmp_path: Path) -> None:
         assert (done.code, "it exists" in done.err) == (2, True)
     assert file.read_text() == "kept" and not list(folder.iterdir()) and link.is_symlink()
     done = rammer("plugins", "new", "other", "--into", tmp_path / "none")
-    assert done.code == 2 and "is no folder" in done.err
+    assert done.code == 2 and "is not a folder" in done.err
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "cache") == ["rammer-file", "rammer-folder", "rammer-link"]
 
 

@@ -53,7 +53,7 @@ def test_what_is_no_range_is_bad_input(model: Path, said: str, rammer: Command) 
 
 
 def test_a_file_has_one_program_for_the_range(model: Path, tmp_path: Path, rammer: Command, rng: np.random.Generator) -> None:
-    """Runs of it and bound calls take all lengths, and no others; what is behind the length does not matter."""
+    """Check runs and bound calls of the file: all lengths of the range, no others, and any values past the length."""
     path = tmp_path / "out.rammer"
     assert rammer("compile", model, "--device", "toy", "--shape", "seq=1..9", "-o", path).code == 0
     assert rammer("run", path, "--shape", "x:2x4x3").code == 0
@@ -86,7 +86,7 @@ def test_kept_programs_are_no_files_of_ones_own(model: Path, rammer: Command, ow
 def test_programs_of_ranges_are_kept(
     model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """The second process compiles nothing, one with other lengths does; a damaged file is made again."""
+    """Check that a second process compiles nothing unless its range differs, and that a damaged file is rewritten."""
     x = rng.standard_normal((2, 7, 3)).astype(np.float32)
     compiled = list[object]()
     honest = Compiler.compile_range

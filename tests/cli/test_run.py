@@ -49,7 +49,7 @@ def test_the_default_is_the_first_measured_device(rammer: Command, model: Path, 
 
 
 def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Also when the compiled program comes from the cache."""
+    """Check also a compiled program from the cache."""
     path = tmp_path / "images.onnx"
     onnx.save(MODELS["images"].build(rng), path)
     for _ in range(2):
@@ -123,10 +123,10 @@ BAD_OPTIONS = {
     ("--shape", "x=1...3"): "--shape 'x=1...3' is not DIM=LEAST..MOST\n"
     "  hint: for example --shape seq=1..512, or --shape total=past+1",
     ("--shape", "x=3"): "the model has no open dimension 'x'\n  at: shapes of x\n"
-    "  hint: it has none; the shape of its input x is given as x:EXTENTxEXTENT...",
-    ("--shape", "z=3"): "the model has no open dimension 'z'\n  at: shapes of z\n  hint: it has none",
+    "  hint: it has no open dimensions; the shape of its input x is given as x:EXTENTxEXTENT...",
+    ("--shape", "z=3"): "the model has no open dimension 'z'\n  at: shapes of z\n  hint: it has no open dimensions",
     ("--range", "i:4"): "--range 'i:4' is not NAME:LOW..HIGH\n  hint: for example --range tokens:0..256",
-    ("--range", "i:0.2..0.7"): "no int64 lies in 1..1 throughout\n  at: --range\n"
+    ("--range", "i:0.2..0.7"): "int64 does not cover the range 1..1\n  at: --range\n"
     "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
     ("--input", "x=a.npy"): "--input 'x=a.npy' is not NAME=@FILE.npy\n  hint: for example --input x=@image.npy",
     ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
@@ -138,7 +138,7 @@ BAD_OPTIONS = {
     ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"
     "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
     ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: --option memory=BYTES",
-    ("--range", "q:0..1"): "--range names 'q', which is no input of the model\n  hint: its inputs are: i, x",
+    ("--range", "q:0..1"): "--range names 'q', which is not an input of the model\n  hint: its inputs are: i, x",
 }
 
 
@@ -161,7 +161,7 @@ def test_an_unknown_precision_is_a_usage_error(rammer: Command, model: Path) -> 
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy device says that it ran every task at once, for a second."""
+    """Make the toy device report that all tasks ran at once, for a second."""
     from rammer.device.manifest import Recorded, Span
 
     import rammer_toy
@@ -178,7 +178,7 @@ def test_a_trace_of_a_device_that_records(rammer: Command, model: Path, tmp_path
     done = rammer("run", model, "--device", "toy", "--trace", path, "--json", "-")
     assert done.code == 0 and "trace: 1 s from the first task's start" in done.err
     tasks = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert len(tasks) == json.loads(done.out)["tasks"]  # the report is alone on stdout
+    assert len(tasks) == json.loads(done.out)["tasks"]  # stdout contains only the report
 
 
 def test_an_interrupted_file_is_not_there_at_all(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_a_checked_run_names_the_operator(rammer: Command, tmp_path: Path) -> No
     np.savez(data, x=np.array([1, 2], np.float32))
     assert rammer("run", path, "--device", "toy", "--inputs", data, "--check").code == 0
     done = rammer("run", path, "--device", "ipu_sim,ipu_sim", "--inputs", data, "--check")
-    assert done.code == 2 and "several devices are not checked" in done.err
+    assert done.code == 2 and "a model over several devices cannot be checked" in done.err

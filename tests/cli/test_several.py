@@ -1,4 +1,4 @@
-"""``rammer run`` and ``rammer bench`` over several devices: one process with some, or processes with one each."""
+"""``rammer run`` and ``rammer bench`` over several devices: one process with several, or one process per device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def launched(count: int, *arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``rammer`` in processes of MPI."""
+    """Run ``rammer`` in MPI processes."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     line = ["mpirun", "-n", str(count), "--oversubscribe", sys.executable, "-m", "rammer.cli.main", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=400, env={**os.environ, **root, **(env or {})})
@@ -65,7 +65,7 @@ def test_several_devices_of_one_process(rammer: Command, tiny: Path, tmp_path: P
     for counters in some(report["counters"]):
         assert [counters[n] for n in ("allocations", "serialisations", "copies")] == [0] * 3
     mine, chip = report["counters"]
-    assert mine["host_copies"] == 0 < chip["host_copies"]  # a processor computes where arrays are, a chip in memory of its own
+    assert mine["host_copies"] == 0 < chip["host_copies"]  # a processor computes on arrays in place, a chip in separate memory
 
 
 def test_a_trace_has_all_devices(rammer: Command, tiny: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_runs_in_flight_are_measured(rammer: Command, tiny: Path) -> None:
         ("cuda:0,cuda:0", 3, "device cuda:0 is named 2 times"),
         ("rocm,", 2, "has an empty name"),
         ("rocm,nothing", 2, "unknown device 'nothing'"),
-        ("rocm,ipu_sim:7", 3, "there is no ipu_sim:7"),
+        ("rocm,ipu_sim:7", 3, "unit ipu_sim:7 does not exist"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(rammer: Command, tiny: Path, device: str, code: int, said: str) -> None:
@@ -104,7 +104,7 @@ def test_what_cannot_be_joined_is_refused(rammer: Command, tiny: Path, device: s
     ("options", "said"),
     [
         (("--place", "nowhere"), "cannot read nowhere"),
-        (("--tune", "quick"), "not measured for several devices"),
+        (("--tune", "quick"), "cannot be measured for several devices"),
         (("--shape", "seq=1..4"), "the model has no open dimension 'seq'"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: Path, tmp_path: Path) -> None:
-    """Chips of one simulation: their links are known, and what a run takes on all of them is told."""
+    """Check chips of one simulation: their links are modelled, and the predicted time of a run on all chips is reported."""
     options, one = ("--option", "tiles=8", "--seed", 3), tmp_path / "one.npz"
     assert rammer("run", tiny, "--device", "ipu_sim", *options, "--save-outputs", one).code == 0
     several = ("--device", "ipu_sim", "--option", "chips=2")
@@ -176,7 +176,7 @@ def test_models_of_several_chips(rammer: Command, name: str, count: int, tmp_pat
 
 
 def as_one_chip_has(rammer: Command, path: Path, options: tuple[str, ...], how: tuple[int, str], one: Path) -> None:
-    """So many processes, joined by a transport, make what one makes."""
+    """Check that this number of processes and this transport give the outputs of one chip."""
     count, transport = how
     asked = ("run", path, "--device", "ipu_sim", *options, "--seed", 5)
     alone = rammer(*asked, "--save-outputs", one)
@@ -208,7 +208,7 @@ def rammer_devices():
 @pytest.mark.slow
 @needs_mpi
 def test_processes_of_a_host_have_units_of_their_own(tiny: Path, tmp_path: Path) -> None:
-    """Without numbers: each opens one, and compiles for all on it, since they are alike."""
+    """Check without device numbers: each process opens one unit and compiles for all on it, since they are alike."""
     (tmp_path / "pair.py").write_text(PAIR)
     made = tmp_path / "pair-1.dist-info"
     made.mkdir()
@@ -270,8 +270,8 @@ def test_inspect_prints_the_cut_and_the_whole_table(rammer: Command, tiny: Path,
     assert by_hand.code == 0 and "over 2 devices: by hand" in by_hand.out, by_hand.err
     hand.write_text("relu 0\nnowhere 1\n")
     wrong = [
-        (("--place", hand), "computes no 'nowhere'"),
-        (("--stage", "tile"), "only the program is printed"),
+        (("--place", hand), "does not compute 'nowhere'"),
+        (("--stage", "tile"), "only the program can be printed"),
         (("--shape", "n=1..4"), "the model has no open dimension 'n'"),
         (("--place", tmp_path / "no"), "cannot read"),
     ]

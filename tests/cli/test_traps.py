@@ -1,4 +1,4 @@
-"""Commands are started in a directory full of traps: nothing of it is executed, by a command or by its child processes."""
+"""Commands in a directory full of traps: neither a command nor its child processes execute any file of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAMS = (
 )
 #: Modules that a Python child imports before anything else.
 EARLY = ("sitecustomize", "usercustomize", "encodings", "site", "runpy", "multiprocessing", "signal", "pip", "rammer_toy")
-#: Every command with arguments under which it does its work. ``tune`` starts a measuring process.
+#: Arguments for every command that make it do its work. ``tune`` starts a measuring process.
 COMMAND_LINES = {
     "devices": ["devices"],
     "tune": ["run", "tiny.onnx", "--device", "rocm", "--tune", "quick"],
@@ -72,7 +72,7 @@ def write_trap_programs(folder: Path, sprung: Path) -> None:
 
 
 def write_trap_libraries(folder: Path, sprung: Path, names: Sequence[str]) -> None:
-    """A shared library under each of ``names`` whose constructor leaves a note."""
+    """Write a shared library under each of ``names`` whose constructor leaves a note."""
     if COMPILER is None:
         return
     source = folder / "trap.c"
@@ -86,7 +86,7 @@ def write_trap_libraries(folder: Path, sprung: Path, names: Sequence[str]) -> No
 
 
 def searched_libraries(words: Sequence[object], folder: Path) -> set[str]:
-    """The libraries that the dynamic loader looks for by name alone while a command runs."""
+    """Return the libraries that the dynamic loader searches by bare name while a command runs."""
     done = subprocess.run(
         list(map(str, words)),
         cwd=folder,
@@ -100,10 +100,10 @@ def searched_libraries(words: Sequence[object], folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """A directory full of traps with a model in it, and the file that a sprung trap writes."""
+    """Yield a directory full of traps with a model in it, and the file that a sprung trap writes."""
     folder, sprung = tmp_path_factory.mktemp("trapped"), tmp_path_factory.mktemp("sprung") / "sprung"
     (folder / "tiny.onnx").write_bytes(MODEL.build(np.random.default_rng(0)).SerializeToString())
-    # What the interpreter itself needs is loaded before any of our code runs.
+    # Libraries of the interpreter itself are loaded before any of our code runs.
     names = searched_libraries([RAMMER, "devices"], folder) - searched_libraries([sys.executable, "-I", "-c", ""], folder)
     write_trap_modules(folder, sprung)
     write_trap_programs(folder, sprung)
@@ -116,7 +116,7 @@ def run_in_traps(trapped: tuple[Path, Path], words: Sequence[object], **variable
     folder, sprung = trapped
     found = os.environ
     environment = {**found, "PATH": f".:{found.get('PATH', '')}:", "LD_LIBRARY_PATH": f":.:{found.get('LD_LIBRARY_PATH', '')}"}
-    # A process that is waited for after its time is up has been hung by a trap, say.
+    # A process that exceeds its time limit may have been hung by a trap.
     done = subprocess.run(
         list(map(str, words)), cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=300
     )
@@ -125,14 +125,14 @@ def run_in_traps(trapped: tuple[Path, Path], words: Sequence[object], **variable
 
 
 def test_every_command_has_a_line() -> None:
-    """A new command is started among the traps, too."""
+    """Check that a new command is added to the trap tests, too."""
     assert {words[0] for words in COMMAND_LINES.values()} == set(COMMANDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMAND_LINES)
 def test_command_executes_nothing_of_its_directory(name: str, trapped: tuple[Path, Path], tmp_path: Path) -> None:
-    """Relative entries of the search paths are named in a warning, and ignored."""
+    """Check that relative entries of the search paths are ignored with a warning."""
     done = run_in_traps(trapped, [RAMMER, *COMMAND_LINES[name]], RAMMER_CACHE=str(tmp_path / "cache"))
     assert "relative search paths are ignored: PATH=., LD_LIBRARY_PATH=." in done.stderr
     assert "Traceback" not in done.stderr
@@ -142,13 +142,13 @@ def test_command_executes_nothing_of_its_directory(name: str, trapped: tuple[Pat
 
 @pytest.mark.slow
 def test_relative_python_path_is_ignored(tmp_path: Path) -> None:
-    """Neither the command nor its child imports from a relative entry of PYTHONPATH; an absolute entry is kept."""
+    """Check that neither the command nor its child imports from a relative entry of PYTHONPATH. Absolute entries remain."""
     (tmp_path / "tiny.onnx").write_bytes(MODEL.build(np.random.default_rng(0)).SerializeToString())
     own, sprung = tmp_path / "own", tmp_path / "sprung"
     (own / "kept-1.dist-info").mkdir(parents=True)
     (own / "kept-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kept\nVersion: 1\n")
     (own / "kept-1.dist-info" / "entry_points.txt").write_text(f"[{GROUP}]\nkept = kept_plugin:DEVICE\n")
-    for name in ("numpy", "onnx", "pyopencl", "sqlite3"):  # which nothing imports before the command has begun
+    for name in ("numpy", "onnx", "pyopencl", "sqlite3"):  # modules that are not imported before the command starts
         (tmp_path / f"{name}.py").write_text(trap_source(sprung))
     environment = {**os.environ, "PYTHONPATH": f":.:{own}", "RAMMER_CACHE": str(tmp_path / "cache")}
     words = [RAMMER, "run", "tiny.onnx", "--device", "rocm", "--tune", "quick"]

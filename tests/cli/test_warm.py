@@ -1,4 +1,4 @@
-"""A warm start: everything comes from the cache, and neither ONNX nor the compiler is imported."""
+"""Warm starts: everything comes from the cache, and neither ONNX nor the compiler is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of bound calls share: an opened model, values, an array of another library."""
+"""Shared helpers of the tests of bound calls: an opened model, values, an array of another library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 class Foreign:
-    """An array that offers DLPack and nothing else."""
+    """An array that offers only DLPack."""
 
     def __init__(self, array: np.ndarray, device: int = 1) -> None:
         self.array, self.device, self.dtype, self.shape = array, device, f"library.{array.dtype}", array.shape

@@ -1,4 +1,4 @@
-"""Recurrent cells as exporters write them with products: per gate, all gates at once, of the concatenated input and state."""
+"""Recurrent cells as exporters write them with products: per gate, for all gates, or of the joined input and state."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import onnx
 from onnx import NodeProto, helper
 from onnx_models import model, tensor
 
-#: How a step's products are written: one for each gate; one for all gates, of the input and of the state, which are added and
-#: split, or split and added; with that of the input for all steps at once; one of input and state side by side.
+#: Forms of a step's products: one per gate; one of the input and one of the state for all gates, added before or after the split;
+#: the input's product hoisted over all steps; or one product of the concatenated input and state.
 WRITTEN = ("gates", "whole", "apart", "hoisted", "joint")
-#: Gates as ONNX lays them.
+#: Order of the gates in ONNX.
 GATES = {"LSTM": "iofc", "GRU": "zrn"}
 
 
 @dataclass(frozen=True)
 class CellForm:
-    """One layer of ``steps`` steps: ``order`` is how gates lie in its weights, ``bias`` where it is added (``""``: nowhere,
-    ``first``: to the input's product, ``last``: to the sum, ``both``: one to each product), ``turned`` whether products are Gemms
-    with weights of [columns, depth], ``together`` whether one sigmoid is taken of several gates. ``peepholes`` are an LSTM's,
-    ``linear`` resets behind the product a GRU's."""
+    """A recurrent layer of ``steps`` steps.
+
+    ``order`` is the order of gates in the weights. ``bias`` is the operand that the bias is added to: ``""`` (none), ``first``
+    (the input's product), ``last`` (the sum) or ``both`` (one per product). ``turned``: products are Gemms with weights of
+    [columns, depth]. ``together``: one sigmoid serves several gates. ``peepholes`` are for LSTM; ``linear`` resets after the
+    product are for GRU."""
 
     written: str = "gates"
     steps: int = 3
@@ -40,7 +42,7 @@ class CellForm:
 
 
 def cell_form(rng: np.random.Generator, form: CellForm) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """The layer as ``form`` says, and the same layer by ONNX's LSTM or GRU."""
+    """Return the layer in the form of ``form``, and the same layer as ONNX's LSTM or GRU."""
     width, depth, gates = form.width, form.depth, GATES[form.kind]
     given = Weights(
         {g: _weights(rng, depth, width) for g in gates},
@@ -62,7 +64,7 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the input, of the state, biases of both, and peepholes, by gate."""
+    """Weights of the input and of the state, both biases, and peepholes, by gate."""
 
     w: Mapping[str, np.ndarray]
     u: Mapping[str, np.ndarray]
@@ -92,7 +94,7 @@ def _onnx(form: CellForm, given: Weights, inputs: list[onnx.ValueInfoProto]) -> 
 
 @dataclass
 class Writer(ABC):
-    """Writes a layer."""
+    """Base class of writers of a layer."""
 
     form: CellForm
     given: Weights
@@ -115,7 +117,7 @@ class Writer(ABC):
         self.nodes.append(helper.make_node("Split", [of], [*into], axis=axis, num_outputs=len(into)))
 
     def layer(self) -> str:
-        """The last state's name."""
+        """Write all steps and return the name of the last state."""
         form, every = self.form, GATES[self.form.kind]
         self.constants["first"] = np.array([0])
         state, source = self.first(), "x"
@@ -131,14 +133,14 @@ class Writer(ABC):
 
     @abstractmethod
     def first(self) -> tuple[str, ...]:
-        """The names of the state before all steps."""
+        """Return the names of the initial state."""
 
     @abstractmethod
     def step(self, x: str, state: tuple[str, ...], t: int) -> tuple[str, ...]:
-        """The next state."""
+        """Write one step; return its state's names."""
 
     def order(self, gates: str) -> str:
-        """``gates`` as this layer's weights have them."""
+        """Return ``gates`` in the order of this layer's weights."""
         return "".join(sorted(gates, key=self.form.order.find))
 
     def side_by_side(self, of: Mapping[str, np.ndarray], gates: str) -> np.ndarray:
@@ -149,7 +151,7 @@ class Writer(ABC):
         return self.op("Add", [of, name], into)
 
     def sums(self, x: str, h: str, gates: str, t: int) -> dict[str, str]:
-        """What goes into the ``gates`` of a step, by gate; ``h`` may be what a reset left of the state."""
+        """Return the pre-activation of each of the ``gates`` of a step; ``h`` may be the state after a reset."""
         written, ordered = self.form.written, self.order(gates)
         if written == "gates" or len(gates) == 1:
             return {g: self._sum(x, h, g, f"{g}{t}") for g in ordered}
@@ -164,7 +166,7 @@ class Writer(ABC):
         return {g: f"s{g}{t}" for g in ordered}
 
     def input_part(self, x: str, gates: str, at: str) -> str:
-        """The input's product, where that is not there for all steps."""
+        """Return the input's product of this step, unless it is hoisted over all steps."""
         if self.form.written != "hoisted":
             return self.product(x, f"w{gates}", self.side_by_side(self.given.w, gates), f"p{at}")
         every, width = self.order(GATES[self.form.kind]), self.form.width
@@ -176,9 +178,9 @@ class Writer(ABC):
         return self.op("Slice", [x, f"from{gates}", f"to{gates}", "columns"], f"p{at}")
 
     def _products(self, x: str, h: str, gates: str, at: str) -> tuple[str, str]:
-        """The two products of a step, with their biases."""
+        """Return the two products of a step, with their biases."""
         bias = self.form.bias
-        early = bias in ("first", "both") and self.form.written != "hoisted"  # there it is added for all steps
+        early = bias in ("first", "both") and self.form.written != "hoisted"  # a hoisted product adds the bias for all steps
         p, q = self.input_part(x, gates, at), self.product(h, f"u{gates}", self.side_by_side(self.given.u, gates), f"q{at}")
         p = self.biased(p, self.given.b, gates, f"b{gates}", f"pb{at}") if early else p
         return p, self.biased(q, self.given.c, gates, f"c{gates}", f"qb{at}") if bias == "both" else q
@@ -197,7 +199,7 @@ class Writer(ABC):
 
 
 class LstmWriter(Writer):
-    """Of LSTM."""
+    """The writer of an LSTM layer."""
 
     def first(self) -> tuple[str, ...]:
         return "h", "c"
@@ -221,7 +223,7 @@ class LstmWriter(Writer):
     def sums(self, x: str, h: str, gates: str, t: int) -> dict[str, str]:
         if not self.form.together:
             return super().sums(x, h, gates, t)
-        # One sigmoid for three gates, which lie behind one another.
+        # One sigmoid for three adjacent gates.
         ordered = self.order("iof") + "c"
         whole = self._sum(x, h, ordered, f"{ordered}{t}")
         self.constants["widths"] = np.array([3 * self.form.width, self.form.width])
@@ -234,7 +236,7 @@ class LstmWriter(Writer):
 
 
 class GruWriter(Writer):
-    """Of GRU."""
+    """The writer of a GRU layer."""
 
     def first(self) -> tuple[str, ...]:
         return ("h",)
@@ -251,14 +253,14 @@ class GruWriter(Writer):
         return "single"
 
     def plain(self, x: str, h: str, t: int) -> tuple[str, str]:
-        """The update gate and the candidate of what the reset leaves of the state."""
+        """Return the update gate and the candidate, which reads the state after the reset."""
         sums = self.sums(x, h, "zr", t)
         z, r = (self.sigmoid(sums[g], f"g{g}{t}") for g in "zr")
         left = self.op("Mul", [r, h], f"rh{t}")
         return z, self.op("Tanh", [self.sums(x, left, "n", t)["n"]], f"gn{t}")
 
     def linear(self, x: str, h: str, t: int) -> tuple[str, str]:
-        """The update gate and the candidate, with the reset behind the product."""
+        """Return the update gate and the candidate, with the reset after the product."""
         every = self.order("zrn") if self.form.written != "gates" else ""
         p, q = dict[str, str](), dict[str, str]()
         for gates in [every] if every else "zrn":

@@ -1,4 +1,4 @@
-"""The core is tested without a plugin: no device is found here but the core's own template."""
+"""Fixtures that hide all plugins: the core is tested with its device template only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pytest
 
 from rammer.device.loader import GROUP
 
-#: The plugins that are installed; to look takes as long as a small test.
+#: The installed plugins, cached because a look-up costs as much as a small test.
 PLUGINS = " ".join(p.name for p in entry_points(group=GROUP) if p.name != "toy")
 
 
 @pytest.fixture(autouse=True)
 def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs a plugin belongs into its tests, or into tests/devices. Processes that a test starts inherit this."""
+    """Hide the plugins; child processes inherit this.
+
+    Tests that need a plugin belong to the plugin's tests or to tests/devices."""
     monkeypatch.setenv("RAMMER_DISABLE", PLUGINS)

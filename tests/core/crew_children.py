@@ -1,4 +1,4 @@
-"""What children of a crew do in tests; they import little."""
+"""Functions of a crew's child processes in tests, with few imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Then = Callable[[Line], object]
 
 
 def begin(then: Then, member: Member) -> Work:
-    """A process that counts two candidates and then does something."""
+    """Start a process that counts two candidates and then runs ``then``."""
 
     def work(end: float, line: Line) -> None:
         line.tell({"families": ["a", "b"], "start": "one case", "peak": 5})
@@ -60,7 +60,7 @@ def finds(line: Line) -> None:
 
 
 def working(member: Member) -> Work:
-    """Does what each case says."""
+    """Return the work function, which performs the action named by each case."""
 
     def work(case: str, line: Line) -> None:
         word, _, number = case.partition(" ")
@@ -71,7 +71,7 @@ def working(member: Member) -> Work:
         elif word == "sleep":
             time.sleep(float(number))
             line.tell(case)
-        elif word == "speak":  # and sleep, for which it has leave
+        elif word == "speak":  # and sleep, with permission
             line.tell(case, silent=float(number))
             time.sleep(float(number))
             line.tell(os.getpid())
@@ -107,7 +107,7 @@ def dying(member: Member) -> Work:
 
 
 def several(end: float) -> None:
-    """A search of two children that stay; it prints who they are, and how it ended."""
+    """Search with two children that stay; print their process ids and the outcome."""
 
     def heard(member: Member, part: object) -> None:
         print(json.dumps(part), flush=True)

@@ -1,4 +1,4 @@
-"""Small models whose operators meet on chip: products in a row, attention, maps before a convolution."""
+"""Small models with fusible operators: chains of products, attention, maps before a convolution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"
 
 
 def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
-    """``layers`` products of ``width x width`` with bias and ReLU."""
+    """Make ``layers`` products of ``width x width`` with bias and ReLU."""
     weights = ", ".join(f"float[{width},{width}] w_{i}, float[{width}] w_b{i}" for i in range(layers))
     lines = (f"    m{i} = MatMul(r{i}, w_{i})\n    a{i} = Add(m{i}, w_b{i})\n    r{i + 1} = Relu(a{i})" for i in range(layers))
     body = "\n".join(lines)
@@ -20,8 +20,8 @@ def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
 def attention(
     rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False, before: str = ""
 ) -> SmallModel:
-    """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too,
-    ``before`` is a map on the queries."""
+    """Make two attention heads: scaled, masked scores, row-wise work and context. ``kept`` makes the probabilities an output,
+    too; ``before`` is a map on the queries."""
     return SmallModel(
         "attention",
         f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
@@ -39,8 +39,8 @@ def attention(
 
 
 def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
-    """A dense layer: maps that no convolution's weights can take in, a convolution, ReLU, and a padded one. The shift is
-    such that the maps make no 0 of padding."""
+    """Make a dense layer: maps that cannot be folded into weights, a convolution, ReLU, and a padded convolution. The shift is
+    chosen so that the maps do not give 0 for padding."""
     pads = f"pads = [{', '.join([str(kernel // 2)] * 4)}]"
     return SmallModel(
         "block",

@@ -18,8 +18,7 @@ LENGTH = 16
 
 
 class HomeNet:
-    """A random DAG whose operators are on random devices, each with one to three rows; arena bytes are shared where that is
-    legal."""
+    """A random DAG of operators on random devices, each with one to three rows; arena bytes are shared where legal."""
 
     def __init__(self, seed: int, operators: int, devices: int) -> None:
         self.random = Random(seed)
@@ -51,7 +50,7 @@ class HomeNet:
         return self._sharing(made)
 
     def _here(self, tensor: str, home: int) -> str:
-        """The name of ``tensor`` on a device; what is not there is sent or, if nobody makes it, given."""
+        """Return the name of ``tensor`` on a device; transfer it there, or add an input if it has no producer."""
         if self.where.get(tensor) == home:
             return tensor
         name = f"{tensor}_at_{home}"
@@ -72,7 +71,7 @@ class HomeNet:
         return name
 
     def _fetch(self, tensor: str, name: str, home: int) -> None:
-        """A part of ``tensor``, as long as a record says, zeros beyond."""
+        """Add a fetch of a part of ``tensor``, with the extent of a record and zeros past it."""
         source, axis = self.where[tensor], Axis("i", 1)
         told, record = f"{name}_told", f"{name}_record"
         length = Compute(told, "int64", (axis,), ex.integer(self.random.randint(1, LENGTH)))
@@ -111,7 +110,7 @@ class HomeNet:
         yield from (b for b in self.buffers.values() if b.kind != "arena")
 
     def _sharing(self, program: RProgram) -> RProgram:
-        """Some buffers moved to where another one of the same device is, if the program stays legal."""
+        """Move some buffers to the offset of another buffer of the same device if the program stays legal."""
         for one in program.buffers:
             mine = [b for b in program.buffers if b.kind == "arena" and b.home == one.home and b.name != one.name]
             if one.kind != "arena" or not mine:
@@ -150,7 +149,7 @@ def without_wait(program: RProgram, veu: int, place: int, counter: str) -> RProg
 
 
 def unheard(program: RProgram) -> Iterator[RProgram]:
-    """A wait for a transfer or a fetch left out: who reads does not know whether the data, or a record, are there."""
+    """Yield programs without a wait for a transfer or a fetch: the data or the record may be missing."""
     names = {o.name for o in crossing(program)}
     for veu, row in enumerate(program.rows):
         for place, task in enumerate(row):
@@ -160,7 +159,7 @@ def unheard(program: RProgram) -> Iterator[RProgram]:
 
 
 def early(program: RProgram) -> Iterator[RProgram]:
-    """A transfer that does not wait for what it sends, or tells of: a flag before its data."""
+    """Yield programs with a transfer that does not wait for its data or record: the flag precedes the data."""
     names = {o.name for o in transfers(program)}
     for veu, row in enumerate(program.rows):
         if row and row[0].operator in names:
@@ -168,7 +167,7 @@ def early(program: RProgram) -> Iterator[RProgram]:
 
 
 def misheard(program: RProgram) -> Iterator[RProgram]:
-    """A wait for the operator that makes the data, which is elsewhere, instead of for its transfer."""
+    """Yield programs with a wait for the data's producer on another device instead of for the transfer."""
     makers = {o.name: o.inputs[0] for o in transfers(program)}
     for veu, row in enumerate(program.rows):
         for place, task in enumerate(row):
@@ -181,7 +180,7 @@ def misheard(program: RProgram) -> Iterator[RProgram]:
 
 
 def dropped(program: RProgram) -> Iterator[RProgram]:
-    """A transfer left out, and all waits for it."""
+    """Yield programs without one transfer and without all waits for it."""
     for gone in transfers(program):
         rows = tuple(
             tuple(replace(t, waits=tuple(w for w in t.waits if w.counter != gone.name)) for t in row if t.operator != gone.name)
@@ -192,7 +191,7 @@ def dropped(program: RProgram) -> Iterator[RProgram]:
 
 
 def doubled(program: RProgram) -> Iterator[RProgram]:
-    """A transfer that is made twice, into the same memory: by two operators, and by two tasks."""
+    """Yield programs with a transfer executed twice into the same memory: by two operators, or by two tasks."""
     for one in transfers(program):
         row = next(r for r in program.rows if r and r[0].operator == one.name)
         veu = program.rows.index(row)
@@ -208,7 +207,7 @@ def doubled(program: RProgram) -> Iterator[RProgram]:
 
 
 def reused(program: RProgram) -> Iterator[RProgram]:
-    """What is sent, or has arrived, lies where another value of its device does."""
+    """Yield programs in which sent or received data shares memory with another value of its device."""
     for one in crossing(program):
         for tensor in (*one.inputs, one.anchor.name):
             mine = program.buffer[program.storage[tensor].buffer]
@@ -219,8 +218,7 @@ def reused(program: RProgram) -> Iterator[RProgram]:
 
 
 def crossed(program: RProgram) -> Iterator[RProgram]:
-    """A device that waits for what it sends to come back: the first task of a row waits for a transfer of what follows from
-    it."""
+    """Yield programs with a circular wait: the first task of a row waits for a transfer of data that depends on it."""
     for one in transfers(program):
         home = program.buffer[program.storage[one.anchor.name].buffer].home
         for veu, row in enumerate(program.rows):
@@ -231,7 +229,7 @@ def crossed(program: RProgram) -> Iterator[RProgram]:
 
 
 def acknowledged(program: RProgram) -> Iterator[tuple[int, bool, RProgram]]:
-    """The last task of a row waits for a fetch: the row's device, whether the fetch reads there, and the program."""
+    """Yield the row's device, True if the fetch reads there, and the program. The last task of a row waits for a fetch."""
     for one in (o for o in program.operators if o.family == FETCH):
         homes = {program.buffer[program.storage[t].buffer].home for t in (*one.inputs, one.anchor.name)}
         for veu, row in enumerate(program.rows):
@@ -243,7 +241,7 @@ def acknowledged(program: RProgram) -> Iterator[tuple[int, bool, RProgram]]:
 
 
 def elsewhere(program: RProgram) -> Iterator[RProgram]:
-    """A buffer that is said to be on another device."""
+    """Yield programs with one buffer assigned to another device."""
     for k, b in enumerate(program.buffers):
         if b.kind != "arena" and len(program.homes) > 1:
             moved = replace(b, home=(b.home + 1) % len(program.homes))

@@ -1,5 +1,5 @@
-"""Two devices send each other tensors of random shapes, by threads of one process or by MPI: ``mpirun -n 2 python
-late_exchange.py '{"seed": 3}'`` prints the counters of both."""
+"""Two devices that exchange tensors of random shapes, by threads of one process or by MPI. ``mpirun -n 2 python late_exchange.py
+'{"seed": 3}'`` prints the counters of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = ("float32", "float16", "int8", "int64", "bool", "float64")
 
 @dataclass(frozen=True)
 class Plan:
-    """What crosses in ``runs`` runs, and how late devices are (seconds, at the most, before a step); all from ``seed``."""
+    """The tensors of ``runs`` runs and the maximal random delay of a device before a step (seconds); all from ``seed``."""
 
     seed: int = 0
     runs: int = 30
@@ -37,7 +37,7 @@ class Plan:
     timeout: float = 30.0
 
     def transfers(self) -> tuple[Transfer, ...]:
-        """Up to four each way; some have one shape in all runs."""
+        """Return up to four transfers in each direction; some have one shape in all runs."""
         chance, found = random.Random(self.seed), list[Transfer]()
         for source in (0, 1):
             for number in range(chance.randint(1, 4)):
@@ -49,22 +49,22 @@ class Plan:
 
     @property
     def depth(self) -> int:
-        """Runs in flight."""
+        """The number of runs in flight."""
         return random.Random(~self.seed).randint(1, 4)
 
     def point(self, run: int) -> dict[str, int]:
-        """The lengths of a run: often short, and now and then all there is."""
+        """Return the lengths of a run: often short, sometimes maximal."""
         chance = random.Random(f"{self.seed} {run}")
         most = chance.choice((3, 10, 31))
         return {f"{t.name}_{d}": chance.randint(0, most) for t in self.transfers() for d in range(3)}
 
     def values(self, transfer: Transfer, run: int) -> np.ndarray:
-        """A run's tensor, never what lies beyond."""
+        """Return a run's tensor, without the elements past its extents."""
         rng = np.random.default_rng([self.seed, run, *transfer.name.encode()])
         return rng.integers(2, 100, transfer.shape(self.point(run))).astype(transfer.type.dtype)
 
     def slot(self, transfer: Transfer, run: int) -> np.ndarray:
-        """What its reader is to find."""
+        """Return the expected content of the reader's slot."""
         values, found = self.values(transfer, run), np.zeros(transfer.type.shape, transfer.type.dtype)
         found[tuple(map(slice, values.shape))] = values
         late = transfer.late or RunShape((), ())
@@ -74,7 +74,7 @@ class Plan:
 
 
 def late_shape(name: str, kind: TensorType, chance: random.Random) -> RunShape | None:
-    """Some axes end where a length of their own says."""
+    """Return a shape in which some axes end at separate lengths, or None if no axis does."""
     ends = tuple(AffineExtent(((f"{name}_{d}", 1),), 0) if chance.random() < 0.6 else None for d in range(len(kind.shape)))
     real = kind.dtype.startswith("float")
     fills = tuple(chance.choice((0.0, 0.0, -1.0)) if real else 0.0 for _ in ends)
@@ -82,7 +82,7 @@ def late_shape(name: str, kind: TensorType, chance: random.Random) -> RunShape |
 
 
 def exchanged(end: Endpoint, device: int, plan: Plan) -> list[str]:
-    """One device's side: all runs, reading some behind those that it sends. What was read wrong."""
+    """Run one device's side, with some reads delayed past later sends; return the wrong reads."""
     chance, wrong, transfers = random.Random(f"{plan.seed} {device}"), list[str](), plan.transfers()
     behind = 0
     for run in range(plan.runs + plan.depth):
@@ -103,7 +103,7 @@ def exchanged(end: Endpoint, device: int, plan: Plan) -> list[str]:
 
 
 def main(plan: Plan) -> dict[str, Any]:
-    """Everything sent and read; raises where that was not what it had to be."""
+    """Send and read everything; raise an error if a read gave wrong data."""
     several = launched_processes() > 1
     sites = tuple(Site(n, "cpu", k * several) for k, n in enumerate(("one", "two")))
     fabric = (MPI if several else LOCAL).open(Party(sites, plan.timeout))

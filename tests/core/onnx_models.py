@@ -1,4 +1,4 @@
-"""Small ONNX models for the tests of the frontend, and what reading them says."""
+"""Small ONNX models for the tests of the frontend, and their errors."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rammer.ir.graph import Graph, Value, verify_graph
 from rammer_testing import models as zoo
 from rammer_testing.nonempty import some
 
-#: Inputs of a BatchNormalization whose constants :func:`norm` makes.
+#: Inputs of a BatchNormalization whose constants come from :func:`norm`.
 NORM = ["s", "b", "m", "v"]
 
 
@@ -22,7 +22,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def norm(rng: np.random.Generator, channels: int, prefix: str = "") -> dict[str, np.ndarray]:
-    """Scale, bias, mean and variance of a batch normalisation."""
+    """Draw scale, bias, mean and variance of a batch normalisation."""
     return {f"{prefix}{n}": normal(rng, channels) for n in "sbm"} | {f"{prefix}v": np.abs(normal(rng, channels)) + 0.1}
 
 
@@ -32,7 +32,7 @@ def graph_of(
     constants: dict[str, np.ndarray] | None = None,
     outputs: tuple[str, ...] = ("y",),
 ) -> Graph:
-    """A graph with the input x; every operator is kept as it is."""
+    """Make a graph with the input x from unchanged operators."""
     weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     graph = helper.make_graph(nodes, "g", [x], [onnx.ValueInfoProto(name=o) for o in outputs], weights)
@@ -45,7 +45,7 @@ def ops(graph: Graph) -> list[str]:
 
 
 def to_model(graph: Graph) -> onnx.ModelProto:
-    """``graph`` as an ONNX model under the Graph's names."""
+    """Convert ``graph`` to an ONNX model with the Graph's names."""
 
     def port(value: Value) -> onnx.ValueInfoProto:
         return onnx.ValueInfoProto(name=value.name, type=type_proto(np.dtype(value.type.dtype), value.type.shape))
@@ -62,7 +62,7 @@ def to_model(graph: Graph) -> onnx.ModelProto:
 
 
 def agree(rng: np.random.Generator, before: Graph, after: Graph, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    """ONNX Runtime computes the same from both (the reference evaluator's ConvTranspose has no groups)."""
+    """Check equal results of both in ONNX Runtime (the reference evaluator's ConvTranspose has no groups)."""
     verify_graph(after)
     assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
     feeds = {v.name: normal(rng, *v.type.shape) for v in before.inputs}

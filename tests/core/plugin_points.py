@@ -1,4 +1,4 @@
-"""Plugins of tests: entry points that are already loaded, and the device that they have."""
+"""Test plugins: entry points that are already loaded, and their device."""
 
 from __future__ import annotations
 

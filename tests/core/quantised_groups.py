@@ -1,8 +1,7 @@
-"""Groups as quantisers write them (DequantizeLinear, operators, QuantizeLinear), drawn at random, and who says what they come to.
+"""Random groups as quantisers write them (DequantizeLinear, operators, QuantizeLinear), and the check of their results.
 
-ONNX Runtime without optimisations computes them as they are written, in floats. Its codes and ours are equal, but where the
-quotient before the rounding is a tie as far as float32 can tell: there they may differ by one.
-"""
+Unoptimised ONNX Runtime computes them as written, in floats. Its codes equal ours unless the quotient before rounding is a tie
+within float32 precision: then they may differ by one."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from onnx import helper, numpy_helper
 from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: A quotient so near to a tie, relative to the terms that it was made of, is one.
+#: Distance from a tie, relative to the summed terms, below which a quotient counts as a tie.
 TIE = 2e-5
 
 
 @dataclass
 class Group:
-    """An ONNX graph under construction; ``quotients`` are (codes, what was quantised, scale) of its results, ``others`` results
-    without a rounding. ``floats`` says that some product must stay one of floats."""
+    """An ONNX graph under construction. ``quotients`` has (codes, quantised value, scale) of its results; ``others`` has results
+    without rounding. ``floats``: some product must stay in floats."""
 
     random: Random
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -39,39 +38,39 @@ class Group:
         self.rng = np.random.default_rng(self.random.getrandbits(63))
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """A node; its output."""
+        """Add a node and return its output."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
     def constant(self, values: Any) -> str:
-        """A constant with these values."""
+        """Add a constant with these values."""
         self.constants.append(numpy_helper.from_array(np.asarray(values), f"c{len(self.constants)}"))
         return f"c{len(self.constants) - 1}"
 
     def chance(self, share: float = 0.5) -> bool:
-        """True in ``share`` of the draws."""
+        """Return True in a fraction ``share`` of the draws."""
         return self.random.random() < share
 
     def point(self, kind: str, plain: bool = False) -> Array:
-        """A zero point: 0, an end of the range, or any."""
+        """Draw a zero point: 0, an end of the range, or any."""
         ends = np.iinfo(kind)
         choices = [0] if plain else [0, int(ends.min), int(ends.max), self.random.randint(int(ends.min), int(ends.max))]
         return np.array(self.random.choice(choices), kind)
 
     def scale(self) -> np.float32:
-        """A scale; a power of two makes ties."""
+        """Draw a scale; a power of two makes ties."""
         return np.float32(self.random.choice([2.0**-5, 2.0**-4, self.random.uniform(0.01, 0.1)]))
 
     def data(self, shape: tuple[int, ...], kind: str) -> tuple[str, str]:
-        """An input of codes, all of them, and the numbers that they stand for."""
+        """Add an input of codes that covers all of them; return the codes and their dequantised values."""
         ends, name = np.iinfo(kind), f"x{len(self.inputs)}"
         self.inputs[name] = self.rng.integers(ends.min, int(ends.max) + 1, shape).astype(kind)
         scale = self.scale() * np.float32(-1 if self.chance(0.3) else 1)
         return name, self.dequantized(name, scale, self.point(kind))
 
     def weights(self, shape: tuple[int, ...], kind: str, axis: int, plain: bool = False) -> tuple[str, Array]:
-        """Constant codes with one scale, or one for each index along ``axis``; their numbers, and the scales."""
+        """Add constant codes with one scale, or one per index along ``axis``; return their values and the scales."""
         ends = np.iinfo(kind)
         codes = self.constant(self.rng.integers(ends.min, int(ends.max) + 1, shape).astype(kind))
         if self.chance():
@@ -82,23 +81,23 @@ class Group:
         return self.dequantized(codes, scale, self.point(kind, plain)), np.asarray(scale)
 
     def dequantized(self, codes: str, scale: Any, zero: Any, axis: int = 0) -> str:
-        """DequantizeLinear, without a zero point where that is 0, perhaps."""
+        """Add a DequantizeLinear; a zero point of 0 may be omitted."""
         zeros = [] if not np.any(zero) and self.chance() and np.asarray(zero).dtype == np.uint8 else [self.constant(zero)]
         return self.node("DequantizeLinear", codes, self.constant(scale), *zeros, axis=axis)
 
     def result(self, x: str, size: float, kind: str) -> None:
-        """A result of codes, of numbers that are about as large as ``size``."""
+        """Add a result of codes for values of about the magnitude ``size``."""
         scale = np.float32(2.0 ** np.round(np.log2(size / 60)) if self.chance(0.3) else size / self.random.uniform(30, 90))
         codes = self.node("QuantizeLinear", x, self.constant(scale), self.constant(self.point(kind)))
         self.quotients.append((codes, x, float(scale)))
 
     @property
     def results(self) -> list[str]:
-        """Names of all results."""
+        """The names of all results."""
         return [*(c for c, _, _ in self.quotients), *self.others]
 
     def model(self, inside: bool = False) -> onnx.ModelProto:
-        """The model; ``inside``, also what is quantised is a result."""
+        """Return the model; with ``inside``, values before quantisation are outputs, too."""
         ports = [
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in self.inputs.items()
         ]
@@ -108,7 +107,7 @@ class Group:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
 
     def problem(self, have: dict[str, Array]) -> str:
-        """What is wrong with the codes of a run; "" if nothing."""
+        """Return a description of wrong codes of a run; "" if all are right."""
         options = ort.SessionOptions()
         options.graph_optimization_level, options.log_severity_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL, 3
         session = ort.InferenceSession(self.model(True).SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -129,7 +128,7 @@ class Group:
 
 
 def convolution(g: Group) -> Group:
-    """Conv, with a bias, a residual and an activation, perhaps."""
+    """Add a Conv with an optional bias, residual and activation."""
     kind, group, rank = g.random.choice(["uint8", "int8"]), g.random.choice([1, 1, 3]), g.random.choice([1, 2, 2, 3])
     each, features = g.random.randint(1, 4), group * g.random.randint(1, 3)
     spatial, kernel = [g.random.randint(3, 6) for _ in range(rank)], [g.random.randint(1, 3) for _ in range(rank)]
@@ -155,7 +154,7 @@ def _scale_of(g: Group, x: str) -> Array:
 
 
 def behind(g: Group, y: str, shape: tuple[int, ...], depth: int, kind: str) -> Group:
-    """A residual and an activation, perhaps, and the codes."""
+    """Add an optional residual and activation, and the codes."""
     if g.chance(0.4):
         y = g.node("Add", *g.random.sample([y, g.data(shape, kind)[1]], 2))
     if g.chance(0.6):
@@ -165,14 +164,14 @@ def behind(g: Group, y: str, shape: tuple[int, ...], depth: int, kind: str) -> G
 
 
 def product(g: Group) -> Group:
-    """MatMul of weights or of two inputs, or Gemm."""
+    """Add a MatMul with weights or of two inputs, or a Gemm."""
     kind, m, k, n = g.random.choice(["uint8", "int8"]), *(g.random.randint(1, 20) for _ in range(3))
     batch = tuple(g.random.choice([(), (), (2,), (2, 3)]))
     if g.chance(0.3):
         _, a = g.data((*batch, m, k), kind)
         _, b = g.data((*g.random.choice([(), batch]), k, n), kind)
         return behind(g, g.node("MatMul", a, b), (*batch, m, n), k, kind)
-    if g.chance(0.1):  # scales along the sum do not leave it
+    if g.chance(0.1):  # scales along the reduction axis cannot be moved out of the sum
         g.floats = k > 1
         _, a = g.data((m, k), kind)
         codes = g.constant(g.rng.integers(-9, 9, (k, n)).astype(np.int8))
@@ -196,7 +195,7 @@ def product(g: Group) -> Group:
 
 
 def moved(g: Group) -> Group:
-    """What moves elements, takes the greatest of some or joins them, between codes of one or of two scales."""
+    """Add operators that move elements, take maxima or concatenate, between codes of one or of two scales."""
     kind = g.random.choice(["uint8", "int8"])
     _, x = g.data((1, g.random.choice([2, 4]), 4, 6), kind)
     size = abs(float(_scale_of(g, x))) * 120

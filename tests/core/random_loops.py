@@ -1,5 +1,5 @@
-"""Loops and Scans drawn at random: states of several types and shapes, values of outside, indices, conditions of every kind,
-gathered results, branches and loops within them."""
+"""Random Loops and Scans. They have states of several types and shapes, captured values, indices and gathered results. Conditions
+are of every kind; branches and loops are nested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONSTANTS: Final = {
 
 @dataclass
 class RandomBody:
-    """A body in the making: its operators, and the values that they may read."""
+    """A body under construction: its operators and the values that they may read."""
 
     rng: np.random.Generator
     prefix: str
@@ -37,19 +37,19 @@ class RandomBody:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     def pick(self, dtype: int, shape: tuple[int, ...] | None = None) -> str | None:
-        """A value of a type, the latest more often."""
+        """Return a value of a type, more often a recent one."""
         found = [n for n, (d, s) in self.values.items() if d == dtype and shape in (None, s)]
         return found[-1 - min(int(self.rng.geometric(0.4)) - 1, len(found) - 1)] if found else None
 
     def add(self, op: str, operands: list[str], kind: Kind, **attributes: Any) -> str:
-        """One operator; its result."""
+        """Add one operator and return its result."""
         name = f"{self.prefix}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, operands, [name], **attributes))
         self.values[name] = kind
         return name
 
     def step(self, depth: int) -> None:
-        """Some operator on what is there."""
+        """Add a random operator on the available values."""
         x, i, b = self.pick(FLOAT), self.pick(INT64), self.pick(BOOL, ())
         made = [self._float, self._integer, self._compare, self._chosen, self._reduced, self._looked_up, self._product]
         made += [self._branch, self._inner] if depth else []
@@ -100,7 +100,7 @@ class RandomBody:
             for _ in range(self.rng.integers(0, 3)):
                 inner.step(0)
             result = inner.pick(FLOAT, kind[1]) or x
-            if result not in {n.output[0] for n in inner.nodes}:  # ONNX Runtime refuses a branch that gives what it is given
+            if result not in {n.output[0] for n in inner.nodes}:  # ONNX Runtime refuses a branch that returns a captured value
                 result = inner.add("Identity", [result], kind)
             branches[which] = helper.make_graph(inner.nodes, which, [], [tensor(result, kind[1], kind[0])])
         self.add("If", [b], kind, **branches)
@@ -114,17 +114,17 @@ class RandomBody:
         go = inner.add("Identity", [f"{name}c"], (BOOL, ()))
         ports = [tensor(f"{name}k", [], INT64), tensor(f"{name}c", [], BOOL), tensor(f"{name}s", kind[1], kind[0])]
         body = helper.make_graph(inner.nodes, "inner", ports, [tensor(go, [], BOOL), tensor(end, kind[1], kind[0])])
-        count = self.pick(INT64, ())  # which may be an index of hundreds of turns around, or its square
+        count = self.pick(INT64, ())  # may be an index from hundreds of iterations of an outer loop, or its square
         count = self.add("Min", [count, "five"], (INT64, ())) if count else "five"
         self.add("Loop", [count, "", x], kind, body=body)
 
     def outputs(self, states: list[Kind], gathered: int) -> list[onnx.ValueInfoProto]:
-        """What the body gives: values of the states' kinds, perhaps the states themselves, and some others."""
+        """Return the body's outputs: values of the states' kinds, possibly the states themselves, and some others."""
         own = [n.output[0] for n in self.nodes]
         names = [self.pick(*kind) or f"s{number}" for number, kind in enumerate(states)]
         names += [str(self.rng.choice(own or ["half"])) for _ in range(gathered)]
         ends = list[str]()
-        for name in names:  # an output is declared once, and made within
+        for name in names:  # an output is declared once and computed within
             fits = name in own and name not in ends and self.rng.random() < 0.7
             ends.append(name if fits else self.add("Identity", [name], self.values[name]))
         return [tensor(n, *self.values[n][::-1]) for n in ends]
@@ -132,20 +132,20 @@ class RandomBody:
 
 @dataclass
 class RandomLoop:
-    """A model and how to feed it."""
+    """A model and its inputs."""
 
     proto: onnx.ModelProto
     ports: dict[str, Kind]
     most: int
 
     def feeds(self, rng: np.random.Generator) -> Feeds:
-        """Inputs for one run."""
+        """Draw the inputs of one run."""
         made = {n: random_values(rng, kind) for n, kind in self.ports.items()}
         return made | ({"trips": np.array(int(rng.integers(0, self.most)))} if "trips" in made else {})
 
 
 def drawn(rng: np.random.Generator, most: int = 14) -> RandomLoop:
-    """A model of one Loop or Scan of fewer turns than ``most``, and something after it."""
+    """Draw a model of one Loop or Scan of fewer than ``most`` iterations, and an operator after it."""
     kinds = [(int(rng.choice([FLOAT, FLOAT, INT64, BOOL])), SHAPES[rng.integers(len(SHAPES))]) for _ in range(rng.integers(1, 4))]
     ports = {f"x{i}": kind for i, kind in enumerate(kinds)} | {"outside": (FLOAT, (3,)), "flag": (BOOL, ()), "limit": (INT64, ())}
     body = RandomBody(rng, "v", {n: (helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in CONSTANTS.items()})
@@ -212,7 +212,7 @@ def _steps(rng: np.random.Generator, body: RandomBody) -> None:
 
 
 def random_values(rng: np.random.Generator, kind: Kind) -> np.ndarray:
-    """Any value of a kind."""
+    """Draw a value of a kind."""
     dtype, shape = kind
     if dtype == FLOAT:
         return rng.standard_normal(shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Models with open lengths: what programs for a range of lengths meet, and one each of what ends a range."""
+"""Models with dynamic lengths: the constructs that ranged programs support, and one model per unsupported construct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 Array = np.ndarray
-#: What an input of this element type and shape may hold, from a generator.
+#: Function that draws the values of an input of this element type and shape.
 Values = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
@@ -26,14 +26,14 @@ def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class RangedModel:
-    """A model, the ranges of its open dimensions, and what its inputs hold."""
+    """A model, the ranges of its dynamic dimensions, and generators of its inputs."""
 
     proto: onnx.ModelProto
     spans: Mapping[str, tuple[int, int]]
     values: Mapping[str, Values] = field(default_factory=dict)
 
     def inputs(self, point: Mapping[str, int], rng: np.random.Generator) -> dict[str, Array]:
-        """Fresh inputs with these lengths."""
+        """Draw inputs with these lengths."""
         made = {}
         for value in self.proto.graph.input:
             dims = value.type.tensor_type.shape.dim
@@ -43,14 +43,14 @@ class RangedModel:
 
 
 def parsed(text: str, **constants: Array) -> onnx.ModelProto:
-    """The graph of ``text`` in ONNX's own syntax, with these initializers."""
+    """Parse the graph of ``text`` in ONNX's textual syntax, with these initializers."""
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items())
     return proto
 
 
 def attention(rng: np.random.Generator) -> RangedModel:
-    """Self-attention with a padding mask, as exporters write it, and the mean over the sequence."""
+    """Make self-attention with a padding mask, as exporters write it, and the mean over the sequence."""
     proto = parsed(
         """attention (float[batch, seq, 8] x, int64[batch, seq] mask) => (float[batch, seq, 8] y, float[batch, 8] pooled) {
             q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q = Transpose<perm = [0, 2, 1, 3]>(q1)
@@ -73,7 +73,7 @@ def attention(rng: np.random.Generator) -> RangedModel:
 
 
 def cache(rng: np.random.Generator) -> RangedModel:
-    """A step of decoding: keys of the past, from none on, and one more; positions are counted from the past's length."""
+    """Make a decoding step: past keys, possibly none, and a new one; positions start at the past's length."""
     proto = parsed(
         """cache (float[2, 1, 4] x, float[2, past, 4] past) => (float[2, 1, 4] y, float[2, all, 4] present) {
             shape = Shape(past)  before = Gather(shape, one)  after = Add(before, one)  places = Range(before, after, one)
@@ -88,7 +88,7 @@ def cache(rng: np.random.Generator) -> RangedModel:
 
 
 def causal(rng: np.random.Generator) -> RangedModel:
-    """A triangle of ones cut to the length, maxima and products over the sequence, and the last position."""
+    """Make a triangle of ones cut to the length, maxima and products over the sequence, and its last position."""
     proto = parsed(
         """causal (float[2, seq, 3] x) => (float[2, seq, 3] sums, float[2, 3] most, float[2, 3] product, float[2, 3] end) {
             shape = Shape(x)  n = Gather(shape, at)  ends = Concat<axis = 0>(n, n)
@@ -106,7 +106,7 @@ def causal(rng: np.random.Generator) -> RangedModel:
 
 
 def windows(rng: np.random.Generator) -> RangedModel:
-    """Convolutions and pools along the sequence, with padding at its end, and twice as long after a concatenation."""
+    """Make padded convolutions and pools along the sequence, whose length is doubled by a concatenation."""
     proto = parsed(
         """windows (float[1, 3, seq] x) => (float[1, 3, long] y, float[1, 3, 1] pooled) {
             c = Conv<pads = [1, 1]>(x, a)  r = Relu(c)  both = Concat<axis = 2>(r, x)
@@ -119,7 +119,7 @@ def windows(rng: np.random.Generator) -> RangedModel:
 
 
 def residual(rng: np.random.Generator) -> RangedModel:
-    """ResNet's operators at a batch that changes."""
+    """Make ResNet's operators with a dynamic batch."""
     proto = parsed(
         """residual (float[batch, 3, 8, 8] x) => (float[batch, 5] y) {
             c = Conv<pads = [3, 3, 3, 3], strides = [2, 2]>(x, a, i)  r = Relu(c)
@@ -136,7 +136,7 @@ def residual(rng: np.random.Generator) -> RangedModel:
 
 
 def products(rng: np.random.Generator) -> RangedModel:
-    """Products wide enough for fast kernels: weights of a softmax over the sequence, and sums along it of two tensors."""
+    """Make products wide enough for fast kernels: weights of a softmax over the sequence, and sums of two tensors along it."""
     proto = parsed(
         """products (float[seq, 32] x, float[2, seq, 48] w) => (float[seq, 32] y, float[2, 32, 48] z, float[seq, 1] n) {
             q = MatMul(x, a)  t = Transpose<perm = [1, 0]>(x)  s = MatMul(q, t)  p = Softmax<axis = -1>(s)  o = MatMul(p, x)
@@ -150,7 +150,7 @@ def products(rng: np.random.Generator) -> RangedModel:
     return RangedModel(proto, {"seq": (1, 41)})
 
 
-#: Models of which one program serves a range.
+#: Models whose range is served by one program.
 RANGED = {
     "products": products,
     "attention": attention,
@@ -162,31 +162,31 @@ RANGED = {
 
 
 def mixed() -> onnx.ModelProto:
-    """A reshape whose extents are products of two lengths."""
+    """Make a reshape whose extents are products of two lengths."""
     return parsed("mixed (float[a, b] x) => (float[c] y) { y = Reshape(x, all) }", all=np.array([-1]))
 
 
 def halved() -> onnx.ModelProto:
-    """Every second position: as many as half the length, rounded up."""
+    """Make a selection of every second position: half the length, rounded up."""
     constants = {"zero": np.array([0]), "far": np.array([1 << 30]), "two": np.array([2])}
     return parsed("halved (float[a] x) => (float[c] y) { y = Slice(x, zero, far, zero, two) }", **constants)
 
 
 def found() -> onnx.ModelProto:
-    """As many positions as are not zero."""
+    """Make a model whose output length is the number of non-zero elements."""
     return parsed("found (float[a] x) => (int64[1, c] y) { y = NonZero(x) }")
 
 
 def recurrent() -> onnx.ModelProto:
-    """A recurrent layer, which is one operator a step."""
+    """Make a recurrent layer, which is one operator per step."""
     constants = {"w": np.ones((1, 8, 3), np.float32), "r": np.ones((1, 8, 2), np.float32)}
     return parsed("recurrent (float[a, 1, 3] x) => (float[a, 1, 1, 2] y) { y = LSTM<hidden_size = 2>(x, w, r) }", **constants)
 
 
-#: Models of which no program serves a range, and what the message says.
+#: Models whose range no program serves, and the error message.
 UNRANGED = {
     "mixed": (mixed, "affine"),
     "halved": (halved, "affine"),
     "found": (found, "run-time data"),
-    "recurrent": (recurrent, "are others at"),
+    "recurrent": (recurrent, "differ between"),
 }

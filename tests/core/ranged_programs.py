@@ -1,4 +1,4 @@
-"""The program of a model for a range of lengths, and what it gives at one of them against the program of that length alone."""
+"""The program of a model for a range of lengths, compared at single lengths with the program of that length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer_testing.nonempty import some
 
 
 def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
-    """The model's tensor program at these lengths alone."""
+    """Return the model's tensor program at these lengths."""
     read = read_model(found.proto)
     shapes = {p.name: tuple(point[d] if isinstance(d, str) else int(d or 0) for d in p.shape) for p in read.inputs}
     graph, rest = bind_until(read, shapes, ranged=MetLoops())
@@ -30,13 +30,13 @@ def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
 
 
 def program_of(found: RangedModel) -> Generalised:
-    """That of its ranges. NoRange where there is none."""
+    """Return the program of the model's ranges. Raises NoRange if none exists."""
     points = probe_points(found.spans)
     return generalise_programs(points, [lowered(found, p) for p in points])
 
 
 def same_at(model: RangedModel, found: Generalised, point: Mapping[str, int], rng: np.random.Generator) -> None:
-    """AssertionError unless ``found`` gives at ``point`` what a program of these lengths gives."""
+    """Raise AssertionError unless ``found`` gives the results of a program of these lengths at ``point``."""
     graph, ranged, _ = found
     inputs = model.inputs(point, rng)
     alone, wide = lowered(model, point), dict[str, np.ndarray]()

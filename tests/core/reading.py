@@ -1,4 +1,4 @@
-"""The project's files, read and parsed once for all tests of a folder that search them: parsing them all takes two seconds."""
+"""The project's files, read and parsed once for all searching tests of a folder: parsing costs two seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parsed:
-    """A file, its text, its tree and all nodes of that."""
+    """A file, its text, its tree and all nodes of the tree."""
 
     path: Path
     text: str
@@ -23,8 +23,8 @@ class Parsed:
 
 
 class Search(Generic[T]):
-    """What a test asks of each of some files. ``asker`` is the test's own file: what is asked by those of its folder is answered
-    in one walk, of which answers alone are kept, since all trees at once would be a million objects."""
+    """A query over some files. ``asker`` is the test's file: all queries of its folder are answered in one walk. Only the answers
+    are stored, since all trees together would be a million objects."""
 
     def __init__(self, asker: str, files: Iterable[Path], ask: Callable[[Parsed], T]) -> None:
         self.folder, self.files, self.ask = Path(asker).parent, dict.fromkeys(files), ask
@@ -32,14 +32,14 @@ class Search(Generic[T]):
         SEARCHES.append(self)
 
     def found(self) -> dict[Path, T]:
-        """The answers, by file."""
+        """Return the answers, by file."""
         if not self.answers:
             _walk([s for s in SEARCHES if s.folder == self.folder])
         assert len(self.answers) == len(self.files)
         return self.answers
 
 
-#: Of all files of tests that this process has read.
+#: Queries of all test files that this process has imported.
 SEARCHES: Final = list[Search[Any]]()
 
 

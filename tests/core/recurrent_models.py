@@ -14,7 +14,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @dataclass(frozen=True)
 class Net:
-    """``layers`` of ``op`` over ``steps``; ``lens`` and ``states`` are inputs where they are wanted."""
+    """A stack of ``layers`` of ``op`` over ``steps``; ``lens`` and ``states`` add optional inputs."""
 
     op: str
     steps: int
@@ -30,25 +30,25 @@ class Net:
 
     @staticmethod
     def random(rng: np.random.Generator, steps: int) -> Net:
-        """Any of them."""
+        """Draw a random stack of layers."""
         op = str(rng.choice([*GATES]))
         batch, width, hidden = (int(n) for n in rng.integers(1, 5, 3))
         lens, states, layout, reset = (int(n) for n in rng.integers(0, 2, 4))
         way = str(rng.choice(["forward", "reverse", "bidirectional"]))
-        # ONNX Runtime has no batch-first recurrences: transpositions around them say the same.
+        # ONNX Runtime lacks batch-first recurrences; ``plain`` uses transpositions around them instead.
         return Net(op, steps, way, int(rng.integers(1, 4)), batch, width, hidden, bool(lens), bool(states), layout, reset)
 
     @property
     def ways(self) -> int:
-        """Directions."""
+        """The number of directions."""
         return 2 if self.direction == "bidirectional" else 1
 
     def model(self, rng: np.random.Generator, plain: bool = False) -> onnx.ModelProto:
-        """The model; ``plain`` puts transpositions in the place of ``layout``. Weights are drawn."""
+        """Draw weights and make the model; ``plain`` uses transpositions instead of ``layout``."""
         return _Building(self, rng, plain).model()
 
     def inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Random inputs; every sequence has a step."""
+        """Draw inputs; every sequence has at least one step."""
         d, b, h = self.ways, self.batch, self.hidden
         shape = (b, self.steps, self.width) if self.layout else (self.steps, b, self.width)
         found = {"x": rng.standard_normal(shape).astype(np.float32)}
@@ -61,7 +61,7 @@ class Net:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Initial states."""
+        """The names of the initial states."""
         return ("h", "c") if self.op == "LSTM" else ("h",)
 
 
@@ -92,7 +92,7 @@ class _Building:
         return name
 
     def layer(self, layer: int, x: str, width: int) -> tuple[str, list[str]]:
-        """Its sequence, as the next layer reads it, and its last states."""
+        """Add a layer; return its sequence in the next layer's layout, and its last states."""
         net, packed = self.net, GATES[self.net.op] * self.net.hidden
         d, h = net.ways, net.hidden
         first = [f"{n}{layer}" for n in net.state_names] if net.states else []
@@ -117,7 +117,7 @@ class _Building:
         return result
 
     def flat(self, sequence: str, layer: int) -> str:
-        """The directions side by side, by Squeeze where there is one."""
+        """Concatenate the directions, by Squeeze if only one exists."""
         net, result = self.net, f"flat{layer}"
         if net.ways == 1:
             axis = numpy_helper.from_array(np.array([2 if net.layout else 1]), f"axis{layer}")

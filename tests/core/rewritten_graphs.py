@@ -1,4 +1,4 @@
-"""Models as tensor expressions, and what a rewrite of these may not change."""
+"""Models as tensor expressions, and the invariants of their rewrites."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 
 def lowered(proto: onnx.ModelProto) -> ComputeGraph:
-    """A model after the default passes."""
+    """Lower a model after the default passes."""
     return lower(Pipeline(default_passes()).run(bind(read_model(proto), {}))[0])
 
 
 def unlike(graph: ComputeGraph, after: ComputeGraph, rng: np.random.Generator) -> str:
-    """Why ``after`` is no rewrite of ``graph``, "" where it is one: it is well formed and gives the same for random inputs."""
+    """Return the reason why ``after`` is not a rewrite of ``graph``, "" if it is one. A rewrite is well formed and gives equal
+    results for random inputs."""
     try:
         verify_compute_graph(after)
     except ValueError as fault:

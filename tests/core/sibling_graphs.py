@@ -1,4 +1,4 @@
-"""Random small models of siblings: products of one tensor, or of its slices, in chains, joined, split and read as views."""
+"""Random small models of siblings: products of one tensor or of its slices, in chains, joined, split and read as views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAPS = ("Relu", "Tanh", "Sigmoid", "Neg")
 
 
 class SiblingModel(ViewModel):
-    """Grows by siblings, which maps, further products and views of ``ViewModel`` then read."""
+    """A generator that adds siblings, which maps, further products and views of ``ViewModel`` then read."""
 
     def weights(self, *shape: int) -> str:
         value = np.random.default_rng(self.rng.randrange(1 << 30)).standard_normal(shape).astype(np.float32)
@@ -30,7 +30,7 @@ class SiblingModel(ViewModel):
             kind(x, self.shapes[x])  # type: ignore[call-arg]
 
     def finished(self, kept: float) -> onnx.ModelProto:
-        """The model, of which all that nothing reads are outputs, and a share ``kept`` of other values."""
+        """Return the model; its outputs are all unread values and a fraction ``kept`` of the others."""
         values = [o for n in self.nodes for o in n.output]
         used = {i for n in self.nodes for i in n.input}
         ends = [v for v in values if v not in used] + [v for v in values if v in used and self.rng.random() < kept]
@@ -38,7 +38,7 @@ class SiblingModel(ViewModel):
         return model(self.nodes, inputs, ends, constants=self.constants)
 
     def behind(self, names: list[str]) -> list[str]:
-        """The same maps behind all of ``names``, or one that only the first has."""
+        """Add equal maps after each of ``names``, or a different one after the first; return their results."""
         alike = self.rng.random() < 0.8
         for kind in self.rng.choices(("bias", "map", "scale", "sum", "pair"), k=self.rng.randint(0, 3)):
             chosen, new = self.rng.choice(MAPS), list[str]()
@@ -60,7 +60,7 @@ class SiblingModel(ViewModel):
         return names
 
     def ends(self, names: list[str], axis: int) -> None:
-        """What reads siblings: their concatenation in some order, a product of two, a reshape, or nothing yet."""
+        """Add a consumer of siblings: their concatenation in some order, a product of two, a reshape, or none yet."""
         shapes = [self.shapes[n] for n in names]
         how = self.rng.choice(("concat", "shuffled", "some", "pair", "none", "none"))
         if how in ("concat", "shuffled", "some"):
@@ -74,7 +74,7 @@ class SiblingModel(ViewModel):
             self.add(self.rng.choice(("Mul", "Add", "Sub")), names[:2], shapes[0])
 
     def products(self, x: str, shape: Shape) -> None:
-        """Products of one tensor with several weights, of equal or different widths."""
+        """Add products of one tensor with several weights, of equal or different widths."""
         if len(shape) < 2:
             return
         equal, width = self.rng.random() < 0.6, self.rng.choice((1, 3, 4, 8))
@@ -86,7 +86,7 @@ class SiblingModel(ViewModel):
         self.ends(names, len(shape) - 1)
 
     def slices(self, x: str, shape: Shape) -> None:
-        """Products of slices of one tensor, with one weight or one each, behind some or all of them."""
+        """Add products of slices of one tensor, with a shared weight or one each. Maps follow some or all of them."""
         axis = self.rng.randrange(len(shape))
         if len(shape) < 2 or shape[axis] < 2:
             return
@@ -104,7 +104,7 @@ class SiblingModel(ViewModel):
         self.ends(self.behind(names), self.rng.randrange(len(rest)) if len({self.shapes[n] for n in names}) == 1 else 0)
 
     def second(self, x: str, shape: Shape) -> None:
-        """Branches of two products each, and a third product of what one branch came to and the first tensor: no sibling."""
+        """Add branches of two products each. A third product, of a branch's result plus the first tensor, is not a sibling."""
         if len(shape) != 2:
             return
         width, count = self.rng.choice((3, 4)), self.rng.randint(2, 3)
@@ -116,7 +116,7 @@ class SiblingModel(ViewModel):
         self.ends(self.behind(names), 1)
 
     def convolutions(self, x: str, shape: Shape) -> None:
-        """Convolutions of one image, some of one kernel."""
+        """Add convolutions of one image, some with equal kernels."""
         if len(shape) != 4:
             shape = (1, 3, 4, 5)
             x = self.named(shape)
@@ -131,13 +131,13 @@ class SiblingModel(ViewModel):
         self.ends(self.behind(names), 1)
 
     def followed(self, x: str, shape: Shape) -> None:
-        """A map, and products of that."""
+        """Add a map, and products of its result."""
         (y,) = self.add(self.rng.choice(MAPS), [x], shape)
         self.products(y, shape)
 
 
 def sibling_model(seed: int) -> onnx.ModelProto:
-    """A model of 6 to 30 nodes, of which some values are outputs."""
+    """Make a model of 6 to 30 nodes, with some intermediate values as outputs."""
     rng = Random(seed)
     made = SiblingModel(rng)
     made.inputs.append(made.named(tuple(rng.choice((1, 2, 3, 5)) for _ in range(rng.choice((2, 2, 3))))))

@@ -15,8 +15,8 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def cell(rng: np.random.Generator, steps: int = 8, width: int = 64, biased: bool = False) -> onnx.ModelProto:
-    """An LSTM of one layer, written with eight products a step: ``x_t W_g`` and ``h U_g`` of each gate; the bias is added to
-    their sum, or to the first if ``biased``."""
+    """Make a one-layer LSTM with eight products per step: ``x_t W_g`` and ``h U_g`` of each gate. The bias is added to their sum,
+    or to the first if ``biased``."""
     constants: dict[str, np.ndarray] = {"first": np.array([0])}
     for g in "ifoc":
         constants |= {f"w{g}": _weights(rng, width, width), f"u{g}": _weights(rng, width, width), f"b{g}": _weights(rng, width)}
@@ -45,7 +45,7 @@ def cell(rng: np.random.Generator, steps: int = 8, width: int = 64, biased: bool
 
 
 def onnx_cell(rng: np.random.Generator, steps: int = 8, width: int = 64) -> onnx.ModelProto:
-    """The same layer as ONNX writes it."""
+    """Make the same layer with ONNX's LSTM."""
     constants = {n: _weights(rng, 1, 4 * width, width) for n in "wr"} | {"b": _weights(rng, 1, 8 * width)}
     nodes = [helper.make_node("LSTM", ["x", "w", "r", "b", "", "h", "c"], ["", "y"], hidden_size=width)]
     states = [tensor(n, (1, 1, width)) for n in ("h", "c")]
@@ -55,8 +55,8 @@ def onnx_cell(rng: np.random.Generator, steps: int = 8, width: int = 64) -> onnx
 def attention(
     rng: np.random.Generator, tokens: int = 16, width: int = 64, heads: int = 4, shared: int = 1, merged: bool = False
 ) -> onnx.ModelProto:
-    """Self-attention; ``shared`` heads of queries read one head of keys and values, which are narrower then. ``merged`` puts
-    the queries of such heads into one matrix, which no strides can."""
+    """Make self-attention; ``shared`` heads of queries read one head of keys and values, which are then narrower. ``merged`` puts
+    the queries of these heads into one matrix, which strides cannot express."""
     wide, narrow, size = heads, heads // shared, width // heads
     constants = {"o": _weights(rng, width, width)}
     nodes = list[NodeProto]()
@@ -88,8 +88,8 @@ def attention(
 
 
 def branches(rng: np.random.Generator, channels: int = 16, size: int = 12) -> onnx.ModelProto:
-    """A block of Inception: three convolutions of 1 by 1 on one image, of which one ends in the concatenation, two are read by
-    further ones."""
+    """Make a block of Inception: three 1 by 1 convolutions of one image. One ends in the concatenation; two are read by further
+    convolutions."""
     constants, nodes = dict[str, np.ndarray](), list[NodeProto]()
 
     def conv(x: str, into: str, kernel: int, given: int, made: int) -> str:
@@ -109,7 +109,7 @@ def branches(rng: np.random.Generator, channels: int = 16, size: int = 12) -> on
 
 
 def fire(rng: np.random.Generator, channels: int = 4, made: int = 6, size: int = 9) -> onnx.ModelProto:
-    """SqueezeNet's: convolutions of 1 by 1 and of 3 by 3 on one image, side by side."""
+    """Make SqueezeNet's block: adjacent 1 by 1 and 3 by 3 convolutions of one image."""
     constants, nodes = dict[str, np.ndarray](), list[NodeProto]()
     for k in (1, 3):
         constants |= {f"w{k}": _weights(rng, made, channels, k, k), f"b{k}": _weights(rng, made)}
@@ -121,7 +121,7 @@ def fire(rng: np.random.Generator, channels: int = 4, made: int = 6, size: int =
 
 
 def window_siblings(seed: int, odd: bool) -> onnx.ModelProto:
-    """Convolutions of one image through windows that differ in extent and padding; one goes by other strides if ``odd``."""
+    """Make convolutions of one image with windows of different extent and padding; one has other strides if ``odd``."""
     rng = np.random.default_rng(seed)
     axes, count, channels = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(2, 4))
     wanted, strides, dilations = (rng.integers(low, high, axes) for low, high in ((2, 6), (1, 3), (1, 4)))
@@ -142,8 +142,8 @@ def window_siblings(seed: int, odd: bool) -> onnx.ModelProto:
 def widths(
     rng: np.random.Generator, *widths: int, rows: int = 4, depth: int = 32, last: Sequence[str] = (), plain: str = ""
 ) -> onnx.ModelProto:
-    """Products of one tensor with weights of these widths, each with a bias but for that called ``plain``; ``last`` says what map
-    is behind each."""
+    """Make products of one tensor with weights of these widths; each has a bias except for the one named ``plain``. ``last``
+    lists the map after each product."""
     constants, nodes, ends = dict[str, np.ndarray](), list[NodeProto](), list[str]()
     for i, width in enumerate(widths):
         constants |= {f"w{i}": _weights(rng, depth, width), f"b{i}": _weights(rng, width)}

@@ -1,4 +1,4 @@
-"""A device for tests of stitching, what its operators take, and graphs stitched for it."""
+"""Helpers of the tests of stitching: a device, the costs of its operators, and graphs stitched for it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def graph_of(model: SmallModel, rng: np.random.Generator) -> ComputeGraph:
     return lower(Pipeline(default_passes()).run(bind(read_model(model.build(rng)), {}))[0])
 
 
-#: Seconds of an operator's tasks, without its launch; infinite where no kernel fits.
+#: Seconds of an operator's tasks, without its launch; infinite if no kernel fits.
 Seconds: TypeAlias = Callable[[ROperator], float]
 
 
 def in_one_wave(graph: ComputeGraph, where: VDevice) -> Seconds:
-    """What the core predicts."""
+    """Return the core's predictions of seconds."""
 
     def seconds(operator: ROperator) -> float:
         ranked = ranked_tiles(operator, graph.types, where)
@@ -51,7 +51,8 @@ def in_one_wave(graph: ComputeGraph, where: VDevice) -> Seconds:
 
 
 def evaluator(graph: ComputeGraph, where: VDevice, seconds: Seconds, together: Any = None) -> Evaluator:
-    """A device whose operators take so long where they are alone, side by side as a schedule in waves has them."""
+    """Make the evaluator of a device with these times of separate operators. Concurrent operators are timed by a schedule in
+    waves."""
 
     def kernels(operator: ROperator) -> tuple[RKernel, ...]:
         ranked, whole = ranked_tiles(operator, graph.types, where), seconds(operator)
@@ -63,7 +64,7 @@ def evaluator(graph: ComputeGraph, where: VDevice, seconds: Seconds, together: A
 
 
 def stitched(graph: ComputeGraph, where: VDevice, slow: float = 1.0) -> tuple[TileGraph, TileGraph]:
-    """Before and after; kernels of several results take ``slow`` times what is predicted."""
+    """Return the graph before and after stitching; kernels of several results take ``slow`` times the predicted time."""
     known = in_one_wave(graph, where)
 
     def seconds(operator: ROperator) -> float:

@@ -1,4 +1,4 @@
-"""Matrix products with weights stored as codes, drawn at random."""
+"""Random matrix products with weights stored as codes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 from rammer.ir.formats import FORMATS, numpy_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: Bits of a code.
+#: Bits per code.
 KINDS = {"uint4": 4, "int4": 4, "uint2": 2, "int2": 2, "int8": 8, "uint8": 8}
 
 
 def stored(random: Random, kind: str) -> tuple[onnx.ModelProto, Array, int]:
-    """A product with weights of ``kind``, their numbers in float64, and the bytes of the codes."""
+    """Make a product with weights of ``kind``; return it, the weights in float64, and the byte size of the codes."""
     rng = np.random.default_rng(random.getrandbits(63))
     depth, columns, turned = random.choice([64, 96, 80]), random.choice([65, 96]), random.random() < 0.5
     shape, inner = ((columns, depth), 1) if turned else ((depth, columns), 0)

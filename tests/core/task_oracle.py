@@ -1,4 +1,4 @@
-"""Which programs are legal, by brute force (every task, every element), and edits that may make them illegal."""
+"""A brute-force oracle of legal programs (every task, every element), and edits that may make them illegal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, Task
 from rammer.verify.verifier import VerifyError, verify
 
-# --- an oracle: every task, every element, no cleverness ----------------------------------------
+# --- the oracle: every task, every element ------------------------------------------------------
 
 
 def closure(program: RProgram) -> dict[tuple[str, int], set[tuple[str, int]]] | None:
-    """All tasks that happen before each task, or None for a circle."""
+    """Return all tasks that happen before each task, or None for a cycle."""
     before: dict[tuple[str, int], set[tuple[str, int]]] = {}
     direct: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for row in program.rows:
@@ -46,8 +46,8 @@ def address(program: RProgram, storage: Storage, index: tuple[int, ...]) -> tupl
 
 
 def indices(operator: ROperator, task: int, output: str = "") -> Iterator[tuple[int, ...]]:
-    """The elements of an output (the anchor's, unless it is named) that a task writes: those whose axes which the anchor has, too
-    (place by place, or the first ones of fewer), are in the task's box."""
+    """Yield the elements of an output (default: the anchor's) that a task writes. The task's box limits the axes shared with the
+    anchor: position by position, or the leading ones if the ranks differ."""
     box, anchor = operator.task_box(task), operator.anchor.shape
     (shape,) = {c.shape for c in operator.computes if c.name == (output or operator.anchor.name)}
     spans, leading = [], True
@@ -59,7 +59,7 @@ def indices(operator: ROperator, task: int, output: str = "") -> Iterator[tuple[
 
 
 def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, tuple[str, int]]]:
-    """(tensor, address) of every element that a task loads from outside."""
+    """Return the (tensor, address) of every element that a task loads from outside."""
     computes, found = {c.name: c for c in operator.computes}, set()
     ahead = [(output, point) for output in operator.outputs for point in indices(operator, task, output)]
     seen = set(ahead)
@@ -83,7 +83,7 @@ def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, t
 
 
 def rejected(program: RProgram) -> bool:
-    """Whether the verifier refuses a program, which the oracle below should, too."""
+    """Return True if the verifier refuses a program; the oracle below should, too."""
     try:
         verify(program)
     except VerifyError:
@@ -92,7 +92,8 @@ def rejected(program: RProgram) -> bool:
 
 
 def is_legal(program: RProgram) -> bool:
-    """Every task is there once, and every read sees its own producer's value under every order that rows and waits allow."""
+    """Return True if every task occurs once and every read gets its producer's value. This must hold under every order that rows
+    and waits allow."""
     placed = sorted((t.operator, t.index) for row in program.rows for t in row)
     if placed != sorted((o.name, i) for o in program.operators for i in range(o.task_count)):
         return False
@@ -100,7 +101,7 @@ def is_legal(program: RProgram) -> bool:
     if before is None:
         return False
     writers: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    wrote: dict[tuple[tuple[str, int], tuple[str, int]], str] = {}  # which tensor of it a task writes at an address
+    wrote: dict[tuple[tuple[str, int], tuple[str, int]], str] = {}  # the tensor that a task writes at an address
     for operator in program.operators:
         for task, output in product(range(operator.task_count), operator.outputs):
             for point in indices(operator, task, output):
@@ -129,7 +130,7 @@ def is_legal(program: RProgram) -> bool:
 
 
 def with_task(program: RProgram, veu: int, place: int, *tasks: Task) -> RProgram:
-    """The task at a place replaced by ``tasks``."""
+    """Replace the task at a position by ``tasks``."""
     rows = [list(row) for row in program.rows]
     rows[veu][place : place + 1] = tasks
     return replace(program, rows=tuple(map(tuple, rows)))
@@ -167,7 +168,7 @@ def lost_and_doubled(program: RProgram) -> Iterator[RProgram]:
 
 
 def narrowed_counters(program: RProgram) -> Iterator[RProgram]:
-    """A counter that leaves out a task, and everyone who waits for it waits for one less."""
+    """Yield programs with a counter that omits a task, and waits for it lowered by one."""
     for i, counter in enumerate(program.counters):
         if counter.last - counter.first < 2:
             continue

@@ -1,4 +1,4 @@
-"""Folding of affine maps into weights: where it applies, where it must not, and that the values stay."""
+"""Folding of affine maps into weights: legal cases, illegal cases, and unchanged values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_chain_folds_at_once(rng: np.random.Generator) -> None:
     before = graph_of(nodes, (1, 4, 3, 3), constants)
     after, reports = Pipeline(default_passes()).run(before)
     assert ops(after) == ["Conv"]
-    assert [str(r) for r in reports] == ["affine     nodes 4 -> 1         constants 7 -> 2"]
+    assert [str(r) for r in reports] == ["fold_affine            nodes 4 -> 1         constants 7 -> 2"]
     agree(rng, before, after)
 
 
@@ -77,7 +77,7 @@ def test_a_chain_folds_at_once(rng: np.random.Generator) -> None:
     ],
 )
 def test_what_must_not_fold(nodes: list[Any], factor: tuple[int, ...] | np.ndarray | None, rng: np.random.Generator) -> None:
-    """``factor``: the constant k, or the shape of one."""
+    """Check cases that must not fold; ``factor`` is the constant k or its shape."""
     protos = [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes]
     constants = {} if factor is None else {"k": normal(rng, *factor) if isinstance(factor, tuple) else factor}
     graph = graph_of(protos, (1, 4, 4, 4), {"w": normal(rng, 6, 4, 1, 1), **constants})
@@ -123,7 +123,7 @@ def test_shared_weights_stay_for_the_other_reader(rng: np.random.Generator) -> N
 
 
 def test_weights_are_rounded_once(rng: np.random.Generator) -> None:
-    """In float64 the folded weight is the product rounded to float32, to the last bit."""
+    """Check in float64 that the folded weight is the exact product, rounded once to float32."""
     w, k = normal(rng, 6, 4, 1, 1), normal(rng, 6, 1, 1)
     nodes = [helper.make_node("Conv", ["x", "w"], ["t"]), helper.make_node("Mul", ["t", "k"], ["y"])]
     after = FoldAffine()(graph_of(nodes, (1, 4, 2, 2), {"w": w, "k": k}))

@@ -1,4 +1,4 @@
-"""A candidate that hangs, dies or breaks the device is left out; the process that compiles lives, and says so."""
+"""Candidates that hang, die or break the device: they are left out, and the compiling process survives and reports them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import Measurer
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))
-#: A device whose clock does to some kernels what its options say, by the tasks they have.
+#: A device whose clock hangs, dies or fails for some kernels, selected by its options and by task counts.
 PLUGIN = """
 import os, signal, time
 from dataclasses import replace
@@ -63,7 +63,9 @@ def rammer_devices():
 
 @pytest.fixture
 def open_hazard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Opens the device of an installed plugin: its entry point is found by this process and by those it starts."""
+    """Yield a function that opens the device of an installed plugin.
+
+    This process and its child processes find the entry point."""
     (tmp_path / "rammer_hazard.py").write_text(PLUGIN)
     info = tmp_path / "rammer_hazard-1.0.dist-info"
     info.mkdir()
@@ -77,7 +79,7 @@ def open_hazard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
 
 
 def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[RKernel], Measurer]:
-    """The kernels kept after compiling with ``--tune full``, and the process's handle."""
+    """Return the kernels stored after compiling with ``--tune full``, and the measuring process's handle."""
     monkeypatch.setattr(measure_process.task_timer, "__defaults__", (seconds,))
     compiler = Compiler(backend, CompileOptions("wavefront", "full"), KernelStore(None))
     segment = compiler.program(tiny_graph(0), *PORTS)
@@ -88,7 +90,7 @@ def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "seconds", "said"),
-    [("hangs", 2.0, "not measured within 2 s"), ("dies", 60.0, "died of signal 11"), ("raises", 60.0, "an illegal address")],
+    [("hangs", 2.0, "not measured within 2 s"), ("dies", 60.0, "terminated by signal 11"), ("raises", 60.0, "an illegal address")],
 )
 def test_a_candidate_that_breaks_the_device_costs_itself(
     deed: str,
@@ -102,7 +104,7 @@ def test_a_candidate_that_breaks_the_device_costs_itself(
     assert kept and all(k.operator.task_count % 3 != 1 and k.alone != os.getpid() for k in kept)
     told = capfd.readouterr().err
     assert said in told and "candidate left out: operator " in told
-    assert measurer.started == 1 + told.count("candidate left out")  # each cost its process, and nothing else did
+    assert measurer.started == 1 + told.count("candidate left out")  # one process per lost candidate, and no other
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_a_process_that_ended_is_followed_by_another(open_hazard: object, monkey
     assert measurer.started == 1
     measurer.close()
     again, _ = measured(backend, 9.0, monkeypatch)
-    assert measurer.started == 2 and again[0].alone != kernel.alone  # each says its process's number
+    assert measurer.started == 2 and again[0].alone != kernel.alone  # the kernel's time is its process id
 
 
 def test_plugins_that_were_handed_over_are_measured_here() -> None:

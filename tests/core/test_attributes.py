@@ -1,4 +1,4 @@
-"""Attributes and operands that ONNX's schemas allow and its documentation excludes are bad input, named."""
+"""Invalid attributes and operands that ONNX's schemas allow and its documentation excludes: bad input, by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refusal(made: onnx.ModelProto) -> str:
 @pytest.mark.parametrize(
     "text, said",
     [
-        # ONNX's version converter ends the process over this one.
+        # On this input, ONNX's version converter ends the process.
         (
             "(float[2,1] x, int64[2,1,1] i) => (float[2,1] y) { y = GatherND<batch_dims = -3>(x, i) }",
             "batch_dims of GatherND is -3",
@@ -38,9 +38,9 @@ def refusal(made: onnx.ModelProto) -> str:
         ("(float[2,5] x) => (int64[2] y) { y = ArgMax<axis = 9223372036854775807>(x) }", "axis of ArgMax is 9223372036854775807"),
         (
             '(uint8[2] x, uint8[2] s) => (uint8[2] y) { y = BitShift<direction = "UP">(x, s) }',
-            "'UP', where ONNX knows LEFT, RIGHT",
+            "'UP', where ONNX defines LEFT, RIGHT",
         ),
-        ('(float[1,4,1,1] x) => (float[1,1,2,2] y) { y = DepthToSpace<blocksize = 2, mode = "dcr">(x) }', "ONNX knows DCR, CRD"),
+        ('(float[1,4,1,1] x) => (float[1,1,2,2] y) { y = DepthToSpace<blocksize = 2, mode = "dcr">(x) }', "defines DCR, CRD"),
         ('(float[2] x) => (float[2] y) { y = Gelu<approximate = "">(x) }', "approximate of Gelu is ''"),
         (
             "(float[2,4,3,3] x, float[4] s, float[4] b) => (float[2,4,3,3] y)"
@@ -68,7 +68,7 @@ def refusal(made: onnx.ModelProto) -> str:
         ),
         ("(float[2,2] x, int64[1,2] i, float[2] u) => (float[2,2] y) { y = ScatterND(x, i, u) }", "updates have the shape [2]"),
         ("(float[4] x, int64[3,2] i, float[3] u) => (float[4] y) { y = ScatterND(x, i, u) }", "name 2 axes of data [4]"),
-        ("(float[2] x, float[2,2] s) => (float[2] y) { y = PRelu(x, s) }", "an operand of [2, 2] does not fit"),
+        ("(float[2] x, float[2,2] s) => (float[2] y) { y = PRelu(x, s) }", "an operand of [2, 2] does not match"),
         ("(float x, int64 a) => (float y) { y = CumSum(x, a) }", "the shape [], where it needs at least 1 axes"),
         ("(float[2] x, float[2] m) => (float[2] y) { y = Clip(x, m) }", "the shape [2], where it needs one element"),
         (
@@ -99,7 +99,7 @@ def pooled(attribute: AttributeProto) -> onnx.ModelProto:
 
 def test_what_no_text_can_say() -> None:
     strange = AttributeProto(name="auto_pad", type=AttributeProto.STRING, s=b"\xff\xfe")
-    assert "which is no text in UTF-8" in refusal(pooled(strange))
+    assert "which is not UTF-8 text" in refusal(pooled(strange))
     reference = AttributeProto(name="auto_pad", type=AttributeProto.STRING, ref_attr_name="mode")
     assert "refers to an attribute of a function" in refusal(pooled(reference))
 
@@ -119,10 +119,10 @@ def test_constants_of_other_types(value: onnx.TensorProto) -> None:
 
 @pytest.mark.parametrize("equation", ["a b\n", "a.b", "a,->b,", "1", "a....", "a->b->c", "\u00e9"])
 def test_equations(equation: str) -> None:
-    """ONNX's inference never ends over the first one."""
+    """Check invalid equations; ONNX's inference does not terminate on the first one."""
     made = model('(float[1,4] x) => (float[4,1] y) { y = Einsum<equation = "ab->ba">(x) }', 14)
     made.graph.node[0].attribute[0].s = equation.encode()
-    assert "no terms of letters" in refusal(made)
+    assert "terms are not letters" in refusal(made)
 
 
 def test_functions_may_refer() -> None:

@@ -1,4 +1,4 @@
-"""Independent products of one kind become one: what they compute stays, nothing is copied, and wrong ones are found."""
+"""Batching of independent products of one kind: values stay, nothing is copied, and planted faults are detected."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 
-#: Random models of a run of the tests; faults are looked for in as many.
+#: Random models per test run, and models searched for a planted fault.
 COUNT, PLANTED = 6, 60
 
 
 class Priced:
-    """Prices by a rule; copies are those that the storage pass leaves."""
+    """A pricing rule; copies are those that the storage pass leaves."""
 
     def __init__(self, rule: Callable[[ComputeGraph], float] = lambda graph: 1.0, measured: bool = False) -> None:
         self.rule, self.measured = rule, measured
@@ -49,14 +49,15 @@ def products(graph: ComputeGraph) -> list[Compute]:
 
 
 def problem(graph: ComputeGraph, after: ComputeGraph, rng: np.random.Generator) -> str:
-    """What is wrong with ``after``, which is ``graph`` batched."""
+    """Return a description of a fault in ``after``, the batched ``graph``."""
     found = unlike(graph, after, rng)
     copied = {c.name for c in Priced().copies(after)} - {c.name for c in Priced().copies(graph)}
     return found or (f"{sorted(copied)} are copied" if copied else "")
 
 
 def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
-    """What is wrong after batching all that may be, in either way, windows padded or not; copies only where looked for."""
+    """Return a description of a fault after batching all candidates: stacked, joined, and joined with padded windows. Copies
+    count as faults only in profitable batching."""
     for way, pad in (("stacked", False), ("joined", False), ("joined", True)):
         ways: dict[str, Way] = {c.name: way for c in products(graph)}  # type: ignore[misc]
         found = problem(graph, batch_siblings(graph, ways, wide=pad).graph, rng)
@@ -69,7 +70,7 @@ def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
 @pytest.mark.slow
 def test_random_siblings(seed: int, rng: np.random.Generator) -> None:
     done = 0
-    for number in range(10 * COUNT):  # one in four has no siblings; a run has some that have
+    for number in range(10 * COUNT):  # one model in four has no siblings; a run includes models with siblings
         graph = lowered(sibling_model(seed + number))
         done += batch_where_it_pays(graph, Priced(), always=True)[0] is not graph
         assert not (found := trial(graph, rng)), f"model {seed + number}: {found}"
@@ -124,7 +125,7 @@ def test_planted_faults_are_found(plant: str, seed: int, rng: np.random.Generato
             if trial(lowered(sibling_model(each)), rng):
                 return
         except (ValueError, KeyError, IndexError, AssertionError):
-            return  # what it makes cannot even be evaluated
+            return  # its result cannot be evaluated
     raise AssertionError("nothing was found")
 
 
@@ -138,7 +139,7 @@ def test_a_cell_of_products_is_two_products_a_step_at_most(way: Way, rng: np.ran
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_keys_and_values_may_be_narrower_than_queries(merged: bool, rng: np.random.Generator) -> None:
-    """Where queries are read in an order that no strides give, they are not batched."""
+    """Check that queries are not batched if strides cannot express their order."""
     graph = lowered(attention(rng, tokens=5, width=16, heads=4, shared=2, merged=merged))
     after, trials = batch_where_it_pays(graph, Priced())
     assert len(products(graph)) - len(products(after)) == (1 if merged else 2) and not problem(graph, after, rng)
@@ -153,7 +154,7 @@ def test_what_ends_in_a_concatenation_stays_apart(rng: np.random.Generator) -> N
 
 
 def test_concatenated_siblings_lie_where_they_are_wanted(rng: np.random.Generator) -> None:
-    """All of a batch in one concatenation, in order: it is the batch."""
+    """Check that a batch whose results are concatenated in order is stored as the concatenation."""
     constants = {f"w{i}": rng.standard_normal((n, 3, 1, 1)).astype(np.float32) for i, n in enumerate((2, 4))}
     nodes = [helper.make_node("Conv", ["x", f"w{i}"], [f"c{i}"]) for i in range(2)]
     nodes += [helper.make_node("Relu", [f"c{i}"], [f"r{i}"]) for i in range(2)]
@@ -167,7 +168,7 @@ def test_concatenated_siblings_lie_where_they_are_wanted(rng: np.random.Generato
 
 
 def test_biases_before_the_sum_of_products_go_along(rng: np.random.Generator) -> None:
-    """A cell whose inputs' products have the bias: steps that became one are followed by one map, not by one a step."""
+    """Check a cell that adds the bias to the inputs' products: batched steps have one map, not one per step."""
     graph = lowered(cell(rng, steps=5, width=4, biased=True))
     for way in ("stacked", "joined"):
         found = batch_siblings(graph, dict.fromkeys((c.name for c in products(graph)), way))  # type: ignore[arg-type]
@@ -178,7 +179,7 @@ def test_biases_before_the_sum_of_products_go_along(rng: np.random.Generator) ->
 @pytest.mark.parametrize("way", ["stacked", "joined"])
 @pytest.mark.parametrize("plain", ["m0", "m1", "m2"])
 def test_who_has_no_bias_gets_one_of_zeros(plain: str, way: Way, rng: np.random.Generator) -> None:
-    """As the keys of some attentions: one product and one map behind it are left, and one behind that."""
+    """Check a missing bias, as for the keys of some attentions: one product, one map after it, and one more map."""
     graph = lowered(widths(rng, 4, 4, *((4,) if way == "stacked" else (7,)), plain=plain))
     found = batch_siblings(graph, {c.name: way for c in products(graph)})
     maps = [c for c in found.graph.computes if c.combiner is None and not isinstance(c.body, Load)]
@@ -188,7 +189,7 @@ def test_who_has_no_bias_gets_one_of_zeros(plain: str, way: Way, rng: np.random.
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", range(24))
 def test_windows_that_differ_become_one(case: int, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever leaves outputs of one size, by one stride; IOS' operator merge."""
+    """Check windows with equal output sizes and strides, which are merged (IOS' operator merge)."""
     monkeypatch.setattr(pad_windows, "MOST_WORK", 1000)
     odd = case % 4 == 0
     graph = lowered(window_siblings(seed + case, odd))
@@ -198,7 +199,7 @@ def test_windows_that_differ_become_one(case: int, seed: int, rng: np.random.Gen
 
 
 def test_what_would_be_mostly_padding_stays_apart(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 by 1 and 3 by 3 are 10 products an element, padded 18."""
+    """Check 1 by 1 and 3 by 3 windows: 10 products per element, or 18 with padding."""
     graph = lowered(fire(rng))
     ways: dict[str, Way] = {c.name: "joined" for c in products(graph)}
     for most, left in ((1.8, 1), (1.7, 2)):
@@ -207,7 +208,7 @@ def test_what_would_be_mostly_padding_stays_apart(rng: np.random.Generator, monk
 
 
 def test_windows_are_padded_where_it_is_asked_for_and_pays(rng: np.random.Generator) -> None:
-    """SqueezeNet's two convolutions of one image, which a concatenation ends."""
+    """Check SqueezeNet's two convolutions of one image before a concatenation."""
     graph = lowered(fire(rng))
     rule = Priced(lambda g: float(len(products(g))))
     assert batch_where_it_pays(graph, rule) == (graph, ())
@@ -218,7 +219,7 @@ def test_windows_are_padded_where_it_is_asked_for_and_pays(rng: np.random.Genera
 
 
 def test_a_dependence_keeps_products_apart(rng: np.random.Generator) -> None:
-    """The second product reads what the first made: they read different tensors."""
+    """Check a second product that depends on the first: they read different tensors."""
     constants = {n: rng.standard_normal((4, 4)).astype(np.float32) for n in ("v", "w")}
     nodes = [
         helper.make_node("MatMul", ["x", "v"], ["a"]),
@@ -230,7 +231,7 @@ def test_a_dependence_keeps_products_apart(rng: np.random.Generator) -> None:
 
 
 def test_outputs_of_a_model_stay_apart(rng: np.random.Generator) -> None:
-    """Each has a buffer of its own: a slice would have to be copied into it."""
+    """Check that model outputs have separate buffers: a slice would have to be copied."""
     constants = {n: rng.standard_normal((4, 4)).astype(np.float32) for n in ("v", "w")}
     nodes = [helper.make_node("MatMul", ["x", w], [y]) for w, y in (("v", "y"), ("w", "z"))]
     graph = lowered(model(nodes, [tensor("x", (3, 4))], ["y", "z"], constants=constants))
@@ -248,7 +249,7 @@ def test_maps_that_differ_in_constants_are_carried_along(last: tuple[str, ...], 
 
 
 def test_what_is_slower_as_one_stays_apart(rng: np.random.Generator) -> None:
-    """Regions are priced one by one, and equal ones once."""
+    """Check that regions are priced separately, and equal ones once."""
     graph = lowered(widths(rng, 4, 4))
     more = Priced(lambda g: 3.0 - len(products(g)))
     after, trials = batch_where_it_pays(graph, more)
@@ -263,7 +264,7 @@ def test_where_the_whole_is_measured_to_be_slower_all_stay_apart(whole: float, r
     nodes += [helper.make_node("ReduceMax", [f"m{i}"], [f"y{i}"], keepdims=1) for i in range(6)]
     ports = [tensor(n, (3, 4)) for n in "xz"]
     graph = lowered(model(nodes, ports, [f"y{i}" for i in range(6)], constants=constants))
-    seconds = {1: 1.0, 3: 3.0, 6: 6.0, 2: whole}  # by products: a region as one and apart, all apart and as one
+    seconds = {1: 1.0, 3: 3.0, 6: 6.0, 2: whole}  # by product count: region batched or separate, all separate or batched
     after, trials = batch_where_it_pays(graph, Priced(lambda g: seconds[len(products(g))], measured=True))
     assert (after is graph) == (whole > 6) == (trials[-1].subject == "all")
 

@@ -1,4 +1,4 @@
-"""Maps behind a view of a normalisation: computed in its rows, equal in value, and left where they do not lie so."""
+"""Maps after a view of a normalisation: computed in its rows, equal in value, and unchanged if the rows do not match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer.passes.compute.group_norm_epilogue import in_rows, split_indices
 
 
 def normalised(shape: tuple[int, ...], groups: int, behind: Sequence[NodeProto], rng: np.random.Generator) -> ComputeGraph:
-    """A normalisation of groups with an activation, a factor by channel and a residual behind it, or what else is given."""
+    """Make a group normalisation followed by ``behind``: an activation, a factor per channel, a residual or other maps."""
     channel = (shape[1], *[1] * (len(shape) - 2))
     constants = {n: rng.standard_normal(shape[1]).astype(np.float32) for n in "sb"}
     constants |= {"k": rng.standard_normal(channel).astype(np.float32)}
@@ -38,7 +38,7 @@ CHAIN = (
 
 
 def maps(graph: ComputeGraph) -> list[int]:
-    """Axes of the maps that compute something and read what others computed, in order."""
+    """Return the number of axes of each map, in order, that is not a rearrangement and reads a computed tensor."""
     made = graph.producers
     kept = [c for c in graph.computes if c.combiner is None and not is_rearrangement(c) and any(r in made for r in c.reads)]
     return [len(c.axes) for c in kept]
@@ -78,7 +78,7 @@ def test_what_does_not_read_its_elements_one_by_one_stays(behind: tuple[NodeProt
 
 
 def test_a_reshape_of_maps_alone_stays(rng: np.random.Generator) -> None:
-    """Nothing has rows that a map behind it should keep to."""
+    """Check a reshape of maps without rows that a following map could keep."""
     nodes = [
         helper.make_node("Exp", ["x"], ["e"]),
         helper.make_node("Flatten", ["e"], ["f"]),

@@ -1,4 +1,4 @@
-"""Binding: shape arithmetic, known branches and functions fold away; names and outputs stay."""
+"""Binding: shape arithmetic, constant branches and functions fold away; names and outputs stay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_random_and_large_values_do_not_fold() -> None:
 
 
 def branches() -> tuple[onnx.GraphProto, onnx.GraphProto]:
-    """Both read the outer ``x``; both use the inner name ``t``."""
+    """Make two branches that read the outer ``x`` and both use the inner name ``t``."""
     yes = helper.make_graph(
         [helper.make_node("Mul", ["x", "two"], ["t"])],
         "yes",
@@ -118,7 +118,7 @@ def test_names_are_identifiers_and_externals_stay() -> None:
 
 
 def test_outputs_that_no_node_computes() -> None:
-    """An input, a constant and the same value twice: each output gets a node of its own."""
+    """Check an input, a constant and a value used twice: each output gets a separate node."""
     proto = model([], [tensor("x", [2])], ["x", "c"], constants={"c": np.arange(3.0)})
     graph = bound(proto)
     assert ops(graph) == ["Identity", "Identity"]

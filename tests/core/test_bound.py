@@ -1,4 +1,4 @@
-"""Bound calls: outputs that are inputs or constants, operators on the host, what lies there."""
+"""Bound calls: outputs that are inputs or constants, operators on the host, and existing contents of arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_outputs_that_are_inputs_or_constants(rng: np.random.Generator) -> None:
 
 
 def near_one(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A matrix near the identity: its determinant is of the order of 1 and well conditioned."""
+    """Draw a matrix near the identity: its determinant is near 1 and well conditioned."""
     return (np.eye(size) + 0.05 * normal(rng, size, size)).astype(np.float32)
 
 
@@ -79,7 +79,7 @@ def test_what_lies_on_the_host(rng: np.random.Generator) -> None:
 
 
 class Gradient:
-    """A tensor that does not give its memory."""
+    """A tensor that refuses access to its memory."""
 
     dtype, shape = "float32", (1,)
 

@@ -1,4 +1,4 @@
-"""Child processes are started in one way, which executes nothing of the current directory."""
+"""Child processes: one way of starting them, which executes no file of the current directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCES = [
     for p in sorted((ROOT / folder).rglob("*.py"))
     if "tests" not in p.relative_to(ROOT / folder).parts and p.name != "child_processes.py"
 ]
-#: What starts a process, or searches for a program or a library in directories that may be relative.
+#: Names that start a process, or that search for a program or a library in possibly relative directories.
 REFUSED = {
     *(f"subprocess.{n}" for n in ("run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput")),
     *("os.system", "os.popen", "os.startfile", "os.posix_spawn", "os.posix_spawnp", "pty.spawn", "sys.executable"),
@@ -73,7 +73,7 @@ def _annotations(node: ast.AST) -> list[ast.expr]:
 
 
 def test_search_finds_every_form() -> None:
-    """Aliases and names that are imported alone are resolved; annotations and errors start nothing."""
+    """Check that aliases and directly imported names are resolved, and that annotations and errors are accepted."""
     cases = {
         "import subprocess as s\ns.run(['x'])": ["subprocess.run"],
         "from subprocess import Popen as P\nP(['x'])": ["subprocess.Popen"],
@@ -90,13 +90,13 @@ def test_search_finds_every_form() -> None:
 
 @pytest.mark.slow
 def test_only_one_module_starts_processes() -> None:
-    """All others call ``rammer.child_processes``."""
+    """Check that all other modules call ``rammer.child_processes``."""
     found = {str(path.relative_to(ROOT)): names for path in SOURCES if (names := list(refused_names(path.read_text())))}
     assert len(SOURCES) > 500 and not found
 
 
 def test_benchmarks_start_python_in_safe_path_mode() -> None:
-    """A list of words that has -m or -c after an interpreter has -P before."""
+    """Check that interpreter command lines with -m or -c have -P first."""
     found = list[str]()
     for path in (f for folder in ("benchmarks", "tests/kit/tools") for f in sorted((ROOT / folder).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -107,32 +107,32 @@ def test_benchmarks_start_python_in_safe_path_mode() -> None:
 
 @pytest.fixture
 def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is written when a module of the current directory is imported."""
+    """Return the file that is written when a module of the current directory is imported."""
     folder, sprung = tmp_path / "folder", tmp_path / "sprung"
     folder.mkdir()
     for name in ("numpy", "onnx", "json", "runpy", "signal", "multiprocessing", "pickle", "rammer", "pip", "sitecustomize"):
         (folder / f"{name}.py").write_text(f"open({str(sprung)!r}, 'a').write(__name__)\n")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # whoever starts python -c has chosen the directory
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # the user of python -c chooses the directory
     return sprung
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["rammer.tuning.measure_worker", "pip"])
 def test_python_child_imports_nothing_of_the_directory(module: str, trapped: Path) -> None:
-    """Each of the modules that are run as a child. Without sensible arguments they end soon."""
+    """Check each module that runs as a child; without valid arguments it exits soon."""
     done = run_program(python_command(module, 99 if module == "rammer.tuning.measure_worker" else "none", "none", 4))
     assert not trapped.exists(), trapped.read_text()
     assert "No module named" not in done.stderr, done.stderr
 
 
 def write_note(path: str) -> None:
-    """Run in a spawned process."""
+    """Write a note from a spawned process."""
     Path(path).write_text(f"{os.environ.get('PYTHONSAFEPATH')} {os.environ['PATH']}")
 
 
 def test_spawned_process_imports_nothing_of_the_directory(trapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of this process is as it was afterwards."""
+    """Check also that the environment of this process is restored."""
     monkeypatch.setenv("PATH", f".:{os.environ['PATH']}:")
     before = dict(os.environ)
     process = spawn_process(write_note, (str(tmp_path / "note"),))
@@ -142,7 +142,7 @@ def test_spawned_process_imports_nothing_of_the_directory(trapped: Path, tmp_pat
 
 
 def test_child_has_the_path_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that only the parent's ``sys.path`` leads to is found, in the order of the parent, with its arguments."""
+    """Check that a module in the parent's ``sys.path`` only is importable, in the parent's order, with its arguments."""
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "own_module.py").write_text(
@@ -154,7 +154,7 @@ def test_child_has_the_path_of_its_parent(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_relative_entry_of_path_is_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "" stands for the directory in which the process started, wherever it is now."""
+    """Check that "" refers to the directory in which the process started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "lib", *sys.path])
     assert python_path()[:2] == [child_processes.STARTED_IN, os.path.join(child_processes.STARTED_IN, "lib")]
@@ -162,7 +162,7 @@ def test_relative_entry_of_path_is_of_the_start(tmp_path: Path, monkeypatch: pyt
 
 
 def test_programs_of_relative_directories_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither here nor by a child: empty and relative entries are dropped, and a search path that has no other."""
+    """Check this process and a child: empty and relative entries are dropped, and so is a variable without other entries."""
     (tmp_path / "own_program").write_text("#!/bin/sh\n")
     (tmp_path / "own_program").chmod(0o755)
     monkeypatch.chdir(tmp_path)
@@ -175,7 +175,7 @@ def test_programs_of_relative_directories_are_not_found(tmp_path: Path, monkeypa
 
 
 def test_isolation_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Within it, relative entries of PYTHONPATH are gone from ``sys.path`` also where Python has made them absolute."""
+    """Check that relative entries of PYTHONPATH are removed from ``sys.path``, even if Python converted them to absolute ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f":lib:{tmp_path / 'kept'}")
     monkeypatch.setattr(sys, "path", [sys.path[0], str(tmp_path), str(tmp_path / "lib"), str(tmp_path / "kept"), *sys.path[1:]])

@@ -1,4 +1,4 @@
-"""Which program is the fastest: whatever fails, is slow meanwhile or was measured before."""
+"""The choice of the fastest program, with failures, temporary load and earlier measurements."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def program_of(policy: str) -> RProgram:
 
 @dataclass
 class Bench:
-    """Programs by policy with the seconds that a run takes; those that fail when they are loaded, when they run, or when
-    others are loaded; and what slows the run of a number."""
+    """Programs by policy with the seconds of a run. Some fail when loaded, when run, or when others are loaded; ``slowed`` is the
+    slowdown of a run by its number."""
 
     seconds: Mapping[str, float]
     unloadable: Collection[str] = ()
@@ -65,11 +65,11 @@ class Bench:
 
 
 def test_the_fastest_is_kept_and_it_is_said_what_each_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SOON", 0.0)  # hundreds of turns of a bench take less
+    monkeypatch.setattr(choose, "SOON", 0.0)  # hundreds of iterations of a bench take less
     bench = Bench({"a": 5.0, "b": 1.05, "c": 1.0})
     best, why = fastest_program(bench.programs, bench)
     assert best.policy == "c" and why == "c, by measurement: a 5000 ms, b 1050 ms, c 1000 ms"
-    assert bench.runs < 3 * MOST and not bench.open  # what is far behind gets no more turns
+    assert bench.runs < 3 * MOST and not bench.open  # slow programs are measured no more
 
 
 def test_of_what_takes_the_same_the_better_prediction_is_kept() -> None:
@@ -78,7 +78,7 @@ def test_of_what_takes_the_same_the_better_prediction_is_kept() -> None:
 
 
 def test_a_load_on_some_of_the_first_turns_decides_nothing(rng: np.random.Generator) -> None:
-    """With at most two of the first three turns of each program disturbed, by less than a half."""
+    """Check with at most two of the first three iterations of each program slowed, by less than a half."""
     for _ in range(20):
         times = np.cumprod([1e-5, *rng.uniform(1.01, 1.3, 3)])[rng.permutation(4)].tolist()
         quiet, loads = rng.integers(3, size=4), rng.uniform(1.0, 1.49, (3, 4))
@@ -93,7 +93,8 @@ def test_a_load_on_some_of_the_first_turns_decides_nothing(rng: np.random.Genera
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 7])
 def test_what_slows_the_machine_for_a_while_decides_nothing(block: int, rng: np.random.Generator) -> None:
-    # Every second block of as many runs is slowed by up to three times; what has a quiet run in the first turns is not given up.
+    # Every second block of this many runs is slowed by up to three times; a program with a quiet run in the first iterations
+    # remains.
     seconds = dict(zip("abcd", rng.uniform(1.0, 1.09, 4).tolist(), strict=True))
     loads = rng.uniform(1.2, 3.0, 200)
     bench = Bench(seconds, slowed=lambda run: float(loads[run // block % 200]) if run // block % 2 else 1.0)
@@ -134,7 +135,7 @@ def test_what_was_measured_together_is_not_measured_again() -> None:
     again = fastest_program(bench.programs, bench, kept)
     assert again[0] == first[0] and bench.runs == runs
     assert again[1] == first[1].replace("by measurement", "by measurement before")
-    fastest_program(bench.programs[:2], bench, kept)  # of fewer programs nothing is known: others slowed them
+    fastest_program(bench.programs[:2], bench, kept)  # not cached for fewer programs: their times include load by others
     assert bench.runs > runs
 
 

@@ -1,4 +1,4 @@
-"""Classical models (``ai.onnx.ml``): forests on the device, words and maps on the host, and what is declined."""
+"""Classical models (``ai.onnx.ml``): forests on the device, strings and maps on the host, and unsupported models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ML = "ai.onnx.ml"
 
 
 def forest(trees: int, depth: int, features: int, rng: np.random.Generator) -> dict[str, Any]:
-    """The nodes of full trees, with one weight for each leaf."""
+    """Return the nodes of full trees, with one weight per leaf."""
     inner, count = 2**depth - 1, 2 ** (depth + 1) - 1
     below = [2 * np.arange(inner) + side for side in (1, 2)]
     ends = [np.concatenate([b, np.zeros(count - inner, np.int64)]) for b in below]
@@ -43,7 +43,7 @@ def forest(trees: int, depth: int, features: int, rng: np.random.Generator) -> d
 
 
 def model_of(op: str, outputs: dict[str, int], features: int, **attributes: Any) -> ModelProto:
-    """A model of one operator over rows of features."""
+    """Make a model of one operator over rows of features."""
     node = helper.make_node(op, ["x"], list(outputs), "node", domain=ML, **attributes)
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", features])]
     results = [helper.make_tensor_value_info(n, kind, None) for n, kind in outputs.items()]
@@ -52,7 +52,7 @@ def model_of(op: str, outputs: dict[str, int], features: int, **attributes: Any)
 
 
 def regressor(trees: int, depth: int, features: int, rng: np.random.Generator) -> ModelProto:
-    """A forest of one target."""
+    """Make a forest with one target."""
     made = forest(trees, depth, features, rng)
     leaves = {f"target_{n}": a for n, a in made["leaves"].items()}
     count = len(leaves["target_nodeids"])
@@ -61,7 +61,7 @@ def regressor(trees: int, depth: int, features: int, rng: np.random.Generator) -
 
 
 def classifier(words: list[str], rng: np.random.Generator, zipped: bool = False) -> ModelProto:
-    """A forest that tells three classes with names."""
+    """Make a forest that distinguishes three named classes."""
     made = forest(4, 3, 5, rng)
     leaves = {f"class_{n}": np.repeat(a, 3).tolist() for n, a in made["leaves"].items()}
     count = len(leaves["class_nodeids"])
@@ -76,7 +76,7 @@ def classifier(words: list[str], rng: np.random.Generator, zipped: bool = False)
 
 
 def said(model: ModelProto, x: np.ndarray) -> list[Any]:
-    """ONNX Runtime's results."""
+    """Return ONNX Runtime's results."""
     return list(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x}))
 
 
@@ -93,7 +93,7 @@ def test_no_operator_of_a_drawn_case_runs_on_the_host(op: str, seed: int) -> Non
     for number in range(8):
         case = drawn(op, seed, number)
         mine = ours(case)
-        # Bodies of a loop run on the device.
+        # Loop bodies run on the device.
         assert mine.values is not None and not {*mine.host} - {"Loop"}, f"{case}: {mine.why} {mine.host}"
         judged += onnxruntime(case).values is not None
     assert judged >= 2
@@ -103,7 +103,7 @@ def test_no_operator_of_a_drawn_case_runs_on_the_host(op: str, seed: int) -> Non
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("trees", "depth"), [(1, 1), (5, 3), (2, 14)])
 def test_forests_padded_and_linked(rows: int, trees: int, depth: int, rng: np.random.Generator) -> None:
-    """The deep ones are not padded to one depth; both have the shapes of their results."""
+    """Check that deep trees are not padded to one depth and that both forms have static result shapes."""
     model = regressor(trees, depth, 4, rng)
     x = rng.normal(size=(rows, 4)).astype(np.float32)
     graph = bind(read_model(model), {"x": x.shape})
@@ -138,7 +138,7 @@ def test_a_machine_without_numbers_is_declined() -> None:
 
 
 def test_probabilities_of_classes_on_a_device(rng: np.random.Generator) -> None:
-    """Rows of one batch take different numbers of sweeps, and words are labels."""
+    """Check rows of one batch with different numbers of sweeps, and string labels."""
     words, counts = ["no", "perhaps", "yes", "never"], [3, 1, 4, 2]
     numbers = {"rho": 6, "prob_b": 6, "support_vectors": 50, "coefficients": 30}
     attributes = {n: rng.normal(size=count).tolist() for n, count in numbers.items()}

@@ -1,4 +1,4 @@
-"""Clocks of other processes, by looks between meetings: right within the error that is told, however late messages are."""
+"""Clocks of other processes, by clock exchanges at meetings: correct within the reported error, however late messages are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rammer_testing.nonempty import some
 
 
 class Meeting:
-    """A fabric for threads that stand for processes; each comes late, and leaves late."""
+    """A fabric for threads that simulate processes; each arrives and leaves after a random delay."""
 
     def __init__(self, number: int, all_words: list[str], gate: threading.Barrier, chance: Random) -> None:
         self.mine, self.all_words, self.gate, self.chance = (number,), all_words, gate, chance
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
-        """All are there before anybody leaves."""
+        """Return all words after every thread has arrived."""
         ((number, text),) = words.items()
         time.sleep(self.chance.random() * 2e-4)
         self.all_words[number] = text
@@ -64,7 +64,7 @@ def test_clocks_are_known_to_their_error(rng: np.random.Generator) -> None:
     for number, clock in some(list(enumerate(pairs))[1:]):
         shown = middle * rates[number] + ahead[number]
         wrong = abs(clock.common(shown) - (middle + ahead[0]))
-        # A clock that is 1e-4 fast gains that much of the error itself, and numbers of 1e4 s are known to some 1e-12.
+        # A clock that is 1e-4 fast adds that fraction of the error. Values of 1e4 s are accurate to about 1e-12.
         assert wrong <= clock.error * 1.001 + 1e-9, (wrong, clock)
         assert 0 < clock.error < 1
 

@@ -1,4 +1,4 @@
-"""Who opened a device closes it, once, however things end."""
+"""Closing of devices: by the opener, once, whatever the outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X = {"x": np.array([-1, 2, -3, 4], np.float32)}
 
 
 class Counting(rammer_toy.ToyBackend):
-    """Counts what is open. ``inside`` is called in the middle of a run."""
+    """A backend that counts openings and closings. ``inside`` is called in the middle of a run."""
 
     opened = closed = 0
     inside: Any = None

@@ -1,4 +1,4 @@
-"""The generic emitter against the float64 evaluation of the same Computes."""
+"""The generic emitter compared with the float64 evaluation of the same Computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
 
 
 def check(*items: HostCase, tolerance: float = 1e-5) -> CFunction:
-    """Check operators in every host dialect; returns the first one's function in the first dialect."""
+    """Check operators in every host dialect; return the first one's function in the first dialect."""
     functions = [host_c.check_all(items, target, tolerance) for target in DIALECTS]
     return functions[0][0]
 
@@ -96,7 +96,7 @@ def test_layernorm_as_one_operator(rng: np.random.Generator) -> None:
 
 
 def test_blocks_of_elements(rng: np.random.Generator) -> None:
-    """Tiles large enough that even many threads compute several elements each."""
+    """Check tiles so large that even many threads compute several elements each."""
     product = "y: f32[i:64, j:48] = sum[k:21] a[i, k] * b[k, j]"
     window = "pad(x[n, q, h * 2 + r - 1, w + s - 1], 0.0)"
     conv = f"y: f32[n:1, m:8, h:12, w:24] = sum[q:3, r:3, s:3] {window} * k[m, q, r, s]"
@@ -145,7 +145,7 @@ def test_global_average_pool(rng: np.random.Generator) -> None:
     ],
 )
 def test_long_sums_keep_their_bits(rng: np.random.Generator, line: str, shape: tuple[int, ...]) -> None:
-    """Numbers of one sign, by the ten thousand: added one after another they are off by 1e-6 to 6e-6."""
+    """Check numbers of one sign, by the ten thousand: sequential sums are off by 1e-6 to 6e-6."""
     values = {"x": rng.random(shape).astype(F)} | ({"z": rng.random(5).astype(F)} if "z[" in line else {})
     extent = int(line.split("]")[0].split(":")[-1])
     check(case([line], values, (extent,)), tolerance=1e-6)

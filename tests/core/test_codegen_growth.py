@@ -1,5 +1,5 @@
-"""Writing the kernel of a deep operator takes operations for its Computes and pairs of them, however they read one another: a
-text in which each is there once for each of the two that read it doubles with every one of them."""
+"""Growth of code generation: the kernel of a deep operator costs operations per Compute and per pair of Computes. A text that
+repeats each Compute for each of its two readers doubles at every level."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ SHAPE, AT = "f32[i:6, j:32]", "[i, j]"
 
 
 def chosen(n: int) -> list[str]:
-    """What each of n turns makes, or what was there before, by a condition of its own."""
+    """Return n conditional updates: each selects a new value or the previous one by a separate condition."""
     made = [f"m{k}: {SHAPE} = h{k}{AT} * 1.5 + x{AT}" for k in range(n)]
     kept = [f"h{k + 1}: {SHAPE} = where(lt(c[{k % 5}, j], 0.0), m{k}{AT}, h{k}{AT})" for k in range(n)]
     return [f"h0: {SHAPE} = x{AT} + 1.0", *(text for pair in zip(made, kept, strict=True) for text in pair)]
 
 
 def chosen_twice(n: int) -> list[str]:
-    """One value on either side of each condition."""
+    """Return n conditions with one value on both sides."""
     kept = [f"h{k + 1}: {SHAPE} = where(lt(c[{k % 5}, j], 0.0), h{k}{AT}, h{k}{AT} * 0.5)" for k in range(n)]
     return [f"h0: {SHAPE} = x{AT} + 1.0", *kept]
 
 
 def nested(n: int) -> list[str]:
-    """Conditions within conditions, of which both sides lead to the same."""
+    """Return nested conditions whose sides all read the same value."""
     inner = f"where(lt(c[1, j], 0.5), h{{k}}{AT} + 2.0, h{{k}}{AT})"
     kept = [f"h{k + 1}: {SHAPE} = where(lt(c[{k % 5}, j], 0.0), {inner.format(k=k)}, max(h{k}{AT}, 0.0))" for k in range(n)]
     return [f"h0: {SHAPE} = x{AT} + 1.0", *kept]
 
 
 def diamonds(n: int, name: str = "h", first: str = f"x{AT} + 1.0", other: str = "") -> list[str]:
-    """Two maps of each value, which the next one adds; ``other`` is what it reads the second of them by."""
+    """Return n diamonds: two maps of each value, added by the next; ``other`` formats the read of the second map."""
     texts = [f"{name}0: {SHAPE} = {first}"]
     for k in range(n):
         two = f"{name}{k}a", f"{name}{k}b"
@@ -50,12 +50,12 @@ def diamonds(n: int, name: str = "h", first: str = f"x{AT} + 1.0", other: str = 
 
 
 def padded(n: int) -> list[str]:
-    """The same, one of them at a place that lies outside now and then."""
+    """Return diamonds in which the second map is read at indices that may be out of bounds."""
     return diamonds(n, other="pad({}[i, j - 32 * (i // 5)], 0.5)")
 
 
 def rows(n: int) -> list[str]:
-    """Diamonds before a sum along the rows, and behind it."""
+    """Return diamonds before a sum along the rows, and after it."""
     behind = diamonds(n, "g", f"h{n}{AT} - s[i]")
     return [*diamonds(n), f"s: f32[i:6] = sum[k:32] h{n}[i, k]", *behind]
 
@@ -63,7 +63,7 @@ def rows(n: int) -> list[str]:
 CHAINS: list[Callable[[int], list[str]]] = [chosen, chosen_twice, nested, diamonds, rows]
 #: One thread with vectors, one without, several.
 DIALECTS = {"vectors": C99, "scalars": replace(C99, name="c99_scalar", vectors=()), "threads": THREADED}
-#: 2 where each Compute costs something, 4 where each pair does. What doubles with each of them is in the hundreds.
+#: 2 if the cost is per Compute, 4 if per pair. A cost that doubles with each Compute is in the hundreds.
 MOST = 4.2
 
 

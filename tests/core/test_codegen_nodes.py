@@ -1,4 +1,4 @@
-"""C text for what the frontend really produces: ONNX's node tests, lowered, connected, in random tiles."""
+"""C text for operators from the frontend: ONNX's node tests, lowered, connected, in random tiles."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def chosen(nodes: Sequence[Any], family: str, count: int = 2) -> list[Any]:
 
 
 def cases(test: Any, rng: np.random.Generator) -> Iterator[HostCase]:
-    """Every operator of a node test with a random tile, reading the values that the reference computed."""
+    """Yield every operator of a node test with a random tile and the reference's values as inputs."""
     ports = [i.name for i in test.model.graph.input]
     inputs = {n: np.asarray(v) for n, v in zip(ports, test.data_sets[0][0], strict=False)}
     try:

@@ -1,4 +1,4 @@
-"""Any tile size, any connection layer, any dialect: the same result."""
+"""Equal results for all tile sizes, connection layers and dialects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
 @SETTINGS
 @given(st.data())
 def test_windows(data: st.DataObject) -> None:
-    """Depthwise windows with a map before and after, any stride, padding and dilation."""
+    """Check depthwise windows with a map before and after, any stride, padding and dilation."""
     stride, pad, kernel, dilation = (data.draw(st.integers(a, b)) for a, b in ((1, 3), (0, 3), (1, 4), (1, 2)))
     height, width = data.draw(st.integers(7, 12)), data.draw(st.integers(7, 40))
     span = (kernel - 1) * dilation + 1
@@ -54,7 +54,7 @@ def test_windows(data: st.DataObject) -> None:
 @SETTINGS
 @given(st.data())
 def test_contractions(data: st.DataObject) -> None:
-    """Matrix products, either operand transposed, with a row-wise normalisation behind them."""
+    """Check matrix products with either operand transposed and a row-wise normalisation after them."""
     m, n, k = (data.draw(st.integers(1, 40)) for _ in range(3))
     left, right = data.draw(st.sampled_from(["ik", "ki"])), data.draw(st.sampled_from(["kj", "jk"]))
     extent = {"i": m, "j": n, "k": k}
@@ -74,7 +74,7 @@ def test_contractions(data: st.DataObject) -> None:
 @SETTINGS
 @given(st.data())
 def test_rearrangements(data: st.DataObject) -> None:
-    """Index arithmetic without sums: shuffles, shifts, reversals, nearest resizing, broadcasts."""
+    """Check index arithmetic without sums: shuffles, shifts, reversals, nearest resizing, broadcasts."""
     c, h, w = data.draw(st.integers(1, 6)) * 2, data.draw(st.integers(2, 9)), data.draw(st.integers(2, 30))
     source = data.draw(
         st.sampled_from(

@@ -1,4 +1,4 @@
-"""Reductions down columns: several vectors of columns in one loop, and maps that they read once computed where they are read."""
+"""Reductions down columns: several vectors of columns in one loop, and producer maps recomputed at their reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rammer_testing.small_models import SmallModel
 
 
 def columns(rows: int, count: int, sums: int) -> ROperator:
-    """``sums`` reductions of the columns of ``x``, which is ``[rows, count]``."""
+    """Make ``sums`` reductions of the columns of ``x``, which is ``[rows, count]``."""
     kinds = ("sum", "max", "min")
     computes = tuple(Compute.parse(f"s{n}: f32[i:{count}] = {kinds[n % 3]}[k:{rows}] x[k, i] * {n + 1}.0") for n in range(sums))
     return ROperator(computes[-1].name, computes, (), tuple(c.name for c in computes))
@@ -48,7 +48,7 @@ def types_of(operator: ROperator, rows: int) -> dict[str, TensorType]:
     ],
 )
 def test_vectors_that_are_summed_in_one_loop(count: int, tile: int, sums: int, together: int) -> None:
-    """As many as divide a task's columns and leave registers; none where tasks are not all as wide."""
+    """Check the number of vectors: it divides a task's columns and leaves registers; one if tasks differ in width."""
     operator = columns(50, count, sums).tiled((tile,))
     types = types_of(operator, 50)
     storages = {n: dense(n, n, t.shape) for n, t in types.items()}
@@ -86,13 +86,13 @@ def statistics(rng: np.random.Generator) -> tuple[ROperator, ComputeGraph]:
 
 
 def layers(operator: ROperator) -> dict[str, str]:
-    """Where the rows of ``e`` and the mean of each meet who reads them."""
+    """Return the layers at which the rows of ``e`` and the mean meet their consumers."""
     return {e.producer: e.layer for e in operator.connections if e.producer in ("mean", "e")}
 
 
 @pytest.mark.parametrize("change", [read_in_place, recompute_maps], ids=lambda f: f.__name__)
 def test_maps_are_computed_where_they_are_read_but_no_sum_is_again(change: object, rng: np.random.Generator) -> None:
-    """The mean is a value of each column, of a sum that would be taken anew for every element."""
+    """Check that the mean of a column is stored: its sum would be recomputed for every element."""
     operator, graph = statistics(rng)
     changed = change(operator)  # type: ignore[operator]
     assert layers(operator) == {"mean": "veu", "e": "veu"}

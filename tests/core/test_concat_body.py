@@ -1,4 +1,4 @@
-"""The piecewise convention: what ``concat_body`` builds evaluates like a concatenation and is recognised."""
+"""The piecewise convention: bodies from ``concat_body`` evaluate like a concatenation and are recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions inside the maps that ask them."""
+"""Inlining of conditions into their consumer maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZERO = {"zero": np.zeros((), np.float32)}
 
 
 def kinds(rng: np.random.Generator, nodes: list[NodeProto], outputs: tuple[str, ...] = ("y",)) -> list[str]:
-    """Element types of the Computes after conditions were inlined; values must stay, also where they are NaN."""
+    """Return the element types of the Computes after inlining conditions; check equal values, including NaN."""
     before = lower(graph_of(nodes, (3, 5), ZERO, outputs))
     after = inline_conditions(before)
     verify_compute_graph(after)

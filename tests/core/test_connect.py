@@ -1,4 +1,4 @@
-"""Connecting products and what is between them: by the price alone, dropped where it says so, computed right everywhere."""
+"""Fusion of products with operators between them: decided by price, undone if it does not pay, and correct everywhere."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_price_decides(where: VDevice, rate: float, why: str, rng: np.random
 
 
 def test_wide_layers_stay_apart(rng: np.random.Generator) -> None:
-    # A task needs whole rows and all weights: with few rows every vEU would read all of them.
+    # A task needs whole rows and all weights: with few rows every vEU would read all weights.
     found = groups(graph_of(rng, mlp(2, rows=4, width=256)), replace(device(), veus=64))
     assert len(found) == 2
 
@@ -91,7 +91,7 @@ def test_softmax_joins_its_products(rng: np.random.Generator) -> None:
 
 
 def test_layers_that_stay_on_chip_leave_maps_before_them_apart(rng: np.random.Generator) -> None:
-    """A product that takes the maps in could not begin the layers; where they do not pay, it does."""
+    """Check that a product with a prologue cannot start an on-chip chain; it has one where the chain does not pay."""
     maps, layers = groups(graph_of(rng, attention(before="Relu")), device())
     assert [c.kind for c in maps.computes] == ["map"]
     assert layers.holds_operand
@@ -105,7 +105,7 @@ def test_decisions_are_logged_once(rng: np.random.Generator) -> None:
 
 
 def test_row_wise_work_counts_only_between_products(rng: np.random.Generator) -> None:
-    """Without the second product, or where its rows are read elsewhere, the first one keeps its element-wise maps alone."""
+    """Check that without the second product, or with other readers of its rows, only element-wise maps are fused."""
     single = groups(graph_of(rng, attention(kept=True)), device())
     assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [1, 2, 1]
     assert not any(o.holds_operand for o in some(single))
@@ -122,7 +122,7 @@ def test_scores_that_do_not_fit_stay_apart(rng: np.random.Generator) -> None:
 
 
 def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) -> None:
-    """Row-wise Computes between products are one operator, not one each, when they stay apart."""
+    """Check that separate row-wise Computes between products are priced as one operator."""
     asked = []
 
     def rate(operator: ROperator) -> float:

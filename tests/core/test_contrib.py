@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators are functions over ONNX's: which there are, what is declined, and where they may stand."""
+"""ONNX Runtime's contrib operators as functions over ONNX's: the supported ones, the unsupported ones, and valid positions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rammer_testing.operators.oracles import difference, on_device, onnxruntime
 from rammer_testing.operators.search import MODULES
 
 MICROSOFT = schemas.MICROSOFT
-#: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.
+#: Operators without a CPU kernel in ONNX Runtime; their meaning is tested elsewhere.
 ONLY_GPU = {"BiasAdd", "BiasSoftmax", "BiasSplitGelu", "NhwcConv", "NhwcFusedConv"}
-#: Operators that ONNX Runtime has in ONNX's own domain.
+#: Operators that ONNX Runtime has in ONNX's domain.
 ELSEWHERE = {*EVERYWHERE, *WITHDRAWN}
-#: What is compared with another operator of ONNX Runtime's below.
+#: Operators that are compared with another operator of ONNX Runtime below.
 BESIDE = {"QLinearReduceMean", "SparseAttention", "Tokenizer"}
 
 
 def model_of(node: onnx.NodeProto, opset: int = 17, **arrays: np.ndarray) -> ModelProto:
-    """A model of one node, whose outputs are all of float32 but for shape."""
+    """Make a model of one node; all outputs are float32 of unknown shape."""
     ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]
     outputs = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in node.output if o]
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
@@ -48,7 +48,7 @@ def test_every_function_is_searched_against_onnx_runtime() -> None:
 
 @pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith(MICROSOFT)))
 def test_onnx_runtime_runs_most_cases(op: str) -> None:
-    """So that the search is not judged by nobody."""
+    """Check that ONNX Runtime runs enough cases to judge the search."""
     ran = [onnxruntime(drawn(op, 1, number)).values is not None for number in range(6)]
     assert sum(ran) >= 3
 
@@ -64,7 +64,7 @@ def test_operands_that_decide_shapes_may_be_run_time_data(op: str, seed: int) ->
     for number in range(12):
         case = replace(drawn(f"{MICROSOFT}.{op}", seed, number), static=frozenset())
         want = onnxruntime(case).values
-        if want is None:  # a type that only we have
+        if want is None:  # only rammer supports this type
             continue
         have = on_device(case, "toy")
         assert have.values is not None, f"{case}: {have.why}"
@@ -76,7 +76,7 @@ def test_operands_that_decide_shapes_may_be_run_time_data(op: str, seed: int) ->
 
 
 def test_schemas_have_what_onnx_runtime_has() -> None:
-    """Operands, results and attributes of every function, by their places and kinds."""
+    """Check operands, results and attributes of every function, by their positions and kinds."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     theirs = {s.name: s for s in state.get_all_operator_schema() if s.domain == MICROSOFT}
@@ -156,7 +156,7 @@ def test_operators_that_onnx_withdrew(op: str, attributes: dict[str, float], rng
 
 
 def test_inside_a_body_on_the_device_and_interpreted() -> None:
-    """A Loop whose body has such an operator: its state keeps its shape, or grows, which is interpreted."""
+    """Check a Loop with a contrib operator in its body: the state keeps its shape, or grows and is interpreted."""
     for grows in (False, True):
         step = [helper.make_node("QuickGelu", ["h"], ["g"], domain=MICROSOFT), helper.make_node("Identity", ["c"], ["d"])]
         step.append(
@@ -188,7 +188,7 @@ def test_inside_a_body_on_the_device_and_interpreted() -> None:
 
 
 def test_what_no_cpu_of_onnx_runtimes_runs() -> None:
-    """Operators of its GPU kernels, by their words."""
+    """Check operators of its GPU kernels against their definition."""
     rng = np.random.default_rng(4)
     x = rng.normal(size=(2, 3, 4)).astype(np.float32)
     bias, skip = rng.normal(size=4).astype(np.float32), rng.normal(size=(2, 3, 4)).astype(np.float32)
@@ -210,12 +210,12 @@ def test_what_no_cpu_of_onnx_runtimes_runs() -> None:
 
 
 def run(node: onnx.NodeProto, **arrays: np.ndarray) -> np.ndarray:
-    """The first result of a model of one node."""
+    """Return the first result of a model of one node."""
     return rammer.compile(model_of(node, **arrays), device="toy").run(arrays)[node.output[0]]
 
 
 def test_packed_heads_are_what_they_are_made_of() -> None:
-    """Packed forms, which ONNX Runtime has on GPUs alone, and projections without a bias, at which its CPU kernel ends."""
+    """Check packed forms, which ONNX Runtime has only on GPUs, and projections without a bias, which crash its CPU kernel."""
     rng = np.random.default_rng(6)
     batch, length, heads, width = 2, 3, 2, 4
     q, k, v = (rng.normal(size=(batch, length, heads, width)).astype(np.float32) for _ in range(3))
@@ -235,7 +235,7 @@ def test_packed_heads_are_what_they_are_made_of() -> None:
 
 
 def test_a_total_length_that_is_run_time_data_is_waited_for() -> None:
-    """Keys so far have as many places as it says: what reads them is compiled for the length found."""
+    """Check that the run-time length sets the extent of the present keys: consumers are compiled for its value."""
     rng = np.random.default_rng(7)
     q, k = rng.normal(size=(1, 1, 32)).astype(np.float32), rng.normal(size=(1, 1, 3, 16)).astype(np.float32)
     names = ["q", "n", "n", "k", "k", "ends", "total"]
@@ -248,7 +248,7 @@ def test_a_total_length_that_is_run_time_data_is_waited_for() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [("y",), ("y", "h", "c"), ("", "h", "c")])
 def test_a_recurrent_layer_of_integers_rounds_inputs_and_state(wanted: tuple[str, ...], rng: np.random.Generator) -> None:
-    """ONNX Runtime on one thread, and on a device: an output that is left out changes what a finished row is quantised as."""
+    """Check ONNX Runtime with one thread, and a device. An omitted output changes the quantisation of a finished row."""
     steps, batch, rows, hidden = 5, 3, 4, 6
     arrays = {
         "w": rng.integers(0, 256, (2, rows, 4 * hidden)).astype(np.uint8),

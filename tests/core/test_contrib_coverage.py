@@ -1,4 +1,4 @@
-"""Every operator with a kernel in ONNX Runtime's CPU provider runs here, with its types, or is an exception with a reason."""
+"""Coverage of ONNX Runtime's CPU operators: each runs here with its types, or is an exception with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer.frontend.read.model_rewrites import EVERYWHERE, WITHDRAWN
 from rammer_testing.nonempty import some
 
 MICROSOFT, LAYOUTS = schemas.MICROSOFT, "com.microsoft.nchwc"
-#: Domain and operator -> why it does not run here; "" stands for the whole domain.
+#: Domain and operator -> reason for an exception; "" means the whole domain.
 EXCEPTIONS = {
     (LAYOUTS, ""): "layouts inside of ONNX Runtime, which no exporter writes: save optimised models at level ORT_ENABLE_EXTENDED",
     ("", "MemcpyFromHost"): "a copy that ONNX Runtime inserts between its own providers",
@@ -42,7 +42,7 @@ HOSTED = {
     "RandomUniform", "RandomUniformLike", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
     "SequenceLength", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
 }  # fmt: skip
-#: Element types of operands that kernels take and bodies do not: operator and operand -> types, and why.
+#: (operator, operand) -> element types that kernels support and bodies do not, and the reason.
 _WORDS = frozenset({"tensor(string)"})
 TYPES = {
     ("UnfoldTensor", "input"): (_WORDS, "ONNX Runtime's kernel is registered for strings, and fails on them"),
@@ -50,7 +50,7 @@ TYPES = {
 
 
 def kernels() -> Iterator[Any]:
-    """Iterate over the kernels of the CPU provider."""
+    """Yield the kernels of the CPU provider."""
     for kernel in state.get_all_opkernel_def():
         if kernel.provider == "CPUExecutionProvider":
             yield kernel
@@ -75,7 +75,7 @@ def test_every_kernel_has_a_counterpart() -> None:
 
 
 def excepted(domain: str, op: str) -> bool:
-    """Return True for an operator with a reason not to run."""
+    """Return True if the operator has a reason not to run."""
     return (domain, op) in EXCEPTIONS or (domain, "") in EXCEPTIONS
 
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators that run on the host, against it, on strings and on values that only a run has."""
+"""ONNX Runtime's contrib operators on the host, compared with ONNX Runtime, for strings and run-time values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def string_model(op: str, kind: int, shape: tuple[int, ...], **attributes: Any) 
 
 
 def theirs(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray | None:
-    """Return ONNX Runtime's result, None where it refuses."""
+    """Return ONNX Runtime's result, None if it refuses the model."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -128,7 +128,7 @@ def test_a_large_matrix_is_inverted_on_the_host(rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "(a|aa)+$", "(.*)(.*)(.*)(.*)(.*)c", "(x+x+)+y"])
 def test_no_pattern_takes_exponential_time(pattern: str) -> None:
-    """Each of these takes years with backtracking."""
+    """Check patterns that take years with backtracking."""
     begin = time.process_time()
     compiled_pattern(pattern).search("a" * 200 + "x" * 200)
     assert time.process_time() - begin < 5

@@ -1,4 +1,5 @@
-"""Operators of whole layers by their words, in float64: forms that no CPU kernel of ONNX Runtime takes, and what is refused."""
+"""Whole-layer operators compared with their definition in float64. They are forms without a CPU kernel in ONNX Runtime, and forms
+that must be refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MICROSOFT = "com.microsoft"
 
 
 def node_of(op: str, operands: list[np.ndarray | None], outputs: int = 1, **attributes: Any) -> NodeProto:
-    """Make a node of ONNX Runtime's domain whose operands are named by their places."""
+    """Make a node of ONNX Runtime's domain whose operands are named by their positions."""
     names = [f"x{i}" if a is not None else "" for i, a in enumerate(operands)]
     return helper.make_node(op, names, [f"y{i}" for i in range(outputs)], domain=MICROSOFT, **attributes)
 
@@ -40,7 +41,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def routed(router: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
-    """Choose experts of each token, with the softmax of all of them; of equal ones the last."""
+    """Choose experts of each token, with the softmax over all experts; ties prefer the last expert."""
     shares = np.exp(router.astype(np.float64))
     shares /= shares.sum(1, keepdims=True)
     chosen = [sorted(range(len(row)), key=lambda e, row=row: (-row[e], -e))[:k] for row in router]
@@ -50,7 +51,7 @@ def routed(router: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize(("activation", "fusion"), [("silu", 0), ("swiglu", 0), ("swiglu", 1), ("swiglu", 2)])
 def test_experts_with_gates(activation: str, fusion: int, tokens: int, rng: np.random.Generator) -> None:
-    """A third projection, or its rows in the first one; few tokens gather weights."""
+    """Check a third projection, or its rows in the first one; few tokens gather weights."""
     hidden, inner, count, limit = 5, 4, 6, 0.8
     third = None if fusion else rng.normal(size=(count, inner, hidden)).astype(np.float32)
     rows = inner * (2 if fusion else 1)
@@ -81,7 +82,7 @@ def test_experts_with_gates(activation: str, fusion: int, tokens: int, rng: np.r
 
 @pytest.mark.parametrize("bits", [2, 8])
 def test_integer_experts_in_blocks(bits: int, rng: np.random.Generator) -> None:
-    """ONNX Runtime rounds the input of such blocks to 8 bits."""
+    """Check against ONNX Runtime, which rounds the input of blockwise experts to 8 bits."""
     hidden, inner, count, block, tokens = 32, 16, 3, 16, 4
     x, router = rng.normal(size=(tokens, hidden)).astype(np.float32), rng.normal(size=(tokens, count)).astype(np.float32)
     operands: list[np.ndarray | None] = [x, router]
@@ -128,7 +129,7 @@ def test_forms_of_experts_that_are_refused() -> None:
 @pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_window_of_convolution_states_has_those_of_each_prefix(length: int, last: int, rng: np.random.Generator) -> None:
-    """ONNX Runtime has windows on GPUs alone: without one it is compared elsewhere."""
+    """Check against the states of each prefix: ONNX Runtime has windows only on GPUs. Other forms are compared elsewhere."""
     batch, channels, size, window = 2, 3, 4, 3
     state = (batch, size - 1, channels) if last else (batch, channels, size - 1)
     x = rng.normal(size=(batch, length, channels) if last else (batch, channels, length)).astype(np.float32)
@@ -172,7 +173,7 @@ def test_a_window_of_attention_states_has_those_of_each_prefix(length: int, rng:
 
 
 def test_weights_of_four_bits_as_they_are(rng: np.random.Generator) -> None:
-    """With transB=0 the product is with [N, K], as ONNX Runtime's documentation says; its CPU kernel computes something else."""
+    """Check that transB=0 multiplies with [N, K], as ONNX Runtime's documentation says; its CPU kernel differs."""
     rows, depth = 3, 5
     codes, scales = rng.integers(0, 256, 8).astype(np.uint8), rng.uniform(0.5, 1, 1).astype(np.float32)
     attributes = {"N": rows, "K": depth, "block_size": 16, "quant_type": 1}
@@ -182,7 +183,7 @@ def test_weights_of_four_bits_as_they_are(rng: np.random.Generator) -> None:
 
 
 def test_prefix_states_of_hashes_are_the_states_after_each_prefix(rng: np.random.Generator) -> None:
-    """ONNX Runtime compares the rest: present states of whole requests are those of one call for each."""
+    """Check that present states of whole requests equal those of one call per prefix. The rest is compared with ONNX Runtime."""
     lengths, size, capacity, taken = (3, 5), 4, 4, (2, 9)
     ids, past = rng.integers(0, 9, sum(lengths)), rng.integers(0, 9, (2, size - 1))
     factors, sizes = rng.integers(1, 99, size), rng.integers(3, 99, size - 1)
@@ -208,7 +209,7 @@ def test_prefix_states_of_hashes_are_the_states_after_each_prefix(rng: np.random
 @pytest.mark.parametrize("rotary", [0, 1])
 @pytest.mark.parametrize("length", [1, 3, 20])
 def test_sparse_attention_is_that_of_onnx_runtime(length: int, rotary: int, rng: np.random.Generator) -> None:
-    """Its CPU kernel writes into the buffers that it reads, so these are bound. A prompt of 20, or tokens behind 15 others."""
+    """Check a prompt of 20, or tokens after 15 others, with bound buffers: ONNX Runtime's CPU kernel writes into its inputs."""
     batch, heads, shared, width, block, room = 2, 4, 2, 16, 16, 48
     total = 20 if length == 20 else length + 15
     layouts = np.array([[[1, 0, 0], [1, 1, 0], [1, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]])
@@ -226,7 +227,7 @@ def test_sparse_attention_is_that_of_onnx_runtime(length: int, rotary: int, rng:
     want = bound_results("SparseAttention", operands, {1: 3, 2: 4}, **attributes)
     for a, b in zip(have, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    if length < 20:  # a row with fewer keys, which that kernel computes wrongly, is what it is alone
+    if length < 20:  # a row with fewer keys equals its separate run (ONNX Runtime's kernel computes it wrongly)
         mixed = [*operands[:8], np.array([total, total - 2], np.int32), *caches]
         alone = [a[1:] if a is not None and i < 5 else a for i, a in enumerate(operands)]
         alone[7:9] = [np.array([total - 2], np.int32)] * 2
@@ -261,7 +262,7 @@ def bound_results(op: str, operands: list[np.ndarray | None], shared: dict[int, 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float4_e2m1fn"])
 @pytest.mark.parametrize(("scales", "block"), [((5, 2), 16), ((1, 2), 16), ((5, 1), 0), ((1, 1), 0)])
 def test_rows_of_short_floats_have_scales(kind: str, scales: tuple[int, int], block: int, rng: np.random.Generator) -> None:
-    """Of each row or of all, in blocks or for a whole row; a place outside of the table has zeros."""
+    """Check scales per row or for all, in blocks or for a whole row; an index outside the table gives zeros."""
     table = rng.normal(size=(5, 32)).astype(getattr(ml_dtypes, kind))
     factors, places = rng.uniform(0.5, 2, scales).astype(np.float32), np.array([[0, 4], [-1, 7]])
     node = helper.make_node("GatherBlockQuantized", ["t", "i", "s"], ["y"], domain=MICROSOFT, block_size=block)

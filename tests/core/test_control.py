@@ -1,4 +1,4 @@
-"""Control flow: driven from the host, bodies on the device where their shapes are fixed, results as ONNX Runtime's."""
+"""Control flow: driven from the host, bodies of fixed shape on the device, results equal to ONNX Runtime's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def graph(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any]) ->
 
 
 def loop_of(body: list[onnx.NodeProto], outputs: list[str], scanned: list[tuple[str, list[int]]]) -> onnx.ModelProto:
-    """A Loop over ``s`` (3 elements) with ``trips`` and a captured ``w``."""
+    """Make a Loop over ``s`` (3 elements) with ``trips`` and a captured ``w``."""
     inputs = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [3])]
     ends = [tensor("go", [], BOOL), tensor("s_next", [3]), *(tensor(n, shape) for n, shape in scanned)]
     made = node("Loop", ["trips", "", "x"], outputs, body=graph(body, inputs, ends))
@@ -45,7 +45,7 @@ STEP = [
 def test_a_loop_whose_body_is_compiled_once(rng: np.random.Generator) -> None:
     proto = loop_of(STEP, ["last", "all"], [("total", [])])
     exe = rammer.compile(proto, "toy")
-    for trips in (1, 5, 20, 5):  # ends by itself after nine
+    for trips in (1, 5, 20, 5):  # the condition ends the loop after nine iterations
         agree(proto, exe, {"trips": np.array(trips), "x": fed(rng, 3), "w": fed(rng, 3)})
     assert len(exe.bodies.residents.held) == 1 and not exe.bodies.on_host and not exe.hosted
     exe.close()
@@ -60,7 +60,7 @@ def test_no_steps(rng: np.random.Generator) -> None:
 
 
 def test_what_grows_is_interpreted(rng: np.random.Generator) -> None:
-    """A state that is longer after every step has no fixed shape: the host computes it after a few forms."""
+    """Check a state that grows in every iteration: the host computes it after a few compiled shapes."""
     body = [node("Concat", ["s", "x"], ["s_next"], axis=0), node("Identity", ["c"], ["go"])]
     inputs = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [None])]
     ends = [tensor("go", [], BOOL), tensor("s_next", [None])]
@@ -95,7 +95,7 @@ def test_scans(axis: int, back: int, rng: np.random.Generator) -> None:
 
 
 def test_branches_that_capture(rng: np.random.Generator) -> None:
-    """Both branches, of other shapes, one with a Loop inside; what follows is compiled for the branch that was taken."""
+    """Check two branches of different shapes, one with a Loop inside; later operators are compiled for the executed branch."""
     step = [node("Add", ["s", "x"], ["s2"]), node("Identity", ["c"], ["c2"])]
     inner = graph(
         step,

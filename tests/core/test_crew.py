@@ -1,4 +1,4 @@
-"""The crew that every search runs in: cases of children that die, hang or are late are told of, and no child is left."""
+"""The crew that runs every search: children that die, hang or are late are reported, and no child is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer_testing.worker_pool import DEATH, HANG, UNFINISHED, Crew, Member
 
 
 def worked(*cases: str, seconds: float = 60.0, **options: Any) -> tuple[list[Any], list[tuple[str, str, bool]], Crew]:
-    """What a crew of one heard, and which cases it lost."""
+    """Return the messages of a crew of one, and the cases that it lost."""
     parts, gone = list[Any](), list[tuple[str, str, bool]]()
 
     def lost(member: Member, case: str, kind: str, why: str, answered: bool) -> None:
@@ -40,7 +40,7 @@ def test_what_children_lose_is_told_and_the_rest_is_done() -> None:
 
 @pytest.mark.parametrize("long", ["speak 100", "chatter"])
 def test_the_end_is_kept_to(long: str) -> None:
-    """By a child, too, that is at work then and would be for long, whether it is silent or never stops talking."""
+    """Check that a busy child is stopped at the end, whether it is silent or never stops sending."""
     parts, gone, start = list[Any](), list[tuple[str, str, bool]](), time.monotonic()
 
     def heard(member: Member, part: Any) -> None:
@@ -58,7 +58,7 @@ def test_the_end_is_kept_to(long: str) -> None:
 
 @pytest.mark.slow
 def test_an_exception_is_told_with_its_traceback() -> None:
-    """Of a case, and of a beginning."""
+    """Check the traceback of a case and that of a start."""
     said = list[str]()
     Crew(working, ["raise", "a"], 1, time.monotonic() + 60, print, lambda *told: said.append(told[3])).run()
     (why,) = said
@@ -70,7 +70,7 @@ def test_an_exception_is_told_with_its_traceback() -> None:
 
 
 def test_memory_is_limited() -> None:
-    """Of a child, whatever it has mapped before."""
+    """Check a child's limit, which counts from its initial mapped memory."""
     assert worked(f"large {1 << 28}", f"large {1 << 30}", "a", memory=1 << 29)[0] == ["True", "refused", "a"]
 
 
@@ -84,7 +84,7 @@ def test_children_that_cannot_begin_end_the_search() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_outlives_its_parent(sent: signal.Signals) -> None:
-    """Asked to end, a search ends with what there is."""
+    """Check that an interrupted search returns its partial results."""
     folder = str(Path(__file__).parent)
     words = [sys.executable, "-c", "import crew_children; crew_children.several(60)"]
     path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])

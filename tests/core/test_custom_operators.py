@@ -1,4 +1,4 @@
-"""Operators that plugins declare: no pass takes one for ONNX's of its name, and whoever is at fault is named."""
+"""Operators declared by plugins: no pass confuses one with an ONNX operator of equal name, and errors name the faulty party."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
-from rammer.passes.graph.convert_to_float16 import NarrowFloats
+from rammer.passes.graph.convert_to_float16 import ConvertToFloat16
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
@@ -41,24 +41,24 @@ X = np.array([[-1.5, 0.25, 2], [3, -0.5, 1]], np.float32)
 
 
 def same(use: Use) -> list[TensorType | None]:
-    """One result of the first operand's type."""
+    """Infer one result of the first operand's type."""
     return [use.inputs[0]]
 
 
 def tripled(ctx: Lowering) -> None:
-    """``3 x + 1``, which no operator of ONNX computes."""
+    """Lower to ``3 x + 1``, which no operator of ONNX computes."""
     axes = ctx.axes(ctx.input(0))
     x = ctx.load(ctx.input(0), *[a.name for a in axes])
     ctx.emit(axes, ex.Op("add", (ex.Op("mul", (x, ex.Const(3.0))), ex.Const(1.0))), into=0)
 
 
 def softsign(ctx: Lowering) -> None:
-    """Of another plugin."""
+    """Lower the operator of another plugin."""
     tripled(ctx)
 
 
 def by_numpy(attributes: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
-    """The same."""
+    """Compute ``3 x + 1`` with NumPy."""
     return [3 * operands[0] + 1]
 
 
@@ -80,7 +80,7 @@ class Point:
 def plugin(
     operators: Sequence[CustomOperator] | None, lowerings: Mapping[tuple[str, str], Callable[[Lowering], None]] | None = None
 ) -> Any:
-    """A plugin without a device."""
+    """Make a plugin without a device."""
     made = {}
     if operators is not None:
         made["rammer_operators"] = hookimpl(lambda self: operators)
@@ -90,7 +90,7 @@ def plugin(
 
 
 def registry(*plugins: object) -> Registry:
-    """The toy device, and these plugins: one, two, ..."""
+    """Make a registry of the toy device and these plugins: one, two, ..."""
     names = ("one", "two", "six")
     return Registry([*DEVICES, *map(Point, names, plugins)])
 
@@ -112,9 +112,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- names ------------------------------------------------------------------------------------------
 
-#: Every operator's name, and what else stands in some pass.
+#: Every operator's name, and further names that occur in passes.
 NAMES = sorted({s.name for s in defs.get_all_schemas_with_history() if not s.domain})
-#: A chain in which ONNX's operators of all kinds stand beside the plugin's.
+#: A chain that alternates ONNX operators of all kinds with the plugin's.
 CHAIN = """{op}_a = acme.{op}(x)  {op}_b = MatMul({op}_a, w)  {op}_c = acme.{op}({op}_b)  {op}_d = Mul({op}_c, k)
     {op}_e = acme.{op}({op}_d)  {op}_f = Reshape({op}_e, s)  {op}_g = acme.{op}({op}_f)  {op}_h = Transpose({op}_g)
     {op}_i = acme.{op}({op}_h)  {op}_j = Add({op}_i, {op}_i)  {op}_y = acme.{op}({op}_j)"""
@@ -143,7 +143,7 @@ def test_no_step_takes_an_operator_for_onnxs_of_its_name(opset: int) -> None:
     read = read_model(proto, operators)
     assert read.opset == 21 and not read.notes
     graph = bind(read, {}, lowerings)
-    graph, _ = Pipeline((*default_passes(), NarrowFloats(lowerings), *default_passes())).run(graph)
+    graph, _ = Pipeline((*default_passes(), ConvertToFloat16(lowerings), *default_passes())).run(graph)
     counts = Counter(n.op for n in graph.nodes)
     assert all(counts[f"acme.{op}"] == 6 for op in NAMES)
     values = run_graph(lower(graph, lowerings), {"x": X})
@@ -151,7 +151,7 @@ def test_no_step_takes_an_operator_for_onnxs_of_its_name(opset: int) -> None:
         np.testing.assert_allclose(values[f"{op}_y"], want, rtol=2e-2, err_msg=op)
 
 
-# --- uses that are none ---------------------------------------------------------------------------------
+# --- invalid uses ---------------------------------------------------------------------------------------
 
 DECLARED = (
     CustomOperator("acme", "F", same, inputs=(1, 2), outputs=(1, 2), attributes={"must": int, "may": 1.0, "word": "no"}),
@@ -217,7 +217,7 @@ def test_a_body_on_the_host_is_refused_and_a_known_branch_is_not() -> None:
     branches = "then_branch = a () => (float[2,3] t) { t = acme.F(x) }, else_branch = b () => (float[2,3] e) { e = Neg(x) }"
     known = opened(text(f"c = Constant<value = bool {{1}}>()  y = If<{branches}>(c)"), plugins)
     assert known.run({"x": X})["y"].tolist() == (3 * X + 1).tolist()
-    with pytest.raises(BadInput, match=r"acme.F stands in a body of If, which is run on the host"):
+    with pytest.raises(BadInput, match=r"acme.F is in a body of If, which is run on the host"):
         opened(text(f"y = If<{branches}>(c)", head="float[2,3] x, bool c"), plugins).run({"x": X, "c": np.array(True)})
 
 
@@ -239,7 +239,7 @@ def test_a_function_of_the_model_comes_first_and_may_call_what_is_declared() -> 
 
 
 def test_shapes_that_are_known_at_run_time_reach_inference() -> None:
-    """Both on the device and on the host: what follows a NonZero is bound when its result is there."""
+    """Check the device and the host: operators after a NonZero are bound when its result is available."""
     seen, hosted = list[tuple[int, ...]](), replace(F, name="H", reference=by_numpy)
 
     def infer(use: Use) -> list[TensorType | None]:
@@ -272,11 +272,11 @@ def test_a_use_without_a_lowering_runs_on_the_host_by_the_reference(tmp_path: Pa
     assert again.run({"x": X})["y"].tolist() == (1 - 3 * X).tolist()
     with pytest.raises(BadInput, match="unknown operator F in domain acme"):
         load_artifact(file)
-    with pytest.raises(BadInput, match=r"acme.F cannot run: no lowering takes this use of it, and it has no reference"):
+    with pytest.raises(BadInput, match=r"acme.F cannot run: no lowering supports this use, and it has no reference"):
         opened(model, registry(plugin([F]))).run({"x": X})
 
 
-# --- whose fault it is ------------------------------------------------------------------------------------
+# --- attribution of faults --------------------------------------------------------------------------------
 
 
 def raises(*args: object) -> Any:
@@ -284,18 +284,18 @@ def raises(*args: object) -> Any:
 
 
 def beside(ctx: Lowering) -> None:
-    """Reads one element too far."""
+    """Read one element out of bounds."""
     axes = ctx.axes(ctx.input(0))
     places = [ex.Op("add", (ex.Ref(axes[0].name), ex.Const(1, "int64"))), *[a.name for a in axes[1:]]]
     ctx.emit(axes, ctx.load(ctx.input(0), *places), into=0)
 
 
 def nothing(ctx: Lowering) -> None:
-    """Emits nothing."""
+    """Lower without emitting a result."""
 
 
 def unknown(ctx: Lowering) -> None:
-    """Reads a tensor that is not there."""
+    """Read a nonexistent tensor."""
     ctx.emit(ctx.axes(ctx.input(0)), ctx.load("nowhere"), into=0)
 
 
@@ -342,14 +342,14 @@ def test_what_infer_refuses_is_the_users_fault() -> None:
     [
         (
             (plugin([F]), plugin([F])),
-            "plugin two fails in rammer_operators, and is left out of it: ValueError: plugin one has acme.F, too",
+            "plugin two fails in rammer_operators and is skipped there: ValueError: plugin one also has acme.F",
         ),
-        ((plugin([F, F]),), "plugin one fails in rammer_operators, and is left out of it: ValueError: it declares acme.F twice"),
-        ((plugin(["F"]),), "TypeError: 'F' is no CustomOperator"),
+        ((plugin([F, F]),), "plugin one fails in rammer_operators and is skipped there: ValueError: it declares acme.F twice"),
+        ((plugin(["F"]),), "TypeError: 'F' is not a CustomOperator"),
         ((plugin(None, {("acme", "F"): tripled}),), "TypeError: it lowers acme.F, which no plugin declares"),
         (
             (plugin([F], {("acme", "F"): tripled}), plugin(None, {("acme", "F"): beside})),
-            "plugin two fails in rammer_lowerings, and is left out of it: ValueError: plugin one has acme.F, too",
+            "plugin two fails in rammer_lowerings and is skipped there: ValueError: plugin one also has acme.F",
         ),
     ],
 )

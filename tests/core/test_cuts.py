@@ -1,4 +1,4 @@
-"""Where IOS cuts what is too large to search, and that what it predicts is what is placed."""
+"""Cuts of graphs that are too large for IOS' search, and the agreement of its prediction with the placement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rammer.schedule.task_placement import predict_latency, side_by_side
 from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
 
-#: How many times longer a task takes where all vEUs are busy: less than once where they hide each other's latency.
+#: Slowdown of a task when all vEUs are busy: below one where tasks hide each other's latency.
 CROWDED = (lambda random: random.uniform(1, 3), lambda random: random.uniform(0.05, 1))
 
 
@@ -49,7 +49,7 @@ def test_a_stage_takes_as_long_counted_as_placed(seed: int) -> None:
 
 
 def grid(layers: int, steps: int) -> OperatorGraph:
-    """A recurrent network unrolled, layer by layer: each cell reads the one below and the one before."""
+    """Make an unrolled recurrent network, layer by layer: each cell reads the cell below and the previous step."""
     cells = [(i, t) for i in range(layers) for t in range(steps)]
     after = {f"c{i}_{t}": tuple(f"c{a}_{b}" for a, b in ((i - 1, t), (i, t - 1)) if min(a, b) >= 0) for i, t in cells}
     return OperatorGraph({n: (kernel(adding(n, 3, ["x"], 1), 1e-6),) for n in after}, after)
@@ -69,7 +69,7 @@ def test_a_grid_is_cut_between_its_waves_into_parts_that_are_alike(layers: int, 
 def test_a_long_recurrent_network_is_searched_in_all_its_parts(layers: int, steps: int, caplog: pytest.LogCaptureFixture) -> None:
     graph, unit = grid(layers, steps), device(64)
     found = IOS().search(graph, unit)
-    assert not caplog.records and found.seconds == pytest.approx((layers + steps - 1) * 2e-6)  # a wave a stage: nothing is lost
+    assert not caplog.records and found.seconds == pytest.approx((layers + steps - 1) * 2e-6)  # one wave per stage is optimal
     tried = graph.memory.transitions
     assert 0 < tried < 5_000_000
     assert IOS().search(graph, unit) == found and graph.memory.transitions == tried  # another program of the same model
@@ -91,7 +91,7 @@ def test_parts_of_a_cut_come_in_order_and_a_larger_r_is_not_worse(seed: int, mon
 
 
 def in_chains(seed: int, nodes: int = 8) -> OperatorGraph:
-    """A random graph of nodes, each of one to three operators one behind the other, of few tasks: as RandWire's."""
+    """Make a random graph of nodes, each a chain of one to three operators with few tasks, like RandWire's."""
     random = Random(seed)
     after: dict[str, tuple[str, ...]] = {}
     ends = list[str]()
@@ -120,7 +120,8 @@ def test_chains_are_as_long_as_they_can_be_and_in_order(seed: int, nodes: int) -
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", range(12))
 def test_what_is_cut_is_searched_in_chains_too(case: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains that stay together leave few enough operators for all of a block; the better one is taken, for every ``r``."""
+    """Check that contracting chains leaves few enough operators to search a block, and that the better result wins. This holds
+    for every ``r``."""
     graph, unit = in_chains(seed + case), device(16)
     monkeypatch.setattr(module, "MAX_OPERATORS", 8)
     monkeypatch.setattr(module, "PART", 6)
@@ -161,7 +162,8 @@ def test_what_is_proved_by_chains_no_schedule_of_chains_beats(case: int, seed: i
 
 
 def test_chains_gain_where_waves_wait_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chains of four operators, short ones beside long ones: apart they take turns in being waited for."""
+    """Check two chains of four operators that alternate long and short in opposite phase. In separate stages, each chain waits
+    for the other."""
     after = {f"{c}{i}": (f"{c}{i - 1}",) if i else () for c in "ab" for i in range(4)}
     times = {n: 3e-6 if (n[0] == "a") == (int(n[1]) % 2 == 0) else 1e-6 for n in after}
     graph = OperatorGraph({n: (kernel(adding(n, 1, ["x"], 1), times[n]),) for n in after}, after)

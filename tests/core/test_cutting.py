@@ -1,5 +1,5 @@
-"""Products that a model writes as one are cut where their columns are read in blocks, and along concatenations: what they compute
-stays, weights are not copied, and wrong cuts are found."""
+"""Splitting of products whose columns are read in blocks, and of products of concatenations. Values stay, weights are not copied,
+and planted faults are detected."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 
-#: Random models of a run of the tests; faults are looked for in as many.
+#: Random models per test run, and models searched for a planted fault.
 COUNT, PLANTED = 8, 60
 
 
 class CutModel(SiblingModel):
-    """Grows by products that are split, and by products of concatenations, among siblings and views."""
+    """A generator of split products and of products of concatenations, among siblings and views."""
 
     def step(self) -> None:
         wide = [n for n, s in self.shapes.items() if not n.startswith("c") and len(s) > 1]
@@ -42,7 +42,7 @@ class CutModel(SiblingModel):
         self.rng.choice((self.in_blocks, self.in_blocks, self.of_both))(x, self.shapes[x])
 
     def in_blocks(self, x: str, shape: Shape) -> None:
-        """A product, perhaps the sum of two, and maps behind it, in blocks, of which some meet."""
+        """Add a product or a sum of two, with maps after it, in blocks, some of which are combined."""
         widths = [self.rng.choice((2, 3, 4))] * self.rng.randint(2, 4)
         if self.rng.random() < 0.3:
             widths[0] += 1
@@ -52,7 +52,7 @@ class CutModel(SiblingModel):
         self.parts(self.behind([y])[0], widths)
 
     def parts(self, y: str, widths: list[int]) -> None:
-        """``y`` in blocks along its last axis, by a Split or slices, of which maps follow some."""
+        """Split ``y`` into blocks along its last axis, by a Split or slices, with maps after some blocks."""
         shape = self.shapes[y]
         targets = [(*shape[:-1], n) for n in widths]
         if self.rng.random() < 0.6:
@@ -69,7 +69,7 @@ class CutModel(SiblingModel):
                 self.add(self.rng.choice(("Mul", "Add")), [a, b], self.shapes[a])
 
     def of_both(self, x: str, shape: Shape) -> None:
-        """Products of concatenations with the same weights, or one, in blocks or as a whole."""
+        """Add one or two products of concatenations with the same weights, in blocks or as a whole."""
         fitting = [n for n, s in self.shapes.items() if not n.startswith("c") and s[:-1] == shape[:-1]]
         pairs = [(x, self.rng.choice(fitting)) for _ in range(self.rng.randint(1, 2))]
         pairs = [p for p in pairs if self.shapes[p[1]] == self.shapes[pairs[0][1]]]
@@ -96,7 +96,7 @@ def everything(graph: ComputeGraph) -> set[str]:
 
 
 def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
-    """What is wrong with the graph after all cuts, or without some of them."""
+    """Return a description of a fault in the graph after all cuts, or without some of them."""
     found = cut_products(graph, lambda: everything(graph))
     labels = sorted({label for cuts in found.cuts.values() for label in cuts})
     kept = [label for label in labels if rng.random() < 0.5]
@@ -118,7 +118,7 @@ def test_results_stay_wherever_products_are_cut(seed: int, rng: np.random.Genera
 
 
 class Drawn:
-    """Prices by chance, equal for equal graphs."""
+    """A random pricing rule, equal for equal graphs."""
 
     measured = False
 
@@ -154,7 +154,7 @@ def test_pieces_are_views_of_the_weights(written: str, rng: np.random.Generator)
 
 
 def one(split: list[int], read: list[int], outputs: list[str], kind: str = "Mul", dtype: int = 1) -> ComputeGraph:
-    """A product in blocks, of which two meet."""
+    """Make a product in blocks, some of which are combined."""
     width = sum(split)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),

@@ -1,4 +1,4 @@
-"""What nests deep, or would become a deep expression, compiles or is refused with a message: no recursion ends it."""
+"""Deep nesting and deep expressions: compiled or refused with a message, without a recursion error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compiled(model: onnx.ModelProto) -> Compiler:
 
 
 def nested(depth: int) -> onnx.ModelProto:
-    """An If in an If in an If, made in place: protobuf copies no message that is as deep."""
+    """Make nested Ifs in place: protobuf cannot copy a message of this depth."""
     model = onnx.ModelProto(ir_version=10)
     model.opset_import.add().version = 21
     graph, result = model.graph, "y"

@@ -1,4 +1,4 @@
-"""What folds constants and runs operators on the host: our own expressions, or implementations that were judged."""
+"""The evaluator of constant folding and host operators: our expressions, or verified implementations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rammer_testing.operators.oracles import judge, onnxruntime, ours
 from rammer_testing.operators.search import MODULES
 
 F32 = np.float32
-#: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals
-#: in test_foreign and ONNX's own tests, maps in test_classical, bits in tests/devices/test_stored_types.
+#: Verified operators without a generator, and their tests: control flow below, constants by their definition, optionals in
+#: test_foreign and ONNX's tests, maps in test_classical, bits in tests/devices/test_stored_types.
 ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast", "ZipMap"} | {
     *("OneHotEncoder", "CategoryMapper", "DictVectorizer", "CastMap", "StringNormalizer"),  # test_words.py
     "com.microsoft.Tokenizer",  # test_contrib_hosted.py
 }
-#: Of these only the outermost use has no implementation at all, or a decision refuses some uses.
+#: Operators whose outermost use has no implementation, or of which a decision refuses some uses.
 MAY_REFUSE = {"MaxRoiPool", "Erf"}
 
 
@@ -56,7 +56,7 @@ def test_every_operator_is_lowered_judged_or_named() -> None:
         judged = op in JUDGED or op in OPERATORS
         said = host_caveat(Node(op, (), ("y",)))
         assert bool(said) == (("", op) not in REGISTRY and not judged and op not in RANDOM), op
-        # Whoever is judged by the search has cases; a lowering alone is searched in test_operators.
+        # Operators verified by the search have cases; those with only a lowering are searched in test_operators.
         assert has_function(schema) or said or op in RANDOM or judged or ("", op) in REGISTRY
 
 
@@ -75,7 +75,7 @@ ONE = np.asarray(1, F32)
 LINE = (U8([[[9, 1, 7, 4]]]), ONE, U8(2), U8([[[3, 4]], [[1, 9]]]))
 
 
-#: What onnx.reference folds wrongly or not at all.
+#: Cases that onnx.reference folds wrongly or not at all.
 CASES = [
     OperatorCase("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 1}),
     OperatorCase("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 2, "axis": 0}),
@@ -141,7 +141,7 @@ def test_folded_recurrent_layers(op: str, attributes: dict[str, Any], rng: np.ra
 
 
 def test_bodies_use_the_same_operators(rng: np.random.Generator) -> None:
-    """A branch that reverses a sequence: the reference would run it forward."""
+    """Check a branch that reverses a sequence: the reference runs it forward."""
     state = [2, 1, 3]
     weights = [numpy_helper.from_array(rng.uniform(-1, 1, (1, 3, 3)).astype(F32), n) for n in ("w", "r")]
     nodes = [
@@ -169,7 +169,7 @@ def test_bodies_use_the_same_operators(rng: np.random.Generator) -> None:
 
 
 def test_what_is_known_to_be_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every decision of today is about an operator with expressions: one about another is made here.
+    # All current decisions concern operators with expressions, so this test adds a decision for another operator.
     decision = Decision(("StringSplit",), "words", lambda use: use.attr("maxsplit") == 1, ("reference",), "as a test")
     monkeypatch.setitem(cast("dict[str, tuple[Decision, ...]]", BY_OPERATOR), "StringSplit", (decision,))
     node = Node("StringSplit", ("x",), ("y",), {"maxsplit": 1}, "sample", "", 20)
@@ -189,7 +189,7 @@ def test_what_is_known_to_be_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_training_statistics(rng: np.random.Generator) -> None:
-    """BatchNormalization-15: 'running_mean = input_mean * momentum + current_mean * (1 - momentum)'."""
+    """Check BatchNormalization-15: 'running_mean = input_mean * momentum + current_mean * (1 - momentum)'."""
     x = rng.uniform(-1, 1, (3, 2, 4)).astype(F32)
     s, b, m, v = (rng.uniform(0.5, 1, 2).astype(F32) for _ in range(4))
     said = ours(OperatorCase("BatchNormalization", 15, (x, s, b, m, v), {"training_mode": 1, "momentum": 0.75}, 3))
@@ -202,7 +202,7 @@ def test_training_statistics(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("opset", [10, 13, 19, 21, 23, 24, 25])
 def test_quantisation_runs_at_every_version(opset: int) -> None:
-    """The reference lacks some versions, which mean the same as others that it has."""
+    """Check the versions that the reference lacks; they mean the same as versions that it has."""
     node = helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"])
     values = {"x": np.array([3, 7], np.uint8), "s": np.float32(0.5), "z": np.uint8(1)}
     made = evaluate_proto(node, {n: np.asarray(v) for n, v in values.items()}, {"": opset})
@@ -222,7 +222,7 @@ def test_dynamic_quantisation_folded_is_that_at_run_time(numbers: tuple[float, .
     values = {"x": x}
     for step in body:
         values |= evaluate_proto(step, {n: values[n] for n in step.input if n}, {"": 17})
-    # "y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)": 0 for zeros, where a fold said 1 / 255.
+    # "y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)": 0 for zeros, where folding once gave 1 / 255.
     assert made["scale"] == values["y_scale"] == (max(x.max(), 0) - min(x.min(), 0)) / F32(255)
     assert np.array_equal(made["y"], values["y"]) and made["zero"] == values["y_zero_point"]
     assert [made[n].dtype for n in ("y", "scale", "zero")] == [np.uint8, F32, np.uint8]
@@ -230,7 +230,7 @@ def test_dynamic_quantisation_folded_is_that_at_run_time(numbers: tuple[float, .
 
 @pytest.mark.parametrize("op", ["MatMulInteger", "QLinearMatMul"])
 def test_zero_points_of_rows_and_columns(op: str) -> None:
-    """'per row for a and per column for b': ONNX Runtime has no such kernels, and the reference takes rows for columns."""
+    """Check 'per row for a and per column for b', which ONNX Runtime lacks; the reference confuses rows with columns."""
     rng = np.random.default_rng(3)
     a, b = rng.integers(0, 255, (2, 3, 3), np.uint8), rng.integers(-99, 99, (3, 3), np.int8)
     rows, columns = rng.integers(0, 255, (3,), np.uint8), rng.integers(-99, 99, (3,), np.int8)
@@ -259,7 +259,7 @@ def test_blocks_are_counted_from_either_end(axis: int, dtype: Any) -> None:
     attributes = {"axis": axis, "block_size": 2}
     types = {"y": TensorType("int16", x.shape), "x": TensorType(str(np.dtype(dtype)), x.shape)}
     (made,) = evaluate_node(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, types).values()
-    # The quotient of two float16 is not rounded to float16 before it is rounded to a whole number.
+    # The quotient of two float16 is not rounded to float16 before it is rounded to an integer.
     np.testing.assert_array_equal(made, np.rint(x.astype(F32) / whole.astype(F32)).astype(int) + moved)
     (again,) = evaluate_node(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, types).values()
     assert again.dtype == dtype

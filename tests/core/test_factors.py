@@ -1,4 +1,4 @@
-"""Factors behind products: into the weights through views, and not where somebody else reads or a value would be lost."""
+"""Factors after products: folded into weights through views, unless the product has other readers or a value would be lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
 from rammer.ir.graph import Graph
-from rammer.passes.graph.fold_scales import FoldFactors
+from rammer.passes.graph.fold_scales import FoldScales
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 HEADS = {"split": np.array([2, 5, 4, 3]), "sizes": np.array([12, 12, 12])}
 
 
 def attention(rng: np.random.Generator, biased: bool, shared: bool = False) -> Graph:
-    """Queries, keys and values of one product, scaled as torch's exporters do."""
+    """Make queries, keys and values of one product, scaled as by torch's exporters."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
     nodes += [helper.make_node("Add", ["b", "p"], ["t"])] if biased else [helper.make_node("Identity", ["p"], ["t"])]
     nodes.append(helper.make_node("Split", ["t", "sizes"], ["q", "k", "v"], axis=-1))
@@ -37,20 +37,20 @@ def attention(rng: np.random.Generator, biased: bool, shared: bool = False) -> G
 @pytest.mark.parametrize("biased", [False, True])
 def test_scaled_queries_and_keys_scale_columns_of_the_weights(biased: bool, rng: np.random.Generator) -> None:
     before = attention(rng, biased)
-    after = FoldFactors()(before)
+    after = FoldScales()(before)
     assert not {"Mul", "Div"} & set(ops(after))
     agree(rng, before, after)
 
 
 def test_a_value_that_somebody_else_reads_stays(rng: np.random.Generator) -> None:
     before = attention(rng, True, shared=True)
-    after = FoldFactors()(before)
+    after = FoldScales()(before)
     assert ops(after).count("Mul") == 1 and "Div" not in ops(after)
     agree(rng, before, after)
 
 
 def test_a_scale_of_channels_behind_a_permutation(rng: np.random.Generator) -> None:
-    """As a block of ConvNeXt ends."""
+    """Check the end of a ConvNeXt block."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
         helper.make_node("Add", ["p", "b"], ["t"]),
@@ -59,7 +59,7 @@ def test_a_scale_of_channels_behind_a_permutation(rng: np.random.Generator) -> N
         helper.make_node("Relu", ["m"], ["y"]),
     ]
     before = graph_of(nodes, (1, 4, 4, 5), {"w": normal(rng, 5, 6), "b": normal(rng, 6), "s": normal(rng, 6, 1, 1)})
-    after = FoldFactors()(before)
+    after = FoldScales()(before)
     assert ops(after) == ["MatMul", "Add", "Transpose", "Relu"]
     agree(rng, before, after)
 
@@ -73,7 +73,7 @@ def test_a_factor_that_weights_cannot_take_stays(factor: float) -> None:
     ]
     weights = np.float32([[1e-20, 1.0], [30.0, 0.0]])
     before = graph_of(nodes, (3, 2), {"w": weights, "s": np.array(factor, np.float32)})
-    assert FoldFactors()(before) is before
+    assert FoldScales()(before) is before
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (2, 5, 3), (3,)])
@@ -85,12 +85,12 @@ def test_a_factor_that_differs_between_rows_or_widens_stays(shape: tuple[int, ..
     ]
     columns = 1 if shape == (3,) else 3
     before = graph_of(nodes, (1, 5, 4), {"w": normal(rng, 4, columns), "s": normal(rng, *shape)})
-    assert FoldFactors()(before) is before
+    assert FoldScales()(before) is before
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_chains_keep_their_values(seed: int, rng: np.random.Generator) -> None:
-    """Products, views and factors in any order, some values read twice."""
+    """Check products, views and factors in any order, with some values read twice."""
     random = Random(seed)
     constants: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []
@@ -130,5 +130,5 @@ def test_random_chains_keep_their_values(seed: int, rng: np.random.Generator) ->
         value = result
     nodes += [helper.make_node("Neg", [v], [f"y{i}"]) for i, v in enumerate([value, *ends])]
     before = graph_of(nodes, first, constants, tuple(f"y{i}" for i in range(len(ends) + 1)))
-    agree(rng, before, FoldFactors()(before))
+    agree(rng, before, FoldScales()(before))
     agree(rng, before, Pipeline(default_passes()).run(before)[0])

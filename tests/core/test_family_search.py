@@ -1,4 +1,4 @@
-"""The search over kernels: its cases, its bounds, what it sees; and its sampler."""
+"""The search over kernels: its cases, error bounds, detected faults and sampler."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def product(depth: int, dtype: str = "f32") -> tuple[ROperator, Binding]:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_whole_numbers_leave_no_room(dtype: str, rng: np.random.Generator) -> None:
-    """One product of 1,000 too few is seen; fractions get a bound that float32 sums keep."""
+    """Check that a product of integers that is off by one in 1,000 is detected; fractions get a bound for float32 sums."""
     operator, _ = product(1000, dtype)
     kind = {"f32": np.float32, "f16": np.float16}[dtype]
     whole = {n: rng.integers(-2, 3, s).astype(kind) for n, s in (("x", (4, 1000)), ("w", (1000, 3)))}
@@ -86,12 +86,13 @@ def test_an_unsure_comparison_is_not_judged_and_a_sure_one_is() -> None:
 
 
 def test_what_has_moved_is_rounded_though_the_format_holds_the_true_value() -> None:
-    """1 + 2^-11 is stored in float16 as 1 or the next number, so what makes 2 of it is rounded, though float16 holds 2."""
+    """Check the rounding error of 1 + 2^-11 in float16, which propagates to a result of 2. The intermediate rounds to 1 or the
+    next number, although float16 holds 2."""
     texts = [f"t: f16[i:1] = x[i] + {2.0**-11!r}", f"y: f16[i:1] = t[i] + {1 - 2.0**-11!r}"]
     operator = ROperator("y", tuple(Compute.parse(t) for t in texts), (), ("y",))
     want = bounded_results(operator, {"x": np.ones(1, np.float16)})["y"]
     assert want.value[0] == 2 and want.error is not None
-    assert want.error[0] >= 2.0**-11 + 2.0**-10  # half the distance of numbers at 1, and at 2
+    assert want.error[0] >= 2.0**-11 + 2.0**-10  # half the spacing of numbers at 1, and at 2
 
 
 @pytest.mark.parametrize("late", ["", "all", "each", "1", "2"])
@@ -103,7 +104,7 @@ def test_operands_lie_between_guards_as_they_were_placed(late: str) -> None:
     )
     tiled = replace(operator, tile=(2, 3))
     place = placed(tiled, binding, {}, 4, late)
-    verify(replace(place.program, outputs=()))  # whose ports are more than what is written
+    verify(replace(place.program, outputs=()))  # its ports include unwritten outputs
     assert place.program.storage["x"].offset % 64 == 131 % 64
     given = images(place, {"x": np.ones((4, 8), np.float32), "w": np.ones((8, 3), np.float32)})
     assert set(given) == ({"together"} if late == "all" else {"x", "w"})
@@ -122,7 +123,7 @@ def test_operands_lie_between_guards_as_they_were_placed(late: str) -> None:
 
 
 def test_slow_copies_keep_every_value(rng: np.random.Generator) -> None:
-    """Of what comes late, the writer reads each element often; a NaN and an infinity stay what they are."""
+    """Check a delayed operand: its copy reads each element many times and preserves NaN and infinities."""
     operator, binding = product(8)
     copy = placed(replace(operator, tile=(2, 3)), binding, {}, 4, "1").program.operators[0].computes[0]
     assert copy.reduce and copy.combiner == "max"
@@ -146,6 +147,6 @@ def test_views_move_what_is_no_constant() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sampler_with_little_work_ends(kind: str, seed: int) -> None:
-    """Even sizes of a recurrent net are 20,480 products at least: with fewer allowed, others are drawn."""
+    """Check a limit below the least even sizes of a recurrent net (20,480 products): other sizes are drawn."""
     sampler = Sampler(Random(seed), 20_000, ("float32",), (kind,))
     assert all(KINDS[kind].work(sampler.next().sizes) <= 20_000 for _ in range(20))

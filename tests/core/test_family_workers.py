@@ -1,4 +1,4 @@
-"""The processes of the search over kernels: what they count is kept, whatever becomes of them; reports add up."""
+"""Worker processes of the kernel search: their counts survive any exit, and reports are summed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer_testing import worker_pool, workers
 from rammer_testing.families import finish, main
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
-#: Most seconds that a search of these may take; each ends when it has heard what it is for, long before its children do.
+#: Most seconds of a search; each ends after the expected message, long before its children do.
 LONG = 300.0
 
 
@@ -26,7 +26,7 @@ def searched(then: Then, enough: Callable[[HuntOutcome], bool], size: int = 1) -
 
 
 def counted(number: int) -> Callable[[HuntOutcome], bool]:
-    """Whether so many candidates were told of."""
+    """Return a predicate that is True after this number of reported candidates."""
     return lambda outcome: outcome.coverage.candidates >= number
 
 
@@ -47,7 +47,7 @@ def test_a_process_that_dies_is_started_again_and_its_counts_are_kept(then: Then
 
 
 def test_what_a_process_raised_is_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its traceback, which leads to the line; not only that the process ended."""
+    """Check that the report contains the traceback with the line, not only the exit of the process."""
     report = tmp_path / "found.json"
     with pytest.raises(SystemExit) as ended:
         finish(searched(fails, failed), report)
@@ -58,7 +58,7 @@ def test_what_a_process_raised_is_in_the_report(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_end_is_kept_to() -> None:
-    """Also by processes that would never end; being ended is no failure."""
+    """Check processes that never end; stopping them is not a failure."""
     start = time.monotonic()
     outcome = searched(sleeps, counted(4), 2)
     assert time.monotonic() - start < LONG
@@ -67,7 +67,7 @@ def test_the_end_is_kept_to() -> None:
 
 
 def test_what_was_found_is_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it outlives the search's own process."""
+    """Check that results survive the death of the search process."""
     monkeypatch.setattr(worker_pool, "PERIOD", 0.2)
     kept = list[int]()
 
@@ -87,7 +87,7 @@ def test_silence_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_others_hear_what_was_covered() -> None:
-    """One that is started later, too."""
+    """Check also a process that starts later."""
     outcome = searched(hears, lambda outcome: len(outcome.failures.get("heard", ())) > 1)
     assert len(outcome.failures["heard"]) > 1
     for said in outcome.failures["heard"]:
@@ -127,7 +127,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     result = CliRunner().invoke(main, ["--merge", str(path)])
     assert result.exit_code == 2
-    assert "is no report of this search" in result.output
+    assert "is not a report of this search" in result.output
 
 
 def test_a_device_is_needed(tmp_path: Path) -> None:

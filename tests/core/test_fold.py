@@ -1,4 +1,4 @@
-"""Folding rows: legal, complete and with the same values on any number of vEUs."""
+"""Folding of rows: legal, complete and equal in value for any number of vEUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rammer_testing.programs import random_net, recurrent_net
 
 
 def run(program: RProgram, seed: int) -> np.ndarray:
-    """The program on the host, one task after another in wave order."""
+    """Run the program on the host, one task after another in wave order."""
     memory = HostMemory(program, {})
     rng = np.random.default_rng(seed)
     memory.write_inputs({p.external: rng.standard_normal(program.storage[p.tensor].shape) for p in program.inputs})
@@ -84,12 +84,12 @@ def test_mistakes_are_refused() -> None:
         rows=((stuck, *rest), *program.rows[1:]),
         counters=(*program.counters, Counter(last.name, last.name, 0, last.task_count)),
     )
-    with pytest.raises(ValueError, match="in a circle"):
+    with pytest.raises(ValueError, match="in a cycle"):
         fold(circle, 1)
 
 
 def test_memory_that_this_process_cannot_have_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the device says that its machine has: a process may have less."""
+    """Check the process's limit, which may be below the memory that the device reports."""
     program = random_net(Random(1), 4).program(list_policies()["wavefront"], 2)
     monkeypatch.setattr("rammer.runtime.host_memory.available_bytes", lambda: 16)
     for limit in (0, 1 << 60):

@@ -1,4 +1,4 @@
-"""Values that are no tensors of numbers: sequences, optionals and strings live on the host; what is computed between does not."""
+"""Values that are not numeric tensors: sequences, optionals and strings stay on the host, computations between them do not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs
 
 
 def joined() -> onnx.ModelProto:
-    """Items of a sequence put together, with one more that was computed; and how many they were."""
+    """Make a concatenation of a sequence with one more computed item, and the number of items."""
     nodes = [
         node("Exp", ["x"], ["e"]),
         node("SequenceInsert", ["s", "e"], ["longer"]),

@@ -1,4 +1,4 @@
-"""Local functions with default attributes, and sparse tensors: both are said in the file and must be meant."""
+"""Local functions with default attributes, and sparse tensors: declared in the file and honoured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of what writes kernels: of every file that a text may depend on."""
+"""The hash of the kernel generators: it covers every file that a text may depend on."""
 
 from __future__ import annotations
 

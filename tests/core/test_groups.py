@@ -1,4 +1,4 @@
-"""Normalisations of groups in the form that exporters gave them: what becomes one operator, what stays, and that values stay."""
+"""Group normalisations in exported form: the fused operator, unsupported forms, and unchanged values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
 from rammer.passes.graph.fold_affine import FoldAffine
-from rammer.passes.graph.fuse_group_norm import GroupNorms
+from rammer.passes.graph.fuse_group_norm import FuseGroupNorm
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 
 def exported(
     shape: tuple[int, ...], groups: int, back: tuple[int, ...], rng: np.random.Generator, behind: tuple[str, ...] = ()
 ) -> tuple[list[NodeProto], dict[str, np.ndarray]]:
-    """``torch.nn.GroupNorm`` as torch exported it up to opset 20; ``behind`` are maps by channel."""
+    """Return ``torch.nn.GroupNorm`` as torch exported it up to opset 20; ``behind`` are maps per channel."""
     channel = (shape[1], *[1] * (len(shape) - 2))
     constants = {"into": np.array([0, groups, -1]), "back": np.array(back)}
     constants |= {"one": normal(rng, groups), "zero": normal(rng, groups)}
@@ -53,13 +53,13 @@ def test_what_only_looks_like_one_stays(
 ) -> None:
     nodes, constants = exported(shape, groups, back, rng)
     before = graph_of(nodes, shape, constants)
-    assert GroupNorms()(before) is before
+    assert FuseGroupNorm()(before) is before
 
 
 def test_a_norm_that_others_read_stays(rng: np.random.Generator) -> None:
     nodes, constants = exported((2, 6, 4, 4), 3, (2, 6, 4, 4), rng)
     before = graph_of([*nodes, helper.make_node("Relu", ["n"], ["z"])], (2, 6, 4, 4), constants, ("y", "z"))
-    assert GroupNorms()(before) is before
+    assert FuseGroupNorm()(before) is before
 
 
 @pytest.mark.parametrize(("op", "scales"), [("InstanceNormalization", 6), ("GroupNormalization", 6)])

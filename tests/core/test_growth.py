@@ -1,5 +1,5 @@
-"""Compiling takes as many operations for a node of a large model as of a small one. ``python -m rammer_testing.growth`` looks at
-more shapes, sizes and devices, by seconds of CPU; here calls of functions are counted, which no load of the machine changes."""
+"""Growth of compilation: the cost per node is the same for large and small models. Function calls are counted, which load does
+not change. ``python -m rammer_testing.growth`` measures more shapes, sizes and devices, by seconds of CPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.growth.measure import exponent, growth
 from rammer_testing.growth.shapes import SHAPES
 
-#: Linear is 2, and somewhat more where operators are grouped by dozens; pairs are 4.
+#: 2 is linear, somewhat more if operators are grouped by dozens; 4 is pairwise.
 MOST = 2.5
 CHECKED = (
     *("mixed", "transposes", "splits", "regrouped", "hosted", "scaled", "accumulated", "twice", "kept"),
     *("fan_out", "many_inputs"),
 )
-#: Nodes of the smallest of three models. Its parts are one region for the stitching, which keeps more plans of small ones (fewer
+#: Nodes of the smallest of three models. Its parts are one region for stitching, which retains more plans of small regions (fewer
 #: than ``rammer.fusion.stitch.WIDE`` operators).
 LEAST = {"regrouped": 100}
 
@@ -47,14 +47,15 @@ def test_operations_grow_with_the_model(registry: Registry, shape: str) -> None:
 
 @pytest.mark.slow
 def test_reading_copies_no_names_for_each_node() -> None:
-    """Sets are copied without a call: the least CPU of a few reads tells. It was a power of 2 where every attribute copied."""
+    """Check by the least CPU time of a few reads, since copies of sets make no calls. Growth was quadratic when every attribute
+    copied its names."""
     sizes = (1500, 6000)
     models = [SHAPES["pool"](n).SerializeToString() for n in sizes]
     assert exponent(sizes, [min(map(reading, [data] * 2)) for data in models]) < 1.5
 
 
 def reading(data: bytes) -> float:
-    """Seconds of this thread's CPU that reading takes."""
+    """Return the seconds of this thread's CPU spent on reading."""
     start = time.thread_time()
     read_model(data)
     return time.thread_time() - start

@@ -1,4 +1,4 @@
-"""Programs over several devices: the verifier against a simulator with a memory for each device, and planted faults."""
+"""Programs over several devices: the verifier compared with a simulator with one memory per device, and planted faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rejected(program: RProgram) -> str:
 
 
 def played(program: RProgram, seed: int, lazy: bool) -> np.ndarray | None:
-    """What it computes in one order; None where it stands still."""
+    """Return the result of one order of execution; None if it deadlocks."""
     try:
         return Play(program, {}, Random(seed), lazy).run({p.external: X for p in program.inputs})["y"]
     except Stuck:
@@ -53,7 +53,7 @@ def played(program: RProgram, seed: int, lazy: bool) -> np.ndarray | None:
 
 
 def wrong(program: RProgram, right: np.ndarray, runs: int = 4) -> bool:
-    """Whether some order shows a fault."""
+    """Return True if some order of execution shows a fault."""
     results = (played(program, seed, bool(seed % 2)) for seed in range(runs))
     return any(r is None or not np.array_equal(r, right) for r in results)
 
@@ -83,7 +83,7 @@ def test_random_programs_are_legal_print_and_compute(seed: int, operators: int, 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("edit", [unheard, early, misheard, dropped, doubled, reused, crossed, elsewhere])
 def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Iterator[RProgram]]) -> None:
-    """Of each kind of fault: what the simulator shows the verifier refuses; and both find enough of them."""
+    """Check each kind of fault: the verifier refuses every fault of the simulator, and both detect enough of them."""
     shown = caught = tried = 0
     for seed in range(12):
         program = HomeNet(seed, 6, 2 + seed % 3).program()
@@ -94,8 +94,8 @@ def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Ite
             bad, found = wrong(edited, right), rejected(edited)
             assert found or not bad, f"missed a fault in\n{edited}"
             shown, caught, tried = shown + bad, caught + bool(found), tried + 1
-    least = {doubled: 0, crossed: 2}.get(edit, 6)  # writing the same twice changes no result
-    enough = {crossed: 2}.get(edit, 8)  # many rows may wait for what they do not make
+    least = {doubled: 0, crossed: 2}.get(edit, 6)  # writing the same value twice changes no result
+    enough = {crossed: 2}.get(edit, 8)  # many rows may wait without creating a cycle
     assert tried >= 15 and caught >= enough and shown >= least, (tried, caught, shown)
 
 
@@ -104,7 +104,7 @@ def test_what_is_said_of_a_fault() -> None:
     for edit, message in (
         (unheard, "and its row has not waited for"),
         (misheard, "which does not arrive here"),
-        (dropped, "parts of which nobody writes"),
+        (dropped, "parts of which are never written"),
         (elsewhere, "a transfer is missing"),
     ):
         assert any(message in rejected(edited) for edited in edit(program))
@@ -144,8 +144,8 @@ def test_a_fetch_has_one_form() -> None:
 def test_homes_must_be_the_programs() -> None:
     program = HomeNet(3, 5, 2).program()
     fewer = (replace(program.homes[0], rows=program.homes[0].rows + 1), *program.homes[1:])
-    assert "do not share out" in rejected(replace(program, homes=fewer))
-    assert "a buffer of another or a transfer" in rejected(replace(program, homes=()))
+    assert "do not add up to" in rejected(replace(program, homes=fewer))
+    assert "a transfer or a buffer of another device" in rejected(replace(program, homes=()))
     with pytest.raises(ValueError, match="cannot be merged"):
         fold(program, 1)
 

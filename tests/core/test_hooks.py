@@ -1,4 +1,4 @@
-"""What plugins can add to the core: policies, passes and lowerings; and what happens when such a hook fails."""
+"""Plugin extensions of the core: policies, passes and lowerings, and failures of these hooks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reluctant:
 
 @dataclass(frozen=True)
 class Witness:
-    """A pass that changes nothing and remembers what it has seen."""
+    """A pass that changes nothing and records the graphs."""
 
     seen: list[str]
     name: ClassVar[str] = "witness"
@@ -64,7 +64,7 @@ class Witness:
 
 
 def negated(ctx: Lowering) -> None:
-    """Abs, wrong on purpose, so that one sees who lowered it."""
+    """Lower Abs wrongly on purpose, which identifies the lowering."""
     axes = ctx.axes(ctx.input(0))
     ctx.emit(axes, ex.Op("neg", (ctx.load(ctx.input(0), *[a.name for a in axes]),)), into=0)
 
@@ -134,7 +134,7 @@ class Plain:
 
 
 def failing(hook: str, problem: BaseException | None, result: Any = None) -> object:
-    """A plugin without a device whose ``hook`` raises ``problem``, or returns ``result``."""
+    """Make a plugin without a device whose ``hook`` raises ``problem``, or returns ``result``."""
 
     def fill(self: object) -> Any:
         if problem is not None:
@@ -147,13 +147,13 @@ def failing(hook: str, problem: BaseException | None, result: Any = None) -> obj
     return type("Bad", (), {hook: hookimpl(fill_kernels if hook == "rammer_kernels" else fill)})()
 
 
-#: A hook, and what it may return that is nothing of the kind.
+#: A hook and an invalid return value.
 WRONG: tuple[tuple[str, Any, str], ...] = (
-    ("rammer_policies", ["wavefront"], "'wavefront' is no value with a name"),
-    ("rammer_passes", [lambda graph: graph], "is no value with a name that can be called"),
-    ("rammer_lowerings", {"Abs": negated}, "is no function by (domain, operator)"),
-    ("rammer_lowerings", [negated], "is no mapping of functions"),
-    ("rammer_kernels", ["fast"], "'fast' is no ROperator"),
+    ("rammer_policies", ["wavefront"], "'wavefront' is not a callable with a name"),
+    ("rammer_passes", [lambda graph: graph], "is not a callable with a name"),
+    ("rammer_lowerings", {"Abs": negated}, "is not a function by (domain, operator)"),
+    ("rammer_lowerings", [negated], "is not a mapping of functions"),
+    ("rammer_kernels", ["fast"], "'fast' is not an ROperator"),
     ("rammer_kernels", 5, "TypeError: "),
 )
 
@@ -182,16 +182,16 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(
     assert exe.run({"x": np.array([-2, -1, 1, 2], np.float32)})["y"].tolist() == [2, 1, 0, 0]
     assert good.seen and next(iter(exe.cache.values())).compiled.programs[0].policy == "reluctant"
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert len(warnings) == 1  # once, however often it is asked
-    assert f"plugin bad fails in {hook}, and is left out of it: " in warnings[0] and words in warnings[0]
+    assert len(warnings) == 1  # once, however often the hook is called
+    assert f"plugin bad fails in {hook}and is skipped there: " in warnings[0] and words in warnings[0]
     assert "RAMMER_DISABLE=bad" in warnings[0]
-    # What is compiled without a plugin's part is not kept as if it had had it.
+    # A program compiled without a failed hook has a separate cache key.
     assert re.fullmatch(r"bad=\+\w* extra=\+\w* bad!" + hook, registry.extension_key())
     assert key in (registry.extension_key().removesuffix(" bad!" + hook), registry.extension_key())
 
 
 def raises(*args: object) -> Any:
-    """A pass, a policy or a lowering that fails when it is called."""
+    """Raise the error of a pass, a policy or a lowering that fails when called."""
     raise KeyError("not today")
 
 
@@ -221,7 +221,7 @@ def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, caps
 
 @dataclass(frozen=True)
 class Breaking(Witness):
-    """A pass that makes a graph that cannot be."""
+    """A pass that makes an invalid graph."""
 
     def __call__(self, graph: Graph) -> Graph:
         return replace(graph, nodes=graph.nodes[1:])
@@ -237,7 +237,7 @@ class Restless(Witness):
 
 @dataclass(frozen=True)
 class Forgetful(Reluctant):
-    """A policy that leaves tasks out."""
+    """A policy that omits tasks."""
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         made = Sequential()(graph, device)
@@ -245,7 +245,7 @@ class Forgetful(Reluctant):
 
 
 def emits_nothing(ctx: Lowering) -> None:
-    """A lowering without a result."""
+    """Lower without emitting a result."""
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def emits_nothing(ctx: Lowering) -> None:
     ],
 )
 def test_what_a_plugin_made_and_cannot_be_is_the_plugins_fault(hook: str, value: Any, words: str) -> None:
-    """Found by the core, where no code of the plugin runs any more."""
+    """Check that the core attributes the fault when no code of the plugin is running."""
     registry = Registry([Point("bad", failing(hook, None, value)), Point("extra", Plain())])
     request = Request(policy="reluctant" if hook == "rammer_policies" else "wavefront")
     exe = open_executable(parser.parse_model(MODEL), "toy", request, store=KernelStore(None), registry=registry)
@@ -268,7 +268,7 @@ def test_what_a_plugin_made_and_cannot_be_is_the_plugins_fault(hook: str, value:
 
 
 def offering(change: Any) -> object:
-    """A plugin that offers a candidate of everything: what ``change`` makes of one task for all."""
+    """Make a plugin that offers one candidate for every operator: ``change`` of a kernel with a single task."""
 
     def fill(self: object, device: str, operator: ROperator, binding: Binding) -> Any:
         return [change(replace(operator, tile=tuple(max(1, n) for n in operator.anchor.shape)))]
@@ -282,7 +282,7 @@ def offering(change: Any) -> object:
         (lambda o: replace(o, tile=()), "it offers the tile () for 1 axes"),
         (lambda o: replace(o, tile=(0,)), "it offers the tile (0,) for 1 axes"),
         (lambda o: replace(o, tile=(2.0,)), "it offers the tile (2.0,) for 1 axes"),
-        (lambda o: o.renamed("other"), "it offers another operator than the one that was asked for"),
+        (lambda o: o.renamed("other"), "it offers another operator than the requested one"),
         (lambda o: replace(o, family="nonsense", config=(("n", 1),)), ""),
         (lambda o: o, ""),
     ],
@@ -302,7 +302,7 @@ def test_two_plugins_with_one_name_are_both_named(hook: str, capsys: pytest.Capt
     value = {"rammer_lowerings": {("", "Abs"): negated}, "rammer_policies": [Reluctant()]}[hook]
     registry = Registry([Point("one", failing(hook, None, value)), Point("two", failing(hook, None, value))])
     assert len(registry.lowerings() if hook == "rammer_lowerings" else registry.policies()) == 1
-    assert f"plugin two fails in {hook}, and is left out of it: ValueError: plugin one has" in capsys.readouterr().err
+    assert f"plugin two fails in {hook}and is skipped there: ValueError: plugin one has" in capsys.readouterr().err
 
 
 def test_extensions_are_part_of_the_key_of_compiled_programs() -> None:
@@ -311,7 +311,7 @@ def test_extensions_are_part_of_the_key_of_compiled_programs() -> None:
 
 
 def test_an_edited_plugin_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both of a plugin that extends others and of a device's own: nothing that was kept before is used after."""
+    """Check plugins with extensions and plugins with a device: cached programs of the old code are not used."""
     (tmp_path / "extending_here").mkdir()
     code, other = tmp_path / "extending_here" / "__init__.py", tmp_path / "extending_here" / "costs.py"
     code.write_text("def hook(): pass\n")

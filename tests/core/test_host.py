@@ -1,4 +1,4 @@
-"""Operators on the host: the same values as the whole model, sub-graphs and what they capture included."""
+"""Operators on the host: the same values as the whole model, including sub-graphs and captured values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(
 
 
 def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every node as a HostNode, by ONNX names."""
+    """Run every node as a HostNode; inputs and outputs have ONNX names."""
     values = dict(graph.constants) | {v.name: feeds[v.external] for v in graph.inputs}
     for node in graph.nodes:
         host = HostNode.of(graph, node)
@@ -87,7 +87,7 @@ def test_a_scalar_stays_a_scalar(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("condition", [True, False])
 def test_if_with_captured_values(condition: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The branches read outer values, one of them computed by a node that a pass merges with another."""
+    """Check branches that read outer values, one computed by a node that a pass merges with another."""
     monkeypatch.setattr(if_conversion, "MOST_OPERATORS", 0)  # the branches stay
     yes = helper.make_graph(
         [helper.make_node("Add", ["a.1", "k"], ["t"])],

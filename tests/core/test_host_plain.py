@@ -1,4 +1,4 @@
-"""Operators that NumPy computes at once, for interpreted bodies: they give what the general way gives, or nothing."""
+"""Operators with a direct NumPy implementation for interpreted bodies: the general evaluator's results, or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = [np.float32, np.float64, np.int32, np.int64, np.bool_, np.uint8, np.flo
 
 
 def values(rng: np.random.Generator, dtype: Any, *shape: int) -> np.ndarray:
-    """Small numbers, some equal; floats with a NaN, infinities and what no integer holds now and then."""
+    """Draw small numbers, some equal; floats sometimes contain NaN, infinities and values beyond integer ranges."""
     made = np.asarray(rng.integers(-3, 4, shape) * rng.choice([1, 0.5]))
     if np.dtype(dtype).kind == "f" and rng.random() < 0.2 and made.size:
         made = np.asarray(made, np.float64)
@@ -29,7 +29,7 @@ def values(rng: np.random.Generator, dtype: Any, *shape: int) -> np.ndarray:
 
 
 def drawn(op: str, rng: np.random.Generator) -> tuple[NodeProto, list[np.ndarray | None]]:
-    """A use of ``op``, legal for the most part."""
+    """Draw a mostly legal use of ``op``."""
     dtype = np.bool_ if op in ("And", "Or", "Not") else DTYPES[rng.integers(len(DTYPES))]
     shape = tuple(rng.integers(0 if rng.random() < 0.2 else 1, 4, rng.integers(0, 4)).tolist())
     x, rank, more = values(rng, dtype, *shape), len(shape), dict[str, Any]()
@@ -79,7 +79,7 @@ def drawn(op: str, rng: np.random.Generator) -> tuple[NodeProto, list[np.ndarray
 
 
 def general(proto: NodeProto, operands: list[np.ndarray | None]) -> np.ndarray | None:
-    """What the general way gives; None where it refuses."""
+    """Return the general evaluator's result; None if it refuses."""
     try:
         return evaluate_proto(proto, {n: a for n, a in zip(proto.input, operands, strict=True) if a is not None}, OPSET)["y"]
     except (BadInput, ValueError, IndexError, TypeError, NotImplementedError):
@@ -107,7 +107,7 @@ def test_as_the_general_way(op: str, rng: np.random.Generator) -> None:
 
 
 def test_boxes_that_overlap(rng: np.random.Generator) -> None:
-    """Kept boxes one by one, beside the words of ONNX."""
+    """Check the selected boxes against a loop that follows ONNX's definition."""
     for turn in range(40):
         boxes, scores = rng.random((2, 20, 4), np.float32), rng.random((2, 2, 20), np.float32)
         if turn % 3 == 0:  # equal scores, and boxes that touch
@@ -136,7 +136,7 @@ def shared(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_constants_of_a_body_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a body that was interpreted before, only what NumPy does not say in a word goes the general way."""
+    """Check that only operators without a direct NumPy form use the general evaluator when a body runs again."""
     nodes = [helper.make_node("Constant", [], ["two"], value_float=2.0), helper.make_node("Mul", ["x", "two"], ["m"])]
     nodes += [helper.make_node("Unique", ["m"], ["u"]), helper.make_node("Sin", ["u"], ["y"])]
     graph = helper.make_graph(nodes, "body", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])

@@ -1,4 +1,4 @@
-"""IOS: published search sizes exactly, and the optimum of brute force on small graphs."""
+"""IOS: published search sizes, reproduced exactly, and the brute-force optimum on small graphs."""
 
 from __future__ import annotations
 
@@ -113,25 +113,25 @@ def ancestors(name: str, after: After) -> set[str]:
 
 
 def series_cuts(after: After) -> list[int]:
-    """Where every later operator waits for every earlier one."""
+    """Return the positions at which every later operator waits for every earlier one."""
     names, before = list(after), {n: ancestors(n, after) for n in after}
     return [i for i in range(1, len(names)) if all(set(names[:i]) <= before[n] for n in names[i:])]
 
 
 def cut_crosser(graph: OperatorGraph) -> Callable[[frozenset[str]], bool]:
-    """Whether some operators reach over such a place."""
+    """Return a predicate that is True if some operators cross a series cut."""
     names = graph.names
     halves = [(frozenset(names[:i]), frozenset(names[i:])) for i in series_cuts(graph.after)]
     return lambda part: any(part & early and part & late for early, late in halves)
 
 
 def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool = False) -> float:
-    """The cheapest way to cut the graph into first stage and rest, over all of them, without memory of what a rest costs."""
+    """Return the cheapest cut into a first stage and a rest, by exhaustive search without memoised rests."""
     crosses_a_cut = cut_crosser(graph)
 
     @cache
     def latency(part: frozenset[str]) -> float:
-        """Of a stage, if it is legal; else infinite."""
+        """Return the latency of a stage if it is legal; else infinity."""
         groups = components(part, graph.after)
         if len(groups) > s or any(len(g) > r for g in groups) or (not crossing and crosses_a_cut(part)):
             return math.inf
@@ -336,7 +336,7 @@ def test_cuts_of_a_long_chain_are_found_in_one_walk() -> None:
 
 
 def watts_strogatz(seed: int, nodes: int = 32, near: int = 4, rewired: float = 0.75) -> dict[str, list[str]]:
-    """RandWire's random graphs (ICCV'19, section 3.3): a ring, its edges rewired at random, edges directed by number."""
+    """Make RandWire's random graphs (ICCV'19, section 3.3): a ring, randomly rewired, with edges directed by number."""
     random = Random(seed)
     edges = {frozenset((i, (i + j) % nodes)) for i in range(nodes) for j in range(1, near // 2 + 1)}
     for j in range(1, near // 2 + 1):

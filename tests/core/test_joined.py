@@ -1,4 +1,4 @@
-"""Constants that are put together of others: known by their pieces, which stay in the model's file, on disk and in memory."""
+"""Constants assembled from other arrays: represented by their pieces, which stay in the model's file, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rammer.ir.constants.recipes import (
     side_by_side,
 )
 
-WIDE = 192  # of float32 a square is larger than what a program holds itself
+WIDE = 192  # a float32 square is larger than the constants stored in a program
 
 
 def filed(path: Path, rng: np.random.Generator, count: int, dtype: str = "float32") -> tuple[Mapped, list[np.ndarray[Any, Any]]]:
-    """A file of square matrices, and these as they lie there or transposed."""
+    """Write a file of square matrices; return it and the matrices, some transposed."""
     path.write_bytes(rng.standard_normal((count, WIDE, WIDE), np.float32).astype(dtype).tobytes())
     file = Mapped.of(path)
     arrays = np.frombuffer(file.data, dtype).reshape(count, WIDE, WIDE)
@@ -43,7 +43,7 @@ def read(kept: ConstantCache, row: Row, like: np.ndarray[Any, Any]) -> np.ndarra
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(40))
 def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Side by side along any axis, or a new one, also of pieces put together before, and of one that no file has."""
+    """Check concatenation and stacking, also of assembled pieces, and of one piece without a file."""
     file, pieces = filed(tmp_path / "m.onnx", rng, int(rng.integers(2, 5)))
     own = rng.random() < 0.5
     if own:
@@ -56,7 +56,7 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
     made = pieces[0]
     np.testing.assert_array_equal(made, want[0])
     recipe = recipe_of(made)
-    assert recipe.shape == made.shape if recipe is not None else is_mapped(made)  # what lies so in the file is a view
+    assert recipe.shape == made.shape if recipe is not None else is_mapped(made)  # contiguous pieces of the file are a view
     assert not made.flags.writeable
     kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = kept.put(made, (file,))
@@ -69,16 +69,16 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
 
 
 def times(values: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Factors of some of the axes of ``values``, or one for all."""
+    """Draw factors along some axes of ``values``, or one for all."""
     of = rng.random(values.ndim) < 0.5
-    of[int(rng.integers(values.ndim))] = False  # else they would be as many as the values
+    of[int(rng.integers(values.ndim))] = False  # otherwise there would be one factor per value
     return rng.standard_normal([n if there else 1 for n, there in zip(values.shape, of, strict=True)])
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(40))
 def test_what_was_scaled_is_known_by_its_factors(number: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Times factors once or twice, before or behind being put together; to the last bit what was rounded each time."""
+    """Check one or more scalings, before or after concatenation; each rounding is reproduced to the last bit."""
     dtype = ("float32", "float16")[number % 2]
     file, pieces = filed(tmp_path / "m.onnx", rng, 2, dtype)
     want = list(pieces)
@@ -112,7 +112,8 @@ def test_many_factors_are_no_recipe(rng: np.random.Generator, tmp_path: Path) ->
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("new", [False, True])
 def test_blocks_of_one_matrix_are_a_view_of_it(axis: int, new: bool, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Side by side again nothing is copied, in memory or on disk; what is left out or in another order keeps its place, too."""
+    """Check that concatenating the blocks copies nothing, in memory or on disk. Reordered or partial blocks refer to the file,
+    too."""
     file, _ = filed(tmp_path / "m.onnx", rng, 1)
     whole = np.frombuffer(file.data, np.float32).reshape(WIDE, WIDE)
     kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
@@ -128,12 +129,12 @@ def test_blocks_of_one_matrix_are_a_view_of_it(axis: int, new: bool, rng: np.ran
     row = kept.put(whole[:, 8:16], (file,))
     assert row[0] == STRIDED
     for odd in (row[2] + (WIDE * WIDE * 4), row[2] + 4 * (WIDE - 15)):
-        with pytest.raises(ValueError, match="leaves its file"):
+        with pytest.raises(ValueError, match="exceeds its file"):
             kept.get([*row[:2], odd, *row[3:]], "float32", (WIDE, 8))
 
 
 def test_what_no_file_has_is_an_array(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Also what is small: a program holds it itself."""
+    """Check small arrays, too: a program stores them directly."""
     arrays = [rng.standard_normal((WIDE, WIDE), np.float32) for _ in range(2)]
     assert recipe_of(side_by_side(arrays, 0, True)) is None
     file, mapped = filed(tmp_path / "m.onnx", rng, 1)
@@ -143,7 +144,7 @@ def test_what_no_file_has_is_an_array(rng: np.random.Generator, tmp_path: Path) 
 
 def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_path: Path) -> None:
     _, pieces = filed(tmp_path / "m.onnx", rng, 3)
-    pieces = pieces[::-1]  # as they lie in the file, all transposed, they would be a view of it
+    pieces = pieces[::-1]  # in file order and all transposed, they would form a view
     contents, made = Contents(), side_by_side(pieces, 1, False)
     first = contents.of({"a": made, "b": pieces[0]})
     second = contents.of(Constants({"c": recipe_of(side_by_side(pieces, 1, False)) or made}))
@@ -159,7 +160,7 @@ def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_
 
 
 def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Every part of a row as something else: a ValueError, or the same values."""
+    """Check each part of a row replaced by another value: ValueError, or the same values."""
     file, pieces = filed(tmp_path / "m.onnx", rng, 3)
     some = scale_array(side_by_side(pieces[:2], 0, False), times(pieces[0], rng)[:1])
     made = side_by_side([some, side_by_side(pieces[1:], 0, False)], 1, True)
@@ -186,7 +187,7 @@ def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: 
     deep: Any = row
     for _ in range(DEEPEST):
         deep = [JOINED, False, 0, "x", [[list(made.shape), deep]]]
-    with pytest.raises(ValueError, match="are none"):
+    with pytest.raises(ValueError, match="are malformed"):
         read(kept, deep, made)
     for factors in ("", "AAAA", 8, "AAAAAAAA8D8", "AAAAAAAA8D8=" * 2, "\u00e4AAAAAAA8D8="):
         with pytest.raises(ValueError):

@@ -1,4 +1,4 @@
-"""Results of several shapes in one operator: rows that are kept beside what they are reduced to."""
+"""Results of several shapes in one operator: rows stored together with their reductions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rammer_testing.programs import TaskNet, adding, summing
 from rammer_testing.small_models import SmallModel
 
 ROWS = "float[128,192] x"
-#: Models by name, and how many operators they have before they are stitched to one.
+#: Models by name, and their number of operators before stitching into one.
 KEPT = {
     "map with two reductions": (
         f"""({ROWS}) => (float[128,192] e, float[128] p, float[128,1] q) <int64[1] along = {{1}}> {{
@@ -91,7 +91,7 @@ def test_rows_and_what_they_are_reduced_to_become_one_operator(name: str, rng: n
 @pytest.mark.parametrize("target", [C99, THREADED, replace(C99, name="rereads", rereads=True)], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_rows_are_right_in_any_tile(name: str, target: object, seed: int, rng: np.random.Generator) -> None:
-    """Also in tiles that do not divide the rows; rows that no other task of the same results may touch."""
+    """Check also tiles that do not divide the rows; no other task of the same results may write a task's rows."""
     graph, random = graph_of(SmallModel("kept", KEPT[name][0]), rng), Random(seed)
     (operator,) = stitched(graph, device())[1].operators
     values = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
@@ -110,7 +110,7 @@ def random_tile(operator: ROperator, random: Random) -> tuple[int, ...]:
 
 
 def tiles_partition(operator: ROperator) -> bool:
-    """Whether every element of every output is one task's."""
+    """Return True if every element of every output belongs to one task."""
     for c in (c for c in operator.computes if c.name in operator.outputs):
         counts = np.zeros(c.shape, np.int64)
         for task in range(operator.task_count):
@@ -124,7 +124,8 @@ def tiles_partition(operator: ROperator) -> bool:
 
 
 def row_operator(name: str, read: str, rows: int, tile: int, reduced: bool, width: int = 3) -> ROperator:
-    """``name_e[i, j] = read[i] + j``, kept, and ``name[i]``: its sums, which have the task grid, or (not ``reduced``) a map."""
+    """Make ``name_e[i, j] = read[i] + j``, stored, and ``name[i]``. ``name[i]`` is the sum of its rows and has the task grid, or
+    (not ``reduced``) is a map."""
     kept = Compute.parse(f"{name}_e: f32[i:{rows}, j:{width}] = {read}[i] + cast(float32, j)")
     total = Compute.parse(f"{name}: f32[i:{rows}] = sum[k:{width}] {name}_e[i, k]")
     beside = Compute.parse(f"{name}: f32[i:{rows}] = {read}[i] * 2.0")
@@ -134,12 +135,12 @@ def row_operator(name: str, read: str, rows: int, tile: int, reduced: bool, widt
 
 
 def flattening(name: str, read: str, rows: int, tile: int, width: int = 3) -> ROperator:
-    """``name[i]``: the sum of row ``i`` of a kept map."""
+    """Make ``name[i]``: the sum of row ``i`` of a stored map."""
     return ROperator(name, (Compute.parse(f"{name}: f32[i:{rows}] = sum[k:{width}] {read}[i, k]"),), (), (name,), (tile,))
 
 
 def kept_net(random: Random, operators: int, rows: int) -> TaskNet:
-    """A random DAG over vectors, some of whose operators write rows as well, which others read."""
+    """Make a random DAG over vectors; some operators also write rows, which others read."""
     net, names, maps = TaskNet().tensor("x", rows), ["x"], list[str]()
     for i in range(operators):
         tile, kind = random.randint(1, rows), random.random()
@@ -158,7 +159,7 @@ def kept_net(random: Random, operators: int, rows: int) -> TaskNet:
 
 
 def recut(program: RProgram) -> Iterator[RProgram]:
-    """A tile that cuts the grid where another result has no such axis."""
+    """Yield programs with a tile that splits the grid along an axis that another result lacks."""
     for i, o in enumerate(program.operators):
         for d in o.uncut if o.anchor.shape[-1] > 1 else ():
             cut = replace(o, tile=tuple(1 if k == d else t for k, t in enumerate(o.tile)))
@@ -172,7 +173,7 @@ EDITS = (dropped_waits, swapped_neighbours, moved_buffers, lost_and_doubled, nar
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", range(200))
 def test_no_illegal_program_with_kept_rows_passes(case: int, seed: int) -> None:
-    """Random graphs on random devices by random policies: their programs are legal, and no edit that is not passes."""
+    """Check random graphs, devices and policies: their programs are legal, and the verifier rejects every illegal edit."""
     random = Random(f"{seed} {case}")
     net = kept_net(random, random.randint(1, 5), random.choice([4, 7, 9]))
     policy, veus = random.choice(sorted(list_policies())), random.randint(1, 5)
@@ -196,7 +197,7 @@ def test_a_tile_that_would_write_a_result_twice_is_refused() -> None:
 def test_a_plugin_may_offer_no_tile_that_cuts_an_axis_which_a_result_has_not() -> None:
     operator = row_operator("t", "x", 6, 2, reduced=False)
     assert check_candidates([operator.tiled((4, 3))], operator)
-    with pytest.raises(ValueError, match=r"it offers the tile \(2, 2\), which cuts an axis that some result has not"):
+    with pytest.raises(ValueError, match=r"it offers the tile \(2, 2\), which cuts an axis that a result lacks"):
         check_candidates([operator.tiled((2, 2))], operator)
 
 
@@ -219,7 +220,7 @@ def test_which_axes_results_have_in_common(shape: Sequence[int], anchor: Sequenc
 
 
 def test_parts_are_those_of_every_shape(seed: int) -> None:
-    """Random results of one operator: tasks partition them all whenever no tile cuts an axis that one of them has not."""
+    """Check random results of one operator: tasks partition all of them if no tile splits an axis that one of them lacks."""
     random, seen = Random(seed), set[bool]()
     while seen != {True, False}:
         shapes = [tuple(random.randint(1, 3) for _ in range(random.randint(0, 3))) for _ in range(random.randint(2, 4))]

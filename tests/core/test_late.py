@@ -1,4 +1,4 @@
-"""Tensors whose shape a run decides: whatever their sizes and whoever is late, what is read is what was sent, and no more."""
+"""Dynamic-shape transfers: for any sizes and delays, the receiver reads exactly the sent data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_pool_gives_each_its_own_and_has_all_of_it_again(rng: np.random.Genera
 
 
 def check_counters(plan: Plan, counters: list[Counters]) -> None:
-    """Of each tensor and run one record and one read of as many bytes as there are, or one write; and nothing else."""
+    """Check one record and one read of exactly the tensor's bytes per dynamic tensor and run. Static tensors have one write. No
+    other operations occur."""
     for device, found in some(enumerate(counters)):
         sent = [(t, plan.values(t, r)) for t in plan.transfers() for r in range(plan.runs) if t.source == device]
         read = [(t, plan.values(t, r)) for t in plan.transfers() for r in range(plan.runs) if t.target == device]
@@ -111,7 +112,7 @@ def test_as_many_bytes_cross_as_there_are(rng: np.random.Generator) -> None:
         assert since.copies == (n not in (0, 64)), "rows lie in one piece where they are read to, columns do not"
         for name in ("rows", "columns"):
             two.release(name, run)
-    with pytest.raises(ValueError, match=r"has no room for \(65, 4\)"):
+    with pytest.raises(ValueError, match=r"is too small for \(65, 4\)"):
         one.put("rows", 15, np.zeros((65, 4), np.float32))
 
 
@@ -135,7 +136,7 @@ def test_memory_is_used_again_only_when_it_was_read() -> None:
 def test_a_record_that_cannot_be_is_refused() -> None:
     assert TensorRecord.of(TensorRecord((64, 4), 0).array(), ROWS) == TensorRecord((64, 4), 0)
     for shape in ((65, 4), (-1, 4)):
-        with pytest.raises(DeviceFailure, match="a record says"):
+        with pytest.raises(DeviceFailure, match="a shape record contains"):
             TensorRecord.of(TensorRecord(shape, 0).array(), ROWS)
 
 
@@ -143,13 +144,13 @@ def test_a_record_that_cannot_be_is_refused() -> None:
 
 
 def unread(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """Memory of the pool is used again before it was read."""
+    """Reuse memory of the pool before it was read."""
     kept = one.kept
     kept.reclaim = lambda: [kept.pool.give(k.place) for k in kept.held] and kept.held.clear()  # type: ignore[method-assign]
 
 
 def early(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """The flag is there before the record, and the reader looks between them."""
+    """Set the flag before the record, and let the reader look between them."""
     tell = one.tell
 
     def told(transfer: Transfer, run: int, record: TensorRecord) -> None:
@@ -161,7 +162,7 @@ def early(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
 
 
 def hasty(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """The reader acknowledges first and reads then; the sender goes on between them."""
+    """Acknowledge before reading, and let the sender continue between them."""
     read = two.reach.read
 
     def late(source: int, place: int, into: np.ndarray) -> None:
@@ -174,18 +175,18 @@ def hasty(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
 
 
 def short(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """The record says one row less."""
+    """Write a record with one row less."""
     tell = one.tell
     one.tell = lambda t, run, r: tell(t, run, TensorRecord((r.shape[0] - 1, *r.shape[1:]), r.place))  # type: ignore[method-assign]
 
 
 def stale(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """What lay beyond stays there."""
+    """Leave stale data past the extent."""
     two.arriving["rows"].shapes = [(0, 0)] * 2
 
 
 def right(one: MemoryEndpoint, two: MemoryEndpoint) -> None:
-    """Nothing is wrong."""
+    """Leave the endpoints without a fault."""
 
 
 @pytest.mark.parametrize("plant", [right, unread, early, hasty, short, stale])
@@ -200,7 +201,7 @@ def test_planted_faults_are_seen(plant: Callable[[MemoryEndpoint, MemoryEndpoint
 
 
 def sent_right(one: MemoryEndpoint, two: MemoryEndpoint, between: Callable[[], None]) -> bool:
-    """A long tensor and a short one in flight, twice; the reader comes when both are there."""
+    """Return True if the reader gets a long and a short tensor in flight, twice; it reads when both have arrived."""
     good, plan = True, [30, 20, 10, 5]
     for first in (0, 2):
         for run in (first, first + 1):

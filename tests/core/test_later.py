@@ -1,4 +1,4 @@
-"""Models whose shapes depend on values that only a run shows: compiled in parts, for what is found."""
+"""Models whose shapes depend on run-time values: compiled in parts, for the values of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Feeds = dict[str, np.ndarray]
 
 
 def agree(proto: onnx.ModelProto, exe: Any, feeds: Feeds) -> None:
-    """ONNX Runtime's outputs: the same names, types and shapes, numbers that float32 allows."""
+    """Check against ONNX Runtime: equal names, types and shapes, and values within float32 tolerance."""
     session = PeerSession(proto)
     names = [o.name for o in session.get_outputs()]
     wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
@@ -41,7 +41,7 @@ def fed(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def chosen() -> onnx.ModelProto:
-    """Rows where a mask holds, multiplied by a matrix, and how many they are."""
+    """Make a selection of rows by a mask, multiplied by a matrix, and the number of rows."""
     nodes = [
         node("Greater", ["m", "zero"], ["on"], name="greater"),
         node("NonZero", ["on"], ["at"], name="nonzero"),
@@ -67,7 +67,7 @@ def test_rows_that_a_mask_chooses(rng: np.random.Generator) -> None:
         agree(proto, exe, {"x": fed(rng, 7, 3), "m": mask})
     (special,) = exe.cache.values()
     assert "NonZero" in str(special.host_nodes[0])
-    # Three counts were met, so three programs follow: what a count was compiled for serves it again.
+    # Three distinct counts give three programs; each serves its count again.
     assert len(special.following.residents.held) == 3
 
 
@@ -87,7 +87,7 @@ def test_a_target_that_is_an_input(rng: np.random.Generator) -> None:
 
 
 def test_what_decides_is_computed(rng: np.random.Generator) -> None:
-    """Bounds of a Slice, of which a part is a product of inputs, and a third part that waits for the second."""
+    """Check bounds of a Slice that depend on inputs, and a third part that depends on the second."""
     nodes = [
         node("Mul", ["k", "two"], ["end"], name="mul"),
         node("Slice", ["x", "start", "end"], ["s"], name="slice"),
@@ -108,7 +108,7 @@ def test_what_decides_is_computed(rng: np.random.Generator) -> None:
 
 
 def test_outputs_that_nothing_computes(rng: np.random.Generator) -> None:
-    """An input, a constant, what was computed before, and a result of the host's are outputs beside what comes later."""
+    """Check outputs that are an input, a constant, an earlier result or a host result, together with later parts."""
     nodes = [
         node("Neg", ["x"], ["n"], name="neg"),
         node("NonZero", ["x"], ["z"], name="nonzero"),
@@ -122,16 +122,16 @@ def test_outputs_that_nothing_computes(rng: np.random.Generator) -> None:
     agree(proto, exe, {"x": x})
     found = exe.run({"x": x})
     for name in ("x", "c", "z"):
-        found[name][...] = 0  # the caller's own
+        found[name][...] = 0  # the caller owns these arrays
     agree(proto, exe, {"x": x})
 
 
 @settings(max_examples=12)
 @given(st.lists(st.sampled_from(["slice", "nonzero", "tile", "reshape", "relu", "sum"]), min_size=1, max_size=6), st.data())
 def test_chains(kinds: list[str], data: st.DataObject) -> None:
-    """Any chain of operators that wait and that do not."""
+    """Check any chain of operators with and without run-time shapes."""
     nodes, at = list[onnx.NodeProto](), "x"
-    feeds: Feeds = {"x": np.arange(-4, 8, dtype=np.float32) / 2}  # whose sums are exact: rounding is not what is asked here
+    feeds: Feeds = {"x": np.arange(-4, 8, dtype=np.float32) / 2}  # all sums are exact, so rounding does not matter
     constants: dict[str, np.ndarray] = {"zero": np.zeros(1, np.int64), "all": np.array([-1])}
     for number, kind in enumerate(kinds):
         to, k = f"v{number}", f"k{number}"
@@ -189,7 +189,7 @@ def test_threads_with_other_values(rng: np.random.Generator) -> None:
 def test_too_many_values_decide() -> None:
     nodes = [node("Tile", ["x", "k"], ["y"], name="tile")]
     proto = model(nodes, [tensor("x", [1]), tensor("k", ["n"], INT64)], ["y"])
-    with pytest.raises(BadInput, match="'k' decides shapes by 2000 values, more than 1024"):
+    with pytest.raises(BadInput, match="'k' determines shapes by 2000 values, more than 1024"):
         rammer.compile(proto, "toy").run({"x": np.ones(1, np.float32), "k": np.ones(2000, np.int64)})
 
 
@@ -220,12 +220,12 @@ def test_a_mask_of_booleans(rng: np.random.Generator) -> None:
 def test_ranges_without_a_number_of_elements(limit: float, delta: float) -> None:
     constants = {"limit": np.array(limit, np.float32), "delta": np.array(delta, np.float32)}
     proto = model([node("Range", ["x", "limit", "delta"], ["y"], name="r")], [tensor("x", [])], ["y"], constants=constants)
-    with pytest.raises(BadInput, match="has no number of elements, or more than"):
+    with pytest.raises(BadInput, match="has an undefined number of elements, or more than"):
         rammer.compile(proto, "toy").run({"x": np.array(0.5, np.float32)})
 
 
 def test_what_is_compiled_for_a_value_has_no_host_operator(rng: np.random.Generator) -> None:
-    """The diagonal of Trilu and the axis of CumSum decide what is computed, though not its shape."""
+    """Check the diagonal of Trilu and the axis of CumSum, which decide the computation but not its shape."""
     nodes = [node("CumSum", ["x", "axis"], ["s"], name="cumsum"), node("Trilu", ["s", "k"], ["y"], name="trilu")]
     proto = model(nodes, [tensor("x", [4, 5]), tensor("axis", [], INT64), tensor("k", [], INT64)], ["y"])
     exe = rammer.compile(proto, "toy")
@@ -236,7 +236,7 @@ def test_what_is_compiled_for_a_value_has_no_host_operator(rng: np.random.Genera
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_loop_whose_state_keeps_its_shape_has_it_in_the_end(grows: bool) -> None:
-    """ONNX's inference says nothing of it; one that grows has a shape at run time alone."""
+    """Check a state of unknown shape in ONNX's inference; a growing state has a run-time shape."""
     scalar = [helper.make_tensor_value_info(n, kind, []) for n, kind in (("turn", TensorProto.INT64), ("go", TensorProto.BOOL))]
     step = helper.make_node("Concat", ["s", "s"], ["t"], axis=0) if grows else helper.make_node("Add", ["s", "w"], ["t"])
     nodes = [

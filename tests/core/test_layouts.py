@@ -1,4 +1,4 @@
-"""The layout pass: moved tensors keep their elements, and ``auto`` takes what costs less."""
+"""The layout pass: moved tensors keep their elements, and ``auto`` chooses the cheaper layout."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def convolution(name: str, source: str, shape: tuple[int, ...]) -> ROperator:
-    """A 1x1 convolution of ``source`` that keeps its number of channels."""
+    """Make a 1x1 convolution of ``source`` with an equal number of output channels."""
     n, c, h, w = shape
     line = f"{name}: f32[n:{n}, o:{c}, i:{h}, j:{w}] = sum[k:{c}] {source}[n, k, i, j] * w[o, k]"
     return ROperator(name, (Compute.parse(line),), (), (name,))
 
 
 def plan_of(storages: Sequence[Storage], inputs: Sequence[str] = ("x",)) -> StoragePlan:
-    """A plan of float32 tensors; the weights are ``w``."""
+    """Make a plan of float32 tensors; the weights are ``w``."""
     types = {s.tensor: TensorType("float32", s.shape) for s in storages}
     graph = ComputeGraph("net", tuple(inputs), (), (), types, {"w": np.zeros(1, np.float32)})
     weights = dense("w", "w", (1,))
@@ -53,7 +53,7 @@ def plan_of(storages: Sequence[Storage], inputs: Sequence[str] = ("x",)) -> Stor
 
 
 def elements(storage: Storage, memory: Array) -> Array:
-    """What ``storage`` shows of its buffer."""
+    """Return the elements of the buffer that ``storage`` views."""
     steps = [s * memory.itemsize for s in storage.strides]
     return as_strided(memory[storage.offset :], storage.shape, steps)
 
@@ -63,7 +63,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.i
 
 @st.composite
 def parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Storage:
-    """A part of a dense tensor of ``shape``: steps along its axes, which may be swapped, left out or, with -1, reversed."""
+    """Draw a view of a dense tensor of ``shape``: steps along its axes, which may be swapped, omitted or, with -1, reversed."""
     steps = dense("b", "b", shape).strides
     offset, extents, strides = 0, [], []
     for extent, stride in zip(shape, steps, strict=True):
@@ -109,7 +109,7 @@ def test_channels_last_is_nhwc() -> None:
     ],
 )
 def test_a_tensor_that_somebody_reads_across_axes_stays(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Joined axes, other rows, everything backwards, a diagonal."""
+    """Check joined axes, other rows, a full reversal and a diagonal."""
     have = plan_of([dense("x", "x", (2, 3, 4, 5)), dense("b", "b", (2, 3, 4, 5)), Storage("v", "b", offset, shape, strides)])
     assert assign_layouts(have, [convolution("b", "x", (2, 3, 4, 5))]).storages == have.storages
 
@@ -133,14 +133,14 @@ def test_empty_images_stay() -> None:
     ],
 )
 def test_attention_has_no_images(line: str) -> None:
-    """Four axes, but no sum over the second, or one over the last as well."""
+    """Check operators of four axes without a sum over the second, or with a further sum over the last."""
     compute = Compute.parse(line)
     have = plan_of([dense("s", "s", compute.shape), *(dense(n, n, (2, 3, 4, 5)) for n in "qt")], ())
     assert assign_layouts(have, [ROperator("s", (compute,), (), ("s",))]).storages == have.storages
 
 
 def chain_of(length: int) -> tuple[StoragePlan, list[ROperator]]:
-    """x -> b0 -> b1 ...; x is an input and stays."""
+    """Make x -> b0 -> b1 ...; x is an input and keeps its layout."""
     shape, names = (1, 2, 3, 3), ["x", *(f"b{i}" for i in range(length))]
     operators = [convolution(new, old, shape) for old, new in pairwise(names)]
     return plan_of([dense(n, n, shape) for n in names]), operators
@@ -153,7 +153,8 @@ def moved_in(storages: Mapping[str, Storage]) -> frozenset[str]:
 @settings(max_examples=100)
 @given(length=st.integers(1, 5), data=st.data())
 def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.DataObject) -> None:
-    """As far as one change must save LEAST_GAIN of its neighbours' time; what stands alone is decided as brute force does."""
+    """Check optimality up to LEAST_GAIN, which one change must save of its neighbours' time. Isolated operators are decided like
+    brute force."""
     plan, operators = chain_of(length)
     asked: dict[tuple[str, frozenset[str]], float] = {}
 
@@ -179,7 +180,7 @@ def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.Da
 
 
 def price_as(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    """Every tensor of an operator that has its channels last makes its kernels take ``factor`` times as long."""
+    """Scale kernel times by ``factor`` for every channels-last tensor of an operator."""
     ask = Tuner.kernels
 
     def priced(tuner: Tuner, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
@@ -190,7 +191,7 @@ def price_as(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
 
 
 def permuted(rng: np.random.Generator, backend: Backend, layout: str, tune: str = "off") -> tuple[str, ...]:
-    """The buffers of a small network that the compiler moves."""
+    """Return the buffers of a small network that the compiler moves."""
     model = read_model(MODELS["images"].build(rng))
     compiler = Compiler(backend, CompileOptions(tune=tune, layout=layout), KernelStore(None))
     (segment,) = compiler.compile_model(model, {}).segments
@@ -202,7 +203,7 @@ def permuted(rng: np.random.Generator, backend: Backend, layout: str, tune: str 
 def test_the_compiler_asks_the_devices_kernels(
     better: str, factor: float, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """With kernels that are twice as fast in one layout, ``auto`` moves all that ``nhwc`` moves, or nothing."""
+    """Check that ``auto`` moves the same buffers as the better layout: kernels are twice as fast in it."""
     price_as(monkeypatch, factor)
     backend = Registry().open("toy")
     assert permuted(rng, backend, "auto") == permuted(rng, backend, better)
@@ -213,11 +214,11 @@ def test_the_compiler_asks_the_devices_kernels(
 def test_a_whole_program_is_measured_where_kernels_are(
     share: float, moves: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Its kernels promise much, and the program with channels last takes ``share`` of the other's time."""
+    """Check kernels with a predicted gain; the channels-last program needs ``share`` of the other's time."""
     price_as(monkeypatch, 0.5)
-    monkeypatch.setattr(measure_process, "opening_of", lambda backend: None)  # the clock is this process's
+    monkeypatch.setattr(measure_process, "opening_of", lambda backend: None)  # the clock is in this process
     backend = Registry().open("toy")
-    profiler = backend.profiler.__class__  # of what the guard guards
+    profiler = backend.profiler.__class__  # the class under the guard
     monkeypatch.setattr(profiler, "task_time", lambda self, kernel, binding: (kernel.alone, kernel.crowded))
     monkeypatch.setattr(profiler, "program_time", lambda self, program, constants: share if program.permuted else 1)
 
@@ -231,7 +232,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
 
 @pytest.mark.parametrize("some", [True, False])
 def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Where no layout fits, the device says so."""
+    """Check that the device's error is reported if no layout fits."""
     ask = Tuner.kernels
 
     def fitting(tuner: Tuner, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
@@ -249,7 +250,7 @@ def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_layout_images_of_codes_move_alone() -> None:
-    """All 8-bit ones, and no buffer in which a number lies."""
+    """Check that all 8-bit buffers move, and no buffer of another type."""
     shape = (1, 4, 5, 6)
     storages = [dense("x", "x", shape), dense("b", "b", shape), dense("c", "c", shape), dense("d", "d", shape)]
     have, operators = (

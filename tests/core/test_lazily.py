@@ -1,4 +1,4 @@
-"""Sequences made on demand."""
+"""Sequences that are computed on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph -> ComputeGraph: names, order, errors."""
+"""Lowering of a Graph to a ComputeGraph: names, order, errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_chain(rng: np.random.Generator) -> None:
 
 
 def test_intermediates_avoid_names_of_the_graph() -> None:
-    """A model may call a value just as a lowering would call an intermediate."""
+    """Check a model value with the name of a lowering's intermediate."""
     graph = _graph(Node("Identity", ("x",), ("y_max",), {}), Node("Softmax", ("y_max",), ("y",), {}, "", "", 21))
     names = [c.name for c in lower(graph).computes]
     assert len(set(names)) == len(names)

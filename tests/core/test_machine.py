@@ -1,4 +1,4 @@
-"""The pytest plugin for shared and incomplete machines, in runs of its own."""
+"""The pytest plugin for shared and incomplete machines, tested in separate pytest runs."""
 
 from __future__ import annotations
 

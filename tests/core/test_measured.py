@@ -1,4 +1,4 @@
-"""Figures of measured traces, on one that is worked out by hand."""
+"""Figures of measured traces, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer_testing.programs import random_net
 
 
 def two() -> RProgram:
-    """A program whose second operator reads the first one's result."""
+    """Make a program whose second operator reads the first one's result."""
     program = random_net(Random(3), 6).program(Wavefront(), 2)
     maker = {t: o for o in program.operators for t in o.outputs}
     second = next(o for o in program.operators if any(t in maker for t in o.inputs))
@@ -32,7 +32,7 @@ def test_figures() -> None:
         Span(0, a, 0, 0.0, 2.0),
         Span(0, a, 1, 1.0, 3.0),  # two at once on unit 0: 3 s busy
         Span(1, a, 2, 0.0, 1.0),
-        Span(1, b, 0, 5.0, 10.0),  # 6 s busy; nothing anywhere from 3 to 5
+        Span(1, b, 0, 5.0, 10.0),  # 6 s busy; all units idle from 3 to 5
     ]
     found = summarise_run(Recorded(program, spans), units=3)
     assert np.isclose(found.span, 10) and np.isclose(found.utilisation, 9 / 30) and np.isclose(found.idle, 0.2)

@@ -1,4 +1,4 @@
-"""Arena: buffers share bytes only when every use of one precedes every write of the other."""
+"""The arena: buffers share bytes only if every use of one precedes every write of the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer_testing.programs import TaskNet, adding, random_net, summing
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[BufferUse], Order, dict[str, set[str]]]:
-    """Random DAG of operators, buffers with random sizes, writers and readers, and each one's ancestors."""
+    """Draw a random DAG of operators, buffers with random sizes, writers and readers, and each operator's ancestors."""
     count = draw(st.integers(1, 12))
     names = [f"o{i}" for i in range(count)]
     before: dict[str, set[str]] = {}
@@ -43,7 +43,7 @@ def plans(draw: st.DrawFn) -> tuple[list[BufferUse], Order, dict[str, set[str]]]
 
 
 def ordered(a: BufferUse, b: BufferUse, before: dict[str, set[str]]) -> bool:
-    """All uses of a before all writes of b."""
+    """Return True if all uses of a precede all writes of b."""
     return all(x in before[w] for w in b.writers for x in (*a.writers, *a.readers))
 
 
@@ -84,7 +84,7 @@ def test_unordered_branches_share_nothing() -> None:
     for branch in "abc":
         net.add(adding(f"{branch}0", 64, ["x"], 16)).add(adding(f"{branch}1", 64, [f"{branch}0"], 16))
     net.add(adding("y", 64, ["a1", "b1", "c1"], 16))
-    # By waves the three first buffers would be free again; by happens-before only within a branch, and there both live.
+    # By waves the first three buffers would be free; by happens-before only within a branch, where both are live.
     assert net.program(Wavefront(), 4).arena_bytes == 6 * 64 * 4
     assert net.program(Sequential(), 4).arena_bytes == 4 * 64 * 4
 

@@ -1,4 +1,4 @@
-"""Messages between processes: what is written arrives where it belongs and in order, whenever the network brings it."""
+"""Messages between processes: writes arrive at their target and in order, whatever the network's timing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rammer_testing.nonempty import some
 
 
 class Post:
-    """A network in the place of MPI's: each poll brings in the next message of a process, or does not; none overtakes."""
+    """A network in place of MPI's: each poll may deliver the next message of a process; order is preserved."""
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:
         self.size, self._rng = count, rng
@@ -34,7 +34,7 @@ class Post:
 
 
 class Receipt:
-    """A request: of a send, done when MPI has taken the bytes; of a receive, when they are there."""
+    """A request: a send is done when MPI has copied the bytes, a receive when they have arrived."""
 
     def __init__(self, comm: PostComm, source: int | None = None, into: Array | None = None) -> None:
         self.comm, self.source, self.into, self.done = comm, source, into, False
@@ -52,7 +52,7 @@ class Receipt:
 
 
 class PostComm:
-    """One process's communicator."""
+    """The communicator of one process."""
 
     def __init__(self, post: Post, rank: int) -> None:
         self.post, self.rank, self.size = post, rank, post.size
@@ -84,10 +84,10 @@ MPI = SimpleNamespace(
 
 
 class Unwatched:
-    """In the place of what ends a process."""
+    """A stand-in for the watchdog that ends a process."""
 
     def doing(self, what: str, last: str = "") -> None:
-        """Nobody ends this one."""
+        """Do nothing, since this process has no watchdog."""
 
 
 def boxes(exposed: Exposed, rng: np.random.Generator) -> list[Mailbox]:
@@ -101,7 +101,7 @@ def boxes(exposed: Exposed, rng: np.random.Generator) -> list[Mailbox]:
 
 @pytest.mark.parametrize("nbytes", [0, 4, PIECE - 4, PIECE, PIECE + 4, 5 * PIECE + 12])
 def test_a_flag_is_never_there_before_its_tensor(nbytes: int, rng: np.random.Generator) -> None:
-    """Both processes send to each other, and nobody waits for the other to have received."""
+    """Check two processes that send to each other without waiting for reception."""
     kind = TensorType("float32", (nbytes // 4,))
     there, back = Transfer("there", "x", kind, 0, 1), Transfer("back", "y", kind, 1, 0)
     exposed = Exposed(("d0", "d1"), (there, back), int(rng.integers(1, 4)))

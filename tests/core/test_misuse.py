@@ -1,4 +1,4 @@
-"""Operators used wrongly, a sample over all of them: ``python -m rammer_testing.operators --misused`` makes more."""
+"""Invalid uses of operators, a sample over all of them: ``python -m rammer_testing.operators --misused`` makes more."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ FOUND = (
 
 @pytest.mark.parametrize(("op", "what"), FOUND)
 def test_what_surveys_found(op: str, what: str) -> None:
-    """Uses that ended in an exception of Python's, or took all memory."""
+    """Check uses that once raised Python exceptions or exhausted memory."""
     cases = (drawn(op, 17, n) for n in range(3))
     found = [m for case in cases for m in misuses(case, Random(0)) if m.what.startswith(what)]
     assert {outcome(m)[0] for m in some(found)} <= {"refused", "accepted"}
 
 
-#: Operators that cut the axes in two there, where all of them may be in front; and those whose result has an axis more.
+#: Operators whose axis is a split position (the rank itself is valid), and operators whose result has one more axis.
 CUT, LONGER = {"Flatten"}, {"OneHot", "Unsqueeze"}
-#: Those that did so before opset 13.
+#: Operators whose axis was a split position before opset 13.
 CUT_ONCE = {"Softmax", "LogSoftmax", "Hardmax"}
 NAMES = {"axis", "axes", "gather_axis", "quantize_axis"}
 
 
 def with_axis(case: OperatorCase, name: str, axis: int) -> Misuse:
-    """The case with another axis."""
+    """Return the case with another axis."""
     made = case.model()
     (node,) = made.graph.node
     others = [a for a in node.attribute if a.name != name]
@@ -72,7 +72,7 @@ def with_axis(case: OperatorCase, name: str, axis: int) -> Misuse:
 
 
 def named(case: OperatorCase) -> Array | None:
-    """The operand whose axes an attribute names, None where it names none."""
+    """Return the operand whose axes an attribute names, or None."""
     operand = case.operands[2 if case.op.endswith("QLinearConcat") else 0]
     scale = case.operands[1] if case.op.endswith("uantizeLinear") else None
     return None if operand is None or (scale is not None and scale.size == 1) else operand
@@ -81,7 +81,7 @@ def named(case: OperatorCase) -> Array | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_an_axis_that_there_is_not_is_refused(name: str, seed: int) -> None:
-    """Counted round, it is another axis; ONNX's inference lets many pass."""
+    """Check that out-of-range axes do not wrap around; ONNX's inference accepts many of them."""
     asked = 0
     for case in some([drawn(op, seed, n) for op in FAMILIES for n in range(2)]):
         if name not in case.schema.attributes or (operand := named(case)) is None:
@@ -95,7 +95,8 @@ def test_an_axis_that_there_is_not_is_refused(name: str, seed: int) -> None:
 
 
 def test_what_inference_knows_by_a_body_alone_has_a_rule() -> None:
-    """A body is written for extents that are not 0: of GroupNormalization's an empty axis came out as long as a group."""
+    """Check operators whose inference uses a function body: bodies assume extents other than 0. GroupNormalization once gave an
+    empty axis the extent of a group."""
     every = {s.name: s for s in defs.get_all_schemas() if not s.domain and not s.has_type_and_shape_inference_function}
     written = {n for n, s in every.items() if s.has_function or s.has_context_dependent_function}
     assert written and written <= set(RULES)
@@ -110,7 +111,7 @@ def test_a_billion_windows_are_not_counted_one_by_one(monkeypatch: pytest.Monkey
 
 
 def test_the_survey_sees_what_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lowering that trips over an attribute, and a process that ends."""
+    """Check a lowering that raises IndexError, and a process that dies."""
     case: OperatorCase = drawn("Elu", 0, 0)
     made = Misuse("Elu", "as it is", case.model(), case.feeds)
     assert outcome(made) == ("accepted", "")

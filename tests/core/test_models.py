@@ -1,4 +1,4 @@
-"""Real models: weights that make the answer depend on the input, and clear words when one is missing."""
+"""Real models: weights that make the output depend on the input, and clear messages for missing ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_reseed_is_repeatable_and_valid(name: str) -> None:
 def test_all_outputs_have_types_and_the_values_that_were_inferred() -> None:
     model = with_all_outputs(reseed(light_model("squeezenet"), seed=0))
     onnx.checker.check_model(model, full_check=True)
-    # A dropout mask means nothing at inference and is left out.
+    # A dropout mask is meaningless at inference and omitted.
     computed = {node.output[0] for node in model.graph.node}
     assert {value.name for value in model.graph.output} == computed
     values = runner(model)(random_inputs(graph_inputs(model), 0))
@@ -78,7 +78,7 @@ def test_strip_final_softmax_leaves_other_outputs_alone() -> None:
 def test_a_fill_of_unknown_use_is_an_error() -> None:
     model = light_model("squeezenet")
     next(node for node in model.graph.node if node.op_type == "Conv").op_type = "Einsum"
-    with pytest.raises(ValueError, match="no operator says what these weights are for"):
+    with pytest.raises(ValueError, match="no operator determines the use of these weights"):
         reseed(model, seed=0)
 
 
@@ -98,9 +98,9 @@ def test_every_wheel_model_has_two_different_sets_of_inputs(model: models.WheelM
 
 
 def test_unknown_names_say_what_there_is() -> None:
-    with pytest.raises(ModelUnavailable, match=r"'nothing'.*no such key; choose one of ppocr_det"):
+    with pytest.raises(ModelUnavailable, match=r"'nothing'.*unknown key; choose one of ppocr_det"):
         fetch("nothing")
-    with pytest.raises(ModelUnavailable, match=r"'nothing'.*no such name; choose one of bvlc_alexnet"):
+    with pytest.raises(ModelUnavailable, match=r"'nothing'.*unknown name; choose one of bvlc_alexnet"):
         light_model("nothing")
 
 

@@ -1,4 +1,4 @@
-"""Identifiers of our own, and foreign strings in lines of text."""
+"""Generated identifiers, and foreign strings in lines of text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_identifiers_are_unique_and_always_the_same(names: list[str]) -> None:
     assert all(is_identifier(n) and len(n) <= LONGEST + 4 for n in made[0])
     for name, got in zip(names, made[0], strict=True):
         if got == name:
-            assert make_identifier(name) == name  # one that is good stays
+            assert make_identifier(name) == name  # a valid name is unchanged
 
 
 def test_many_things_of_one_name_are_named_soon() -> None:

@@ -1,4 +1,5 @@
-"""The core and the test kit name no device, nor what only one device has. The tests of the core use none."""
+"""Independence of devices: the core and the test kit contain neither device names nor device-specific terms. The tests of the
+core use no device."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import rammer_testing
 from rammer.device.loader import Registry
 from rammer_testing.nonempty import some
 
-#: The core and the test kit.
+#: The packages of the core and the test kit.
 PACKAGES = [Path(str(package.__file__)).parent for package in (rammer, rammer_testing)]
-#: Devices, their languages and vendors, and packages by which they are driven.
+#: Devices, their languages and vendors, and packages that drive them.
 WORDS = re.compile(r"cuda|cupy|nvidia|nvrtc|rocm|opencl|pocl|\bamd|\bhip|ipu|poplar|gpu|\bsm_\d", re.IGNORECASE)
 
-#: What may be named elsewhere, with the reason.
+#: Permitted occurrences, with the reason.
 ALLOWED = {
     ("rammer/device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
     ("rammer/cli/compile.py", "sm_90a"): "an example in a help text",
@@ -37,7 +38,7 @@ ALLOWED = {
 
 
 def named(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Names, and words of texts, that name a device. Docstrings may give examples."""
+    """Yield identifiers and words of strings that name a device. Docstrings may give examples."""
     explained = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
     for node in nodes:
         said = [value for kind, value in ast.iter_fields(node) if kind != "value" and isinstance(value, str)]
@@ -75,7 +76,7 @@ def test_the_search_finds(code: str) -> None:
 
 
 def used(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Plugins that a file of tests imports, in whatever way, or opens: a text that is a device's name."""
+    """Yield plugins that a test file imports in any way or opens: a string equal to a device's name."""
     names = "cuda|rocm|ipu_sim"
     for node in nodes:
         modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -85,7 +86,7 @@ def used(nodes: Iterable[ast.AST]) -> Iterator[str]:
         yield from (t for t in texts if re.fullmatch(rf"rammer_({names})(\.\w+)*|({names})(:\d+)?", t))
 
 
-#: This file looks for their names.
+#: Without this file, which contains the names.
 TESTS = [f for f in sorted(Path(__file__).parent.rglob("*.py")) if f.name != Path(__file__).name]
 USED = Search(__file__, TESTS, lambda file: {*used(file.nodes)})
 

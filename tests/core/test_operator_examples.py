@@ -1,4 +1,4 @@
-"""Operators that were once lowered wrongly, one example each, with the result that ONNX's words give."""
+"""Regression examples of operators that were once lowered wrongly, with results by ONNX's specification."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ F32 = np.float32
 
 
 def row(*values: float, dtype: Any = F32) -> np.ndarray:
-    """An image of one row: [1, 1, n]."""
+    """Make an image of one row: [1, 1, n]."""
     return np.array(values, dtype)[None, None]
 
 
 def check(case: OperatorCase, *expected: Any, rtol: float = 1e-6) -> None:
-    """In the tensor's own types and, where it matters, in float64."""
+    """Check in the tensor's types and, where it matters, in float64."""
     for precise in (False, True):
         said = ours(case, precise)
         assert said.values is not None, said.why
@@ -38,11 +38,11 @@ def check(case: OperatorCase, *expected: Any, rtol: float = 1e-6) -> None:
 
 
 def windows(n: int, kernel: int, starts: list[int], dilation: int = 1) -> list[list[int]]:
-    """The elements under a window at each start."""
+    """Return the elements under a window at each start."""
     return [[p for p in range(s, s + kernel * dilation, dilation) if 0 <= p < n] for s in starts]
 
 
-#: (extent, kernel, attributes, where the windows start), by the formulas in the text of MaxPool-22.
+#: (extent, kernel, attributes, starts of the windows), by the formulas in the text of MaxPool-22.
 POOLS = [
     (6, 1, {"strides": [2], "ceil_mode": 1}, [0, 2, 4]),
     (5, 2, {"strides": [3], "pads": [1, 1], "ceil_mode": 1}, [-1, 2]),
@@ -73,7 +73,7 @@ def test_columns_first_and_a_window_on_nothing_but_nan() -> None:
     x = np.array([[1, 5, 2], [4, 3, np.nan]], F32)[None, None]
     case = OperatorCase("MaxPool", 22, (x,), {"kernel_shape": [2, 2], "storage_order": 1}, 2)
     check(case, np.array([[[[5, np.nan]]]]), np.array([[[[2, 5]]]]))
-    # The order of storage numbers elements and selects none: of equal ones the first row's counts.
+    # The storage order numbers elements without selecting them: of equal elements the first row's counts.
     x = np.array([[3, 1, 7], [7, 0, 7]], F32)[None, None].repeat(2, 1)
     case = OperatorCase("MaxPool", 22, (x,), {"kernel_shape": [2, 3], "storage_order": 1}, 2)
     check(case, np.full((1, 2, 1, 1), 7, F32), np.array([[[[4]], [[10]]]]))
@@ -98,7 +98,7 @@ def test_conv(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]
 
 @pytest.mark.parametrize(("n", "want"), [(2, 0), (1, 0), (0, None)])
 def test_where_no_window_fits_every_convolution_has_no_elements(n: int, want: int | None) -> None:
-    """floor((n - 3) / 2) + 1, and ONNX's inference says 1 where that rounds up; less than no elements there are not."""
+    """Check floor((n - 3) / 2) + 1, where ONNX's inference may give 1 by rounding up; a negative extent is an error."""
     x, w, one, zero = row(*range(n), dtype=np.uint8), row(1, 2, 3, dtype=np.uint8), F32(1), np.uint8(0)
     cases = [
         OperatorCase("Conv", 11, (x.astype(F32), w.astype(F32)), {"strides": [2]}),
@@ -115,7 +115,7 @@ def test_where_no_window_fits_every_convolution_has_no_elements(n: int, want: in
 
 
 def test_conv_transpose_pads_behind() -> None:
-    """A stride that leaps over more than the kernel covers: "output_shape[i] = input_shape[i] * strides[i]"."""
+    """Check a stride larger than the kernel: "output_shape[i] = input_shape[i] * strides[i]"."""
     x, w = row(1, 2), row(1)
     for mode in ("SAME_UPPER", "SAME_LOWER"):
         check(OperatorCase("ConvTranspose", 11, (x, w), {"strides": [3], "auto_pad": mode}), row(1, 0, 0, 2, 0, 0))
@@ -141,7 +141,7 @@ def test_conv_transpose_pads_behind() -> None:
 def test_wrong_convolutions_are_refused(attributes: dict[str, Any], weights: tuple[int, ...]) -> None:
     for op in ("Conv", "ConvTranspose"):
         if (op == "ConvTranspose" and weights[2] == 9) or (op, attributes.get("group")) == ("ConvTranspose", 2):
-            continue  # scattering always fits, and its weights are counted the other way round
+            continue  # a transposed convolution always fits, and its weights have swapped axes
         said = ours(OperatorCase(op, 11, (np.ones((1, 4, 5), F32), np.ones(weights, F32)), attributes))
         assert said.values is None and not said.broken and "node node" in said.why, said
 
@@ -155,7 +155,7 @@ def test_attributes_of_old_opsets_take_the_type_of_the_data(dtype: Any) -> None:
 
 
 def test_an_old_clip_makes_infinities_finite() -> None:
-    """Clip-6: 'max: Maximum value, above which element is replaced by max', 3.4028235e+38 by default."""
+    """Check Clip-6: 'max: Maximum value, above which element is replaced by max', 3.4028235e+38 by default."""
     check(OperatorCase("Clip", 10, (np.array([np.inf, -np.inf], F32),)), np.array([3.4028235e38, -3.4028235e38]))
 
 
@@ -194,7 +194,7 @@ def test_a_negative_number_as_unsigned() -> None:
 
 
 def test_resize_measures_the_whole_length() -> None:
-    """'length_resized as the length of the resized tensor': whole, also where scale times length is not."""
+    """Check 'length_resized as the length of the resized tensor': an integer, even if scale times length is not."""
     scales, roi = np.array([1, 1, 0.8], F32), np.array([0, 0, -0.5, 1, 1, 1.5], F32)
     attributes = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
     check(OperatorCase("Resize", 13, (row(3, 5), roi, scales), attributes, static=frozenset((1, 2))), row(4))
@@ -204,7 +204,7 @@ def test_resize_measures_the_whole_length() -> None:
 
 
 def test_variances_do_not_cancel(rng: np.random.Generator) -> None:
-    """Values far from zero: E(x^2) - E(x)^2 would leave nothing of the variance in float32."""
+    """Check values far from zero: E(x^2) - E(x)^2 in float32 would lose the variance."""
     x = (rng.uniform(-1, 1, (2, 4, 3, 5)) + 3000).astype(F32)
     wide, ones = x.astype(np.float64), np.ones(4, F32)
     rows = {"InstanceNormalization": (2, 3), "LayerNormalization": (3,), "MeanVarianceNormalization": (0, 2, 3)}
@@ -213,8 +213,8 @@ def test_variances_do_not_cancel(rng: np.random.Generator) -> None:
         scale = {"InstanceNormalization": (ones, ones * 0), "LayerNormalization": (np.ones(5, F32),)}.get(op, ())
         said = ours(OperatorCase(op, 17, (x, *scale)))
         assert said.values is not None
-        # A mean of so many float32 near 3000 is off by half an ulp a term at most, 2^-24 of 3000, and what it is taken from is
-        # divided by the deviation. Squares that cancel would be off by 3000 times that.
+        # The mean of float32 values near 3000 is off by at most half an ulp per term, 2^-24 of 3000; the centred value is divided
+        # by the deviation. Cancelling squares would be off by 3000 times that.
         off = np.prod([x.shape[a] for a in axes]) * 2.0**-24 * 3001 / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
         assert (np.abs(said.values[0] - want) <= off + 1e-6).all(), op
     said = ours(OperatorCase("GroupNormalization", 21, (x, ones, ones * 0), {"num_groups": 2}))
@@ -236,7 +236,7 @@ def test_extremes_of_sums_of_exponentials() -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_weights_of_half_precision_are_float32(mode: str) -> None:
-    """C has no constants of half precision: some compilers refuse them, and as integers they would be 0."""
+    """Check that constants are float32, since C lacks half precision: some compilers refuse it, and integers would be 0."""
     x = np.arange(6, dtype=np.float16).reshape(1, 1, 6)
     case = OperatorCase("Resize", 19, (x, None, np.array([1, 1, 2], F32)), {"mode": mode}, static=frozenset((2,)))
     texts = [str(c) for c in lower(bind(read_model(case.model()), {})).computes]
@@ -271,7 +271,7 @@ def test_nothing_to_sum_and_no_steps() -> None:
 
 
 def test_lengths_at_run_time(rng: np.random.Generator) -> None:
-    """Steps behind a sequence's end give 0, and the last state is that of its last step."""
+    """Check that steps past a sequence's end give 0, and that the last state is that of its last step."""
     x, w, r = (rng.uniform(-1, 1, s).astype(F32) for s in ((4, 3, 2), (2, 5, 2), (2, 5, 5)))
     lengths = np.array([1, 4, 2], np.int32)
     said = ours(OperatorCase("RNN", 14, (x, w, r, None, lengths), {"hidden_size": 5, "direction": "bidirectional"}, 2))

@@ -1,7 +1,5 @@
-"""Single operators over their attribute spaces: rammer, ONNX Runtime and onnx.reference say the same, but where it was decided.
-
-``python -m rammer_testing.operators OPERATOR --seconds 60 --seed 5`` searches further.
-"""
+"""Single operators over their attribute spaces: rammer, ONNX Runtime and onnx.reference agree unless a decision is recorded.
+``python -m rammer_testing.operators OPERATOR --seconds 60 --seed 5`` searches further."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from rammer_testing.operators.case import FAMILIES, drawn
 from rammer_testing.operators.oracles import judge
 from rammer_testing.operators.search import MODULES
 
-#: Cases of each operator, and the seed from which they are drawn.
+#: Cases per operator, and the seed from which they are drawn.
 COUNT, SEED = 3, 1
-#: Operators that rammer may refuse: for types of old opsets, or where nothing judged runs them on the host.
+#: Operators that rammer may refuse: types of old opsets, or uses without a verified host implementation.
 MAY_REFUSE = frozenset({"Erf", "MaxRoiPool", "GridSample"})
 
 

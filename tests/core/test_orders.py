@@ -1,4 +1,4 @@
-"""The order in which constants lie: what is computed stays, whichever order any operator is told to be faster with."""
+"""Storage orders of constants: values stay, whichever order is faster for each operator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_results_stay_whatever_is_said_to_be_faster(written: str, seed: int, rng
 
 @pytest.mark.parametrize("depth_last", [False, True])
 def test_the_order_that_is_faster_is_taken_of_either(depth_last: bool, rng: np.random.Generator) -> None:
-    """Both forms of a product have the order that its operator is fastest with, and what is alike stays as it is."""
+    """Check that both forms of a product get the order that is fastest for its operator. Other constants stay unchanged."""
     made = []
     for turned in (False, True):
         plan, tile, binding = planned(cell_form(rng, CellForm("gates", 1, 3, 5, turned=turned))[0])
@@ -82,7 +82,8 @@ def test_the_order_that_is_faster_is_taken_of_either(depth_last: bool, rng: np.r
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_operator_to_which_order_is_nothing_is_asked_about_once_for_either(turned: bool, rng: np.random.Generator) -> None:
-    """However many constants it reads; as it is by its own binding, with which the device's answer serves what is compiled."""
+    """Check one timing per operator, however many constants it reads. It uses the unchanged binding, so its cached result serves
+    the compilation."""
     plan, tile, binding = planned(cell_form(rng, CellForm("gates", 2, 4, 6, turned=turned))[0])
     asked = dict[str, list[bool]]()
 

@@ -1,4 +1,4 @@
-"""Upgrading a model without its weights: the converter never sees a large tensor, and all of them come back."""
+"""Upgrading a model without its weights: the converter sees only small tensors, and all weights are restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def weight(seed: int) -> np.ndarray:
 
 
 def branch(seed: int) -> onnx.GraphProto:
-    """A sub-graph with a large initialiser and a large Constant; both branches use the same names."""
+    """Make a sub-graph with a large initialiser and a large Constant; both branches use the same names."""
     nodes = [
         helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(weight(seed), "c")),
         helper.make_node("MatMul", ["h", "c"], ["p"]),
@@ -36,7 +36,7 @@ def branch(seed: int) -> onnx.GraphProto:
 
 
 def old_model(then: int = 5) -> onnx.ModelProto:
-    """Opset 12, with large tensors in every place: initialisers, Constants, and both in sub-graphs."""
+    """Make a model of opset 12 with large tensors: initialisers, Constants, and both in sub-graphs."""
     nodes = [
         helper.make_node("Unsqueeze", ["x"], ["u"], axes=[0]),
         helper.make_node("Squeeze", ["u"], ["s"], axes=[0]),
@@ -59,7 +59,7 @@ def old_model(then: int = 5) -> onnx.ModelProto:
 
 
 def data_bytes(proto: onnx.ModelProto) -> Iterator[int]:
-    """Bytes of the values of every tensor in the model."""
+    """Yield the byte size of every tensor's values in the model."""
     for graph in model_checks.all_graphs(proto):
         tensors = [*graph.initializer, *(a.t for n in graph.node for a in n.attribute)]
         yield from (len(t.raw_data) + 4 * len(t.float_data) for t in tensors)
@@ -75,7 +75,7 @@ def test_the_converter_receives_no_large_tensor(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(version_converter, "convert_version", recording)
     proto = old_model()
-    for place in model_checks.all_graphs(proto):  # names that occur once: nothing has to stay whole
+    for place in model_checks.all_graphs(proto):  # unique names: every tensor can be detached
         for tensor in place.initializer:
             if tensor.name == "inner":
                 tensor.name = f"inner_{id(tensor)}"
@@ -102,7 +102,7 @@ def test_values_come_back(flag: bool, rng: np.random.Generator) -> None:
 def test_outline_and_back_is_the_model() -> None:
     proto = old_model()
     outline, detached = detach_tensors(proto)
-    # ``inner`` stands in both branches, so it stays; two Constants, ``k`` and ``w`` do not.
+    # ``inner`` occurs in both branches, so it stays; two Constants, ``k`` and ``w`` are detached.
     assert sorted(math.prod(t.dims) for t in detached.values()) == [SIDE * SIDE] * 4
     assert len(outline.SerializeToString()) < len(proto.SerializeToString()) / 2
     attach_tensors(outline, detached)

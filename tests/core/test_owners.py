@@ -1,4 +1,4 @@
-"""Who writes the elements of a buffer, against their addresses counted one by one."""
+"""The writers of a buffer's elements, compared with an enumeration of addresses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rammer_testing.nonempty import some
 
 
 def addresses(storage: Storage) -> list[int]:
-    """Every element's, as often as it occurs."""
+    """Return the address of every element, as often as it occurs."""
     index = product(*(range(n) for n in storage.shape))
     return [storage.offset + sum(i * s for i, s in zip(at, storage.strides, strict=True)) for at in index]
 
 
 def drawn(random: Random, size: int) -> Storage | None:
-    """A tensor in a buffer, None where it would not fit: row-major, or with any strides."""
+    """Draw a row-major or arbitrarily strided tensor in a buffer, None if it does not fit."""
     shape = tuple(random.choice((1, 1, 2, 3, 4, 6)) for _ in range(random.randint(0, 3)))
     strides, step = list[int](), 1
     for extent in reversed(shape):
@@ -33,7 +33,7 @@ def drawn(random: Random, size: int) -> Storage | None:
 
 
 def pieces(random: Random, size: int) -> list[Storage]:
-    """A concatenation: ranges side by side in any order, sometimes with gaps between them."""
+    """Make a concatenation: adjacent ranges in any order, sometimes with gaps between them."""
     result, at = list[Storage](), 0
     while at < size:
         length = min(random.randint(1, 5), size - at)
@@ -54,7 +54,7 @@ def test_owners_are_those_of_each_address(seed: int) -> None:
         written = [a for w in writes for a in addresses(w.storage)]
         try:
             owners = Owners(size, writes)
-        except WrittenTwice:  # strides that surely differ are asked for: some that happen to are refused as well
+        except WrittenTwice:  # strides must be provably disjoint: some that are disjoint by chance are refused as well
             told["twice"] += 1
             continue
         assert len(written) == len({*written})

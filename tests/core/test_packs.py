@@ -1,4 +1,4 @@
-"""Which launches become one kernel: small ones that wait for the same, where nobody waits longer for it."""
+"""Horizontal fusion of launches: small ones with equal waits, if no launch waits longer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nobody_waits_for_a_longer_one_than_its_own() -> None:
 
 
 def test_random_graphs_stay_in_order(seed: int) -> None:
-    """Every launch is in one kernel, behind what it waits for, beside what waits for the same."""
+    """Check that every launch is in one kernel, after its predecessors and together with launches of equal waits."""
     random, joined = Random(seed), 0
     for _ in range(200):
         count = random.randrange(1, 30)

@@ -1,4 +1,4 @@
-"""Texts of scalar expressions, read back."""
+"""Parsing of printed scalar expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes: what each removes, and that the values stay (float64 or ONNX Runtime as the reference)."""
+"""Passes: the removed operators, and unchanged values (float64 or ONNX Runtime as the reference)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
 from rammer.passes.graph.cse import CommonSubexpressions
 from rammer.passes.graph.dce import DeadCode
-from rammer.passes.graph.fold_constants import Fold
-from rammer.passes.graph.remove_identity import RemoveIdentities
+from rammer.passes.graph.fold_constants import FoldConstants
+from rammer.passes.graph.remove_identity import RemoveIdentity
 from rammer.passes.pass_pipeline import PassError, PassReport, Pipeline, default_passes, parse_passes
 from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
@@ -31,7 +31,7 @@ from rammer_testing.nonempty import some
 
 
 def foldable(rng: np.random.Generator) -> Graph:
-    """y = x + (a * b), z = -(a * b), with both constants."""
+    """Make y = x + (a * b) and z = -(a * b), with constants a and b."""
     types = {n: TensorType("float32", (4,)) for n in "xabcyz"}
     nodes = (
         Node("Mul", ("a", "b"), ("c",), {}, "m", "", 14),
@@ -44,20 +44,20 @@ def foldable(rng: np.random.Generator) -> Graph:
 
 def test_fold(rng: np.random.Generator) -> None:
     before = foldable(rng)
-    after = Fold()(before)
-    # The output z stays a node although all it reads is known.
+    after = FoldConstants()(before)
+    # The output z stays a node although all its inputs are constant.
     assert ops(after) == ["Add", "Neg"] and list(after.constants) == ["c"]
     agree(rng, before, after, rtol=0, atol=0)
-    assert Fold()(after) is after
-    assert Fold(limit=8, times=0)(before) is before
-    assert list(Fold(limit=8)(before).constants) == ["c"], "it is no larger than what it is made of"
+    assert FoldConstants()(after) is after
+    assert FoldConstants(limit=8, times=0)(before) is before
+    assert list(FoldConstants(limit=8)(before).constants) == ["c"], "it is no larger than what it is made of"
 
 
 def test_random_operators_do_not_fold() -> None:
     types = {"r": TensorType("float32", (2,)), "y": TensorType("float32", (2,))}
     nodes = (Node("RandomUniform", (), ("r",), {"shape": (2,)}, "r", "", 1), Node("Neg", ("r",), ("y",), {}, "n", "", 13))
     graph = Graph("g", (), (Value("y", types["y"], "y"),), nodes, types, {}, 21)
-    assert Fold()(graph) is graph and CommonSubexpressions()(graph) is graph
+    assert FoldConstants()(graph) is graph and CommonSubexpressions()(graph) is graph
 
 
 # Common sub-expressions and dead code --------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_identities(op: str, constants: dict[str, np.ndarray], attributes: dict[
     shape = (1, 1, 3) if attributes.get("perm") == [1, 0, 2] else (2, 1, 3)
     node = helper.make_node(op, ["e", *constants], ["m"], **attributes)
     before = graph_of([helper.make_node("Exp", ["x"], ["e"]), node, helper.make_node("Neg", ["m"], ["y"])], shape, constants)
-    after = RemoveIdentities()(before)
+    after = RemoveIdentity()(before)
     assert ops(after) == ["Exp", "Neg"]
     agree(rng, before, after, rtol=0, atol=0)
 
@@ -203,12 +203,12 @@ def test_identities(op: str, constants: dict[str, np.ndarray], attributes: dict[
 )
 def test_what_looks_like_an_identity_and_is_none(op: str, constants: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
     graph = graph_of([helper.make_node(op, ["x", *constants], ["y"], **attributes)], (2, 2), constants)
-    assert RemoveIdentities()(graph) is graph
+    assert RemoveIdentity()(graph) is graph
 
 
 def test_left_operand_that_is_a_divisor_is_no_identity() -> None:
     graph = graph_of([helper.make_node("Div", ["k", "x"], ["y"])], (2,), {"k": ONE})
-    assert RemoveIdentities()(graph) is graph
+    assert RemoveIdentity()(graph) is graph
 
 
 def test_outputs_keep_their_names(rng: np.random.Generator) -> None:
@@ -219,11 +219,11 @@ def test_outputs_keep_their_names(rng: np.random.Generator) -> None:
         helper.make_node("Dropout", ["n"], ["w"]),
     ]
     before = graph_of(nodes, (4,), outputs=("y", "z", "w"))
-    after = RemoveIdentities()(before)
-    # y copies an input and w a value that is output z already: both need a node.
+    after = RemoveIdentity()(before)
+    # y copies an input and w copies the output z: both need a node.
     assert ops(after) == ["Identity", "Neg", "Identity"]
     agree(rng, before, after, rtol=0, atol=0)
-    assert RemoveIdentities()(after) is after
+    assert RemoveIdentity()(after) is after
 
 
 # Random graphs -------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ OTHERS = ("Conv", "Pad", "BatchNormalization", "Identity", "Sum", "Tanh")
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> Graph:
-    """Graphs of channel-wise operators, copies and Convs over one shape, with shared constants and two outputs."""
+    """Draw graphs of channel-wise operators, copies and Convs over one shape, with shared constants and two outputs."""
     rng = draw(st.integers(0, 2**32 - 1).map(np.random.default_rng))
     constants = {
         "k0": normal(rng, 3, 1, 1),
@@ -284,7 +284,7 @@ def test_pipeline_keeps_the_values_of_random_graphs(before: Graph, rng: np.rando
 
 
 def wide(graph: Graph) -> Graph:
-    """``graph`` with all floats in float64."""
+    """Return ``graph`` with all floats in float64."""
 
     def kind(t: TensorType) -> TensorType:
         return TensorType("float64", t.shape) if t.dtype == "float32" else t
@@ -298,7 +298,7 @@ def wide(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class Broken:
-    """Drops the first node; or never settles."""
+    """A pass that drops the first node or never settles."""
 
     endless: bool = False
     name: ClassVar[str] = "broken"
@@ -314,7 +314,7 @@ def test_the_pass_that_breaks_a_graph_is_named() -> None:
     nodes = [helper.make_node("Exp", ["x"], ["t"], name="e"), helper.make_node("Neg", ["t"], ["y"], name="n")]
     graph = graph_of(nodes, (4,))
     with pytest.raises(PassError) as caught:
-        Pipeline((Fold(), Broken())).run(graph)
+        Pipeline((FoldConstants(), Broken())).run(graph)
     assert str(caught.value) == (
         "value t is used before it is defined\n  y = Neg(t)  # n\nis the graph in topological order?  (pass: broken)\n"
         "  at: graph g\n  hint: the pass must keep the graph legal"
@@ -324,12 +324,15 @@ def test_the_pass_that_breaks_a_graph_is_named() -> None:
 
 
 def test_spelling_reads_back() -> None:
-    passes = (*default_passes(), Fold(limit=1024))
+    passes = (*default_passes(), FoldConstants(limit=1024))
     text = str(Pipeline(passes))
-    assert text == "codes,integers,stored,fold,identity,turn,groups,affine,factors,sink,cse,dce,roll,fold{limit=1024}"
+    assert text == (
+        "propagate_quantization,fuse_qdq_products,weight_only_quant,fold_constants,remove_identity,cancel_transposes,"
+        "fuse_group_norm,fold_affine,fold_scales,sink_reshapes,cse,dce,chunk_recurrent,fold_constants{limit=1024}"
+    )
     assert parse_passes(text) == passes
-    with pytest.raises(BadInput, match=r"unknown pass 'fuse'\n  at: pass fuse\n  hint: the passes are codes, integers, stored,"):
-        parse_passes("fold,fuse")
+    with pytest.raises(BadInput, match=r"unknown pass 'fuse'\n  at: pass fuse\n  hint: the passes are propagate_quantization, "):
+        parse_passes("cse,fuse")
     with pytest.raises(BadInput, match=r"pass cse does not take \{limit=3\}"):
         parse_passes("cse{limit=3}")
     with pytest.raises(BadInput, match="not a list of passes: 'fold;cse'"):
@@ -344,9 +347,9 @@ def test_spelling_reads_back() -> None:
 @pytest.mark.parametrize(
     "name, nodes, reports",
     [
-        ("shufflenet", 154, "affine"),
-        ("inception_v2", 164, "affine"),
-        ("squeezenet", 65, "identity"),
+        ("shufflenet", 154, "fold_affine"),
+        ("inception_v2", 164, "fold_affine"),
+        ("squeezenet", 65, "remove_identity"),
     ],
 )
 def test_light_models_compute_the_same(name: str, nodes: int, reports: str, rng: np.random.Generator) -> None:

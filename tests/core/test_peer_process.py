@@ -1,4 +1,4 @@
-"""ONNX Runtime's own process: same answers, its exceptions by text, and what a death of it costs."""
+"""ONNX Runtime's process: equal answers, exceptions as text, and the cost of its death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits found for many rows at once are those that each row finds for itself; and planning grows with operators and tasks."""
+"""Waits planned for many rows at once, compared with planning per row, and the growth of planning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICIES = ("sequential", "greedy", "wavefront", "wavefront{lean=0}")
 
 
 def one_by_one(schedule: Schedule, order: Order, totals: Mapping[str, int]) -> list[list[tuple[str, ...]]]:
-    """What every task waits for, row by row: a row goes on when all that its next run needs has been placed."""
+    """Return the waits of every task, planned row by row. A row continues when all predecessors of its next run are placed."""
     number, veus = {n: i for i, n in enumerate(order.names)}, len(schedule.rows)
     runs = [[(number[n], len(list(g))) for n, g in groupby(row, key=lambda t: t[0])] for row in schedule.rows]
     done = {(o, v): 0 for o in range(len(order.names)) for v in range(veus)}
@@ -59,7 +59,7 @@ def one_by_one(schedule: Schedule, order: Order, totals: Mapping[str, int]) -> l
 
 
 def anywhere(random: Random, schedule: Schedule) -> Schedule:
-    """Its tasks on any rows, in the order of its stages."""
+    """Move the tasks to random rows, in the order of the stages."""
     tasks = {n: [t for row in schedule.rows for t in row if t[0] == n] for stage in schedule.stages for n in stage}
     rows: list[list[tuple[str, int]]] = [[] for _ in schedule.rows]
     for task in (t for stage in schedule.stages for n in stage for t in tasks[n]):
@@ -94,7 +94,7 @@ NETS = {"cells": lambda: recurrent_net(5, 20, 100), "branches": lambda: branchin
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NETS)
 def test_rows_meet_before_operators(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand tasks take as long as their thousand operators do: 0.8 to 1.1 s, where row by row it was twice that."""
+    """Check that a hundred thousand tasks cost as much as their thousand operators: 0.8 to 1.1 s, half of planning per row."""
     net, groups = NETS[name](), list[int]()
     together = Placing.together
 
@@ -110,7 +110,7 @@ def test_rows_meet_before_operators(name: str, policy: str, monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_whole_programs_grow_with_their_operators(policy: str) -> None:
-    """Calls are counted, which nothing else on a machine changes."""
+    """Check by counting calls, which machine load does not change."""
     nets: dict[int, TaskNet] = {steps: recurrent_net(4, steps, 20) for steps in (8, 16, 32)}
     assert growth(lambda steps: nets[steps].program(parse_policy(policy), 20), 8) < 2.3
 
@@ -118,7 +118,7 @@ def test_whole_programs_grow_with_their_operators(policy: str) -> None:
 @pytest.mark.large
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_hundred_thousand_tasks(policy: str) -> None:
-    """Ten times the tasks take ten times as long, of a processor that others use as well at most 25 times."""
+    """Check that ten times the tasks take ten times as long; on a shared processor at most 25 times."""
     spent = dict[int, float]()
     for steps in (10, 100):
         net = recurrent_net(10, steps, 100)

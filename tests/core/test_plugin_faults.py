@@ -1,4 +1,4 @@
-"""Plugins that are newer, that print, that are slow, or that are named wrongly: each is reported, and the others go on."""
+"""Plugins that are newer, print, are slow or have wrong names: each is reported, and the others work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rammer_devices():
 
 
 def module(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> EntryPoint:
-    """An entry point of a new module."""
+    """Write a new module and return its entry point."""
     path = folder / Path(*name.split(".")).with_suffix(".py")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
@@ -139,7 +139,7 @@ def test_a_slow_probe_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     found = {s.name: s for s in registry_of(*devices).statuses()}
     assert time.monotonic() - start < 10
-    assert (found["slow"].state, found["slow"].reason) == ("load-error", "probe has not ended after 0.5 s")
+    assert (found["slow"].state, found["slow"].reason) == ("load-error", "probe did not finish within 0.5 s")
     assert all(found[f"quick{n}"].state == "ok" for n in range(4))
 
 

@@ -1,4 +1,4 @@
-"""Precision: what the float16 pass changes and leaves, where it may be asked for, and that nothing kept is mixed up."""
+"""Precision: changes of the float16 pass, permitted requests, and separate cache entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.passes.graph.convert_to_float16 import NarrowFloats, is_safe_in_float16, narrow_graph
+from rammer.passes.graph.convert_to_float16 import ConvertToFloat16, is_safe_in_float16, narrow_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.tuner import Tuner
@@ -67,11 +67,11 @@ def test_operators_with_constants_beyond_float16_stay_float32(value: float, kept
     assert is_safe_in_float16(np.array([value], np.float32)) == (not kept or value == 65504)
     types = {n: TensorType("float32", (2,)) for n in "xy"} | {"k": TensorType("float32", ())}
     graph = graph_of([Node("Add", ("x", "k"), ("y",), {}, "n", "", 14)], types, "x", "y", {"k": np.array(value, np.float32)})
-    half = NarrowFloats()(graph)
+    half = ConvertToFloat16()(graph)
     assert (half is graph) == kept
-    # A limit beyond float16's range limits nothing: it may become infinite.
+    # A limit beyond float16's range has no effect: it may become infinite.
     clip = graph_of([Node("Clip", ("x", "", "k"), ("y",), {}, "n", "", 13)], types, "x", "y", {"k": np.array(value, np.float32)})
-    assert NarrowFloats()(clip) is not clip
+    assert ConvertToFloat16()(clip) is not clip
 
 
 def test_operators_typed_by_the_model_and_steering_operands_stay() -> None:
@@ -89,13 +89,13 @@ def test_operators_typed_by_the_model_and_steering_operands_stay() -> None:
         Node("Neg", ("r",), ("y",), {}, "m", "", 13),
     ]
     scales = np.array([1, 1, 1.5, 1.5], np.float32)
-    half = NarrowFloats()(graph_of(nodes, types, "x", "y", {"f": scales}))
+    half = ConvertToFloat16()(graph_of(nodes, types, "x", "y", {"f": scales}))
     resize = next(n for n in half.nodes if n.op == "Resize")
     assert half.constants[resize.inputs[2]] is scales
     assert half.types[resize.outputs[0]].dtype == half.types[resize.inputs[0]].dtype == "float16"
     ints = {"i": TensorType("int64", (4,)), "c": TensorType("float32", (4,)), "y": TensorType("float32", (4,))}
     cast = [Node("Cast", ("i",), ("c",), {"to": 1}, "n", "", 19), Node("Neg", ("c",), ("y",), {}, "m", "", 13)]
-    half = NarrowFloats()(graph_of(cast, ints, "i", "y"))
+    half = ConvertToFloat16()(graph_of(cast, ints, "i", "y"))
     assert [n.op for n in half.nodes] == ["Cast", "Cast", "Neg", "Cast"]
     assert [half.types[n.outputs[0]].dtype for n in half.nodes] == ["float32", "float16", "float16", "float32"]
 
@@ -103,13 +103,13 @@ def test_operators_typed_by_the_model_and_steering_operands_stay() -> None:
 def test_operators_on_the_host_stay_float32() -> None:
     types = {"x": TensorType("float32", (2,)), "u": TensorType("float32", (2,)), "y": TensorType("float32", (2,))}
     nodes = [Node("Unheard", ("x",), ("u",), {}, "n", "somewhere", 1), Node("Neg", ("u",), ("y",), {}, "m", "", 13)]
-    half = NarrowFloats()(graph_of(nodes, types, "x", "y"))
+    half = ConvertToFloat16()(graph_of(nodes, types, "x", "y"))
     assert [n.op for n in half.nodes] == ["Unheard", "Cast", "Neg", "Cast"]
     assert half.nodes[0] == nodes[0]
 
 
 def test_float16_computes_in_float32() -> None:
-    """60,000 three times and twice its opposite: sums in float16 would leave its range on the way."""
+    """Check 60,000 added three times, minus twice 60,000: sums in float16 would overflow."""
     x = np.array([[6e4, 6e4, 6e4, -6e4, -6e4]], np.float16)
     for text in ("y: f16[i:1] = sum[k:5] x[i, k]", "y: f16[i:1] = sum[k:5] x[i, k] * w[k]"):
         have = evaluate_compute(Compute.parse(text), {"x": x, "w": np.ones(5, np.float16)})
@@ -144,7 +144,7 @@ def test_devices_say_what_they_have() -> None:
 
 
 def test_tuned_kernels_are_kept_by_precision() -> None:
-    """A kernel that was measured where tf32 is allowed is not taken where it is not."""
+    """Check that a kernel measured with tf32 is not used without tf32."""
     backend, store = Registry().open("toy"), KernelStore(None)
     compute = Compute.parse("y: f32[i:8, j:8] = sum[k:8] x[i, k] * w[k, j]")
     operator = ROperator("y", (compute,), (), ("y",))
@@ -158,7 +158,7 @@ def test_tuned_kernels_are_kept_by_precision() -> None:
 
 
 def test_a_cast_behind_a_reshape_is_not_moved_for_ever(rng: np.random.Generator) -> None:
-    """Of a product's result one pass moves casts before the reshape, and the rounding to float16 would move them behind it."""
+    """Check a product's result: one pass moves casts before the reshape, and float16 rounding would move them after it."""
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[33, 1] x) => (bool[66] y)
         <float[1, 2] w = {0.0, 1.0}, int64[1] s = {66}>
         { a = MatMul(x, w)  b = Reshape(a, s)  y = Cast <to = 9> (b) }"""

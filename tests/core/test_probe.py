@@ -1,4 +1,4 @@
-"""Programs of one operator for measuring: what is constant stays constant, and rows are long enough for a clock."""
+"""Single-operator programs for measuring: constants stay constant, and rows are long enough for the clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rammer.runtime.host_memory import HostMemory, buffer_image, is_whole_buffer
 from rammer.tuning.kernel_probe import LONGEST_ROW, SPAN, probe_program, random_inputs, task_times
 from rammer_testing.nonempty import some
 
-#: A constant that is a transposed view, from its eleventh element on.
+#: A constant that is a transposed view with offset 11.
 TURNED = Storage("w", "all", 11, (4, 6), (1, 4))
 
 
 def scaled() -> tuple[ROperator, Binding]:
-    """``y = x * w`` over 4 x 6, a row a task."""
+    """Make ``y = x * w`` over 4 x 6, one row per task."""
     axes, point = (Axis("i", 4), Axis("j", 6)), (Ref("i"), Ref("j"))
     y = Compute("y", "float32", axes, Op("mul", (Load("x", point), Load("w", point))))
     kinds = dict.fromkeys("xwy", TensorType("float32", (4, 6)))
@@ -32,7 +32,7 @@ def scaled() -> tuple[ROperator, Binding]:
 
 
 class Clocked:
-    """A program of which every task takes ``seconds`` by its clock."""
+    """A program whose tasks each take ``seconds`` by its clock."""
 
     def __init__(self, program: RProgram, seconds: float) -> None:
         self.longest, self.seconds = max(len(row) for row in program.rows), seconds

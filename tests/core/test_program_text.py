@@ -1,4 +1,4 @@
-"""The text of a program: short, and read back to an equal object."""
+"""The text of a program: short, and parsed back to an equal object."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, 
 
 
 def with_kernel(operator: ROperator, random: Random) -> ROperator:
-    """The operator for a family or none, each with a config or none."""
+    """Return the operator with or without a family, and with or without a config."""
     config = tuple((key, random.randrange(-1, 1025)) for key in random.sample(("threads", "bk", "halo"), random.randrange(3)))
     return replace(operator, family=random.choice(("", "", "gemm")), config=config)
 

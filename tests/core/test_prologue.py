@@ -1,4 +1,4 @@
-"""Maps before a contraction: taken in where the price says so, padded after the maps, computed right on every device."""
+"""Maps before a contraction: fused by price, padded after the maps, and correct on every device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_contraction_takes_the_maps_before_it(kernel: int, rng: np.random.Gene
 
 
 def test_the_price_decides(rng: np.random.Generator) -> None:
-    """Kernels that are bad at it; and recomputation where tiles share what they read."""
+    """Check kernels that are slow with a prologue, and recomputation where tiles share inputs."""
     assert contraction_of(groups(graph_of(rng, block(3)), 0.01)).prologue == ()
     free = replace(DEVICE, launch=0.0, flops=1e6)
     assert contraction_of(groups(graph_of(rng, block(3)), where=free)).prologue == ()

@@ -1,4 +1,4 @@
-"""What quantisers write becomes products of codes: right in every code, without floats between codes, and without the host."""
+"""Lowering of quantised groups to products of codes: exact codes, no floats between codes, nothing on the host."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ COUNT = 60
 
 
 def rewritten(group: Group) -> Graph:
-    """The group behind all passes."""
+    """Return the graph of the group after all passes."""
     return Pipeline(default_passes())(bind(read_model(group.model()), {}))
 
 
 def expressions(graph: Graph) -> ComputeGraph:
-    """What tiling gets of it."""
+    """Return the compute graph that tiling receives."""
     assert not any(why for _, why in some(split_segments(graph))), graph
     return inline_decodings(inline_conditions(lower(graph)))
 
@@ -57,7 +57,7 @@ def test_codes_are_those_of_the_floats(kind: str, seed: int) -> None:
 
 
 def block(kind: str) -> Group:
-    """A residual block and what is around it, as a quantiser writes them: three convolutions of which one is the shortcut, a
+    """Return a residual block with its surroundings, as a quantiser writes it. It has three convolutions (one is the shortcut), a
     pooling, a mean and a dense layer."""
     g = Group(Random(5))
     x = g.data((1, 4, 8, 8), kind)[1]
@@ -96,6 +96,6 @@ def test_a_block_is_an_operator_for_each_product(kind: str) -> None:
 
 
 def _behind(c: Compute, graph: ComputeGraph) -> bool:
-    """Whether a map reads a sum of products, or of a window, directly or through maps."""
+    """Return True if a map reads a sum of products or of a window, directly or through maps."""
     made = graph.producers
     return any(n in made and (made[n].combiner == "sum" or _behind(made[n], graph)) for n in c.reads)

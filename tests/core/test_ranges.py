@@ -1,4 +1,4 @@
-"""One program for a range of lengths: what it computes at each of them, whatever lies beyond, and what ends a range."""
+"""Programs for a range of lengths: results at each length, independence of data past the length, and causes of NoRange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rammer_testing.nonempty import some
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANGED)
 def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np.random.Generator) -> None:
-    """Inputs hold no numbers there, but for those that zeros are promised of; every length of the range is tried."""
+    """Check every length of the range. Input elements past the length are NaN, except where zeros are guaranteed."""
     model = RANGED[name](rng)
     found, tried = program_of(model), 0
     for symbol, (low, high) in some(model.spans.items()):
@@ -35,11 +35,11 @@ def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np
 
 
 def test_attention_reads_zeros_beyond_the_length_and_asks_nowhere_else(rng: np.random.Generator) -> None:
-    """The products stay those that kernel families know: lengths stand in the epilogues before them."""
+    """Check that products keep the forms of kernel families: only the epilogues before them read the length."""
     graph, ranged, _ = program_of(RANGED["attention"](rng))
     length = ranged.lengths["seq"]
     asking = {c.name: c.kind for c in graph.computes if length in c.reads}
-    # Siblings of the values end as they do, so that the three may still be one product.
+    # The siblings of the values have the same mask, so that the three may still be one product.
     assert asking == dict.fromkeys(("q0", "k0", "v0", "t", "y", "pooled"), "map")
     assert sum(c.kind == "contraction" for c in graph.computes) == 5
 
@@ -67,7 +67,8 @@ def test_buckets_cover_a_range_once(low: int, more: int, data: st.DataObject) ->
 
 
 def waste(span: Span, longest: Sequence[int], fixed: float) -> float:
-    """How much longer than alone lengths of a range take in the mean, where ``fixed`` elements take as long as a launch."""
+    """Return the geometric mean of the time of a length in its bucket over its time alone. A launch costs as much as ``fixed``
+    elements."""
     lengths = np.arange(span[0], span[1] + 1)
     ends = np.array(sorted(longest))
     return float(np.exp(np.mean(np.log((ends[np.searchsorted(ends, lengths)] + fixed) / (lengths + fixed)))))
@@ -75,7 +76,7 @@ def waste(span: Span, longest: Sequence[int], fixed: float) -> float:
 
 @given(low=st.integers(1, 300), more=st.integers(1, 600))
 def test_buckets_waste_a_tenth_or_are_as_many_as_there_may_be(low: int, more: int) -> None:
-    """And less than halves of the range would, where there are as many of these."""
+    """Check also that the waste is at most that of halving, if halving has as many buckets."""
     span = (low, low + more)
     found, fixed = bucket_bounds(span), max(span[1] * FIXED_PART, FIXED_LEAST)
     assert len(found) == BUCKETS or waste(span, found, fixed) < WASTE + 0.05

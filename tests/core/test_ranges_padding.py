@@ -1,4 +1,4 @@
-"""Padding in programs for ranges: it begins where the tensor ends, and along what nothing pads it asks for no length."""
+"""Padding in programs for ranges: it starts at the end of the tensor, and unpadded axes need no length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ranged_programs import lowered, program_of, same_at
 from rammer.frontend.ranges.anti_unify import NoRange
 from rammer_testing.nonempty import some
 
-#: The axes of an image that may be open, and their ranges: two windows of any kind fit into the least.
+#: Ranges of the axes of an image that may be open. Two windows of any kind fit into the least image.
 OPEN = {"batch": (1, 5), "rows": (16, 21), "columns": (16, 20)}
 
 
 def _windows(rng: np.random.Generator, open_ones: tuple[str, ...]) -> RangedModel:
-    """Two operators that pad, of any kind, with any strides, dilations and padding, on an image with these open dimensions."""
+    """Return two padding operators on an image with these open dimensions. Their kinds, strides, dilations and padding are
+    random."""
     extents = [name if name in open_ones else str(n) for name, n in zip(OPEN, (2, 17, 16), strict=True)]
 
     def drawn(number: int) -> str:
@@ -44,7 +45,7 @@ def _windows(rng: np.random.Generator, open_ones: tuple[str, ...]) -> RangedMode
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(60))
 def test_operators_at_an_open_batch_ask_for_no_length(number: int, rng: np.random.Generator) -> None:
-    """So kernel families see what they see at one batch."""
+    """Check that kernel families see the same expressions as at a fixed batch."""
     model = _windows(rng, ("batch",))
     found = program_of(model)
     length = found.ranged.lengths["batch"]
@@ -60,7 +61,7 @@ def test_padding_begins_where_the_tensor_ends(number: int, rng: np.random.Genera
     model = _windows(rng, tuple(str(n) for n in names))
     try:
         found = program_of(model)
-    except NoRange:  # every second row of so many is no sum of lengths
+    except NoRange:  # half of an open number of rows is not a sum of lengths
         return
     for _ in some(range(4)):
         same_at(model, found, {n: int(rng.integers(low, high + 1)) for n, (low, high) in model.spans.items()}, rng)

@@ -1,4 +1,4 @@
-"""Rows that counted positions take: of one program for a range they are rows in order, whatever counts and wherever it begins."""
+"""Lookups by counted positions: in a program for a range they become rows in order, for any counter and start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MOST = 9
 
 
 def counted(rng: np.random.Generator) -> RangedModel:
-    """A model that adds rows of a table to its input, by positions of some type, begin and step that are moved by a sum."""
+    """Return a model that adds rows of a table to its input.
+
+    A sum shifts the positions. Their type, start and step are random."""
     kind = rng.choice(np.array([np.int32, np.int64]))
     step = int(rng.choice([1, 2, -1]))
     backwards = bool(rng.integers(2))  # positions below zero count from the table's end
@@ -57,7 +59,7 @@ def test_rows_by_counted_positions_are_rows_in_order(draw: int, rng: np.random.G
 
 
 def test_what_may_lie_outside_or_wraps_stays_a_load() -> None:
-    """A position that its type does not hold is another number; one behind the table gives the fill."""
+    """Check two positions: one that its type cannot represent wraps, and one past the table gives the fill value."""
     axes, at = (Axis("i", 300),), (Ref("i"),)
     counts = Compute("counts", "uint8", axes, Cast("uint8", Ref("i")))
     near = Compute("near", "int64", axes, ex.make_add("i", 1))

@@ -1,4 +1,4 @@
-"""The order of choices, against the plain reading of what it shall be, on random families."""
+"""The order of choices on random families, against a plain specification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 20_261_122
 
 
 def plainly(groups: list[list[Choice]], refused: set[str], most: list[int]) -> list[str]:
-    """All that fits is known beforehand."""
+    """Return the expected order, computed with full knowledge of which choices fit."""
     fitting = [[c for c in g if c.operator.name not in refused][:n] for g, n in zip(groups, most, strict=True)]
     ranked = sorted((c for g in fitting for c in g), key=lambda c: c.seconds)
     best: dict[str, Choice] = {}

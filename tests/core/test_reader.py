@@ -1,4 +1,4 @@
-"""Reading and binding models: exact messages for bad input."""
+"""Reading and binding of models: exact messages for bad input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_truncated_inside_the_graph() -> None:
     graph = relu().graph.ByteSize()
     start = data.index(relu().graph.SerializeToString())
     assert message(data[: start + 7]) == (
-        f"the model file is truncated: graph has {graph} bytes, of which 7 are there\n"
+        f"the model file is truncated: graph has {graph} bytes, of which 7 exist\n"
         "  at: the model in memory\n  hint: download or copy the file again"
     )
 
@@ -51,8 +51,8 @@ def test_truncated_inside_the_graph() -> None:
 def test_versions_that_the_package_onnx_does_not_know_are_refused() -> None:
     newest = onnx.defs.onnx_opset_version()
     for ir, opset, what in (
-        (onnx.IR_VERSION + 1, 21, f"IR version {onnx.IR_VERSION + 1}, and the newest known here is {onnx.IR_VERSION}"),
-        (9, newest + 1, f"opset {newest + 1} of ai.onnx, and the newest known here is {newest}"),
+        (onnx.IR_VERSION + 1, 21, f"IR version {onnx.IR_VERSION + 1}, but the newest supported version is {onnx.IR_VERSION}"),
+        (9, newest + 1, f"opset {newest + 1} of ai.onnx, but the newest supported version is {newest}"),
     ):
         proto = relu()
         proto.ir_version, proto.opset_import[0].version = ir, opset
@@ -60,7 +60,7 @@ def test_versions_that_the_package_onnx_does_not_know_are_refused() -> None:
     proto.opset_import[0].version = newest
     assert read_model(proto).opset
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 99))
-    assert "opset 99 of ai.onnx.ml, and the newest known here is " in message(proto)
+    assert "opset 99 of ai.onnx.ml, but the newest supported version is " in message(proto)
 
 
 def test_a_declared_extent_of_0_is_one(rng: np.random.Generator) -> None:
@@ -132,7 +132,7 @@ def test_long_chain_in_any_order_is_sorted() -> None:
 def test_undefined_and_twice_defined_values() -> None:
     node = helper.make_node("Add", ["x", "w"], ["y"], name="a")
     assert message(model([node], [tensor("x", [2])], ["y"])) == (
-        "value 'w' is read but nothing computes it\n  at: node a (Add)\n  hint: export the model again"
+        "value 'w' is read but never computed\n  at: node a (Add)\n  hint: export the model again"
     )
     nodes = [helper.make_node("Relu", ["x"], ["y"], name=n) for n in "ab"]
     assert message(model(nodes, [tensor("x", [2])], ["y"])) == (
@@ -167,7 +167,7 @@ def test_sequence_inside() -> None:
     ]
     proto = model(nodes, [tensor("x", [2])], ["y"], constants={"i": np.array(0)})
     assert message(proto) == (
-        "SequenceConstruct reads or makes what is no tensor of numbers\n  at: node seq (SequenceConstruct)\n"
+        "SequenceConstruct reads or computes values that are not numeric tensors\n  at: node seq (SequenceConstruct)\n"
         "  hint: run the model as a whole"
     )
 
@@ -196,7 +196,7 @@ _F, _I, _B = FLOAT, TensorProto.INT32, BOOL
 )
 @pytest.mark.parametrize("known", [False, True])
 def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...], opset: int, says: str, known: bool) -> None:
-    # The same where operands are constants, which would else be folded first.
+    # The same with constant operands, which would otherwise be folded first.
     names = [f"x{i}" for i in range(len(kinds))]
     attributes = {"axis": 0} if op == "Concat" else {}
     made = [helper.make_tensor(n, k, [2], [0, 1]) for n, k in zip(names, kinds, strict=True)]
@@ -214,14 +214,14 @@ def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...],
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_split_into_another_number_of_parts(count: int) -> None:
-    """ONNX's inference ends the process at one part with two outputs."""
+    """Check that the error is raised here: ONNX's inference ends the process at one part with two outputs."""
     node = helper.make_node("Split", ["x"], ["a", "b"], "s", num_outputs=count)
     text = message(model([node], [tensor("x", [4])], ["a", "b"], opset=18))
     assert text.startswith(f"attribute num_outputs of Split is {count}, where it has 2 outputs\n  at: node s (Split)")
 
 
 def test_element_types_follow_attributes_and_bodies() -> None:
-    """Cast says what it makes, and an If what its branches do: Relu after it takes float32, not int32."""
+    """Check that Cast determines its result type, and If that of its branches: Relu after it takes float32, not int32."""
     for code, good in ((TensorProto.FLOAT, True), (TensorProto.INT32, False)):
         branch = helper.make_graph(
             [helper.make_node("Cast", ["x"], ["b"], to=code)], "b", [], [helper.make_tensor_value_info("b", code, [2])]
@@ -281,7 +281,8 @@ def test_external_data_is_read(tmp_path: Path, rng: np.random.Generator) -> None
 
 
 def hidden(place: str) -> onnx.ModelProto:
-    """External data where a model has it less often: a branch or a constant of a local function, a sparse tensor."""
+    """Return a model with external data in an unusual place. The place is a branch or a constant of a local function, or a sparse
+    tensor."""
     weight = external("w.bin").graph.initializer[0]
     imports, results = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)], [tensor("o", [4])]
     if place == "sparse":
@@ -305,7 +306,7 @@ def hidden(place: str) -> onnx.ModelProto:
 def test_external_data_of_any_tensor_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, rng: np.random.Generator
 ) -> None:
-    """A branch of a local function once read a file of the current folder, wherever the model came from."""
+    """Check that a branch of a local function reads the model's file, not a file in the current folder."""
     data = rng.standard_normal(4).astype(np.float32)
     (tmp_path / "w.bin").write_bytes(data.tobytes())
     (tmp_path / "sub").mkdir()
@@ -331,8 +332,8 @@ def test_external_data_outside_the_folder(tmp_path: Path, kind: str) -> None:
     path = folder / "m.onnx"
     path.write_bytes(external(location).SerializeToString())
     assert message(path) == (
-        f"external data {location!r} lies outside the model's folder\n  at: tensor w of {path}\n"
-        "  hint: move the file beside the model and store its relative path"
+        f"external data {location!r} is outside the model's folder\n  at: tensor w of {path}\n"
+        "  hint: move the file next to the model and store its relative path"
     )
 
 
@@ -344,11 +345,11 @@ def test_external_data_missing_or_short(tmp_path: Path) -> None:
     )
     (tmp_path / "w.bin").write_bytes(b"\0" * 8)
     assert message(path) == (
-        f"external data 'w.bin' is truncated: 16 bytes are needed, 8 are there\n  at: tensor w of {path}\n"
+        f"external data 'w.bin' is truncated: 16 bytes are needed, 8 exist\n  at: tensor w of {path}\n"
         "  hint: download or copy the file again"
     )
     assert message(path.read_bytes()) == (
-        "external data 'w.bin' of a model that comes from memory\n  at: tensor w of the model in memory\n"
+        "external data 'w.bin' of a model that is loaded from memory\n  at: tensor w of the model in memory\n"
         "  hint: give the path of the model file, or load the model with its external data"
     )
 
@@ -366,10 +367,10 @@ def test_wrong_shapes() -> None:
     proto = relu(["n", 3])
     assert message(proto, {"y": (1,)}) == ("the model has no input 'y'\n  at: shape of y\n  hint: the inputs are x")
     assert message(proto, {"x": (1, 2, 3)}) == (
-        "shape 1x2x3 of input 'x' has rank 3, the model wants rank 2\n  at: x: float32[n,3]\n  hint: --shape x:1x3"
+        "shape 1x2x3 of input 'x' has rank 3, the model declares rank 2\n  at: x: float32[n,3]\n  hint: --shape x:1x3"
     )
     assert message(proto, {"x": (5, 4)}) == (
-        "axis 1 of input 'x' is 4, the model wants 3\n  at: x: float32[n,3]\n  hint: --shape x:5x3"
+        "axis 1 of input 'x' is 4, the model declares 3\n  at: x: float32[n,3]\n  hint: --shape x:5x3"
     )
 
 
@@ -377,7 +378,7 @@ def test_a_symbol_has_one_extent() -> None:
     proto = model([helper.make_node("Add", ["a", "b"], ["y"])], [tensor("a", ["n"]), tensor("b", ["n"])], ["y"])
     assert str(bound(proto, a=(7,)).outputs[0]) == "y: f32[7]"
     assert message(proto, {"a": (7,), "b": (8,)}) == (
-        "axis 0 of input 'b' is 8, the model wants 7 (n)\n  at: b: float32[n]\n  hint: --shape b:7"
+        "axis 0 of input 'b' is 8, the model declares 7 (n)\n  at: b: float32[n]\n  hint: --shape b:7"
     )
 
 

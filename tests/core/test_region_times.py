@@ -1,4 +1,4 @@
-"""The latency evaluator of stitching: who waits for whom in a region under groups, and what stands side by side."""
+"""The latency evaluator of stitching: waits of groups in a region, and prices of concurrent operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiles_of(model: SmallModel, rng: np.random.Generator) -> TileGraph:
 
 
 def priced(tasks: int, seconds: Mapping[int, float], where: VDevice = WHERE) -> Evaluator:
-    """Operators of so many tasks, each of which takes ``seconds`` by the number of results."""
+    """Return an evaluator of operators with ``tasks`` tasks. Each task takes ``seconds`` by the operator's number of results."""
 
     def kernels(operator: ROperator) -> tuple[RKernel, ...]:
         tiled, task = operator.tiled((-(-operator.anchor.shape[0] // tasks),)), seconds[len(operator.outputs)]
@@ -50,8 +50,8 @@ def priced(tasks: int, seconds: Mapping[int, float], where: VDevice = WHERE) -> 
 
 @pytest.mark.parametrize(("start", "merged"), [(0.0, True), (0.5e-3, True), (1.5e-3, False), (9e-3, False)])
 def test_what_starts_together_shares_its_start(start: float, merged: bool, rng: np.random.Generator) -> None:
-    """Two reductions of eight tasks each take 4 ms on four vEUs side by side and 3 ms as one, but for what they share of their
-    starts; they never take less than the longer one alone, 2 ms."""
+    """Check two concurrent reductions of eight tasks each on four vEUs. Unfused they take 4 ms and fused 3 ms, less the start-up
+    time that they share. They never take less than the longer one alone, 2 ms."""
     where = replace(WHERE, start=start)
     wave = priced(8, {1: 1e-3, 2: 1.5e-3}, where)
     after = stitch(tiles_of(TWO, rng), where, wave, {})
@@ -62,8 +62,8 @@ def test_what_starts_together_shares_its_start(start: float, merged: bool, rng: 
 
 @pytest.mark.parametrize("tasks", [1, 2, 4, 8])
 def test_parts_that_run_side_by_side_are_priced_so(tasks: int, rng: np.random.Generator) -> None:
-    """Two reductions of one tensor, each of so many tasks on four vEUs: as one they save a quarter of what they take one after
-    the other, and nothing where both are on the device at once."""
+    """Check two reductions of one tensor, with ``tasks`` tasks each, on four vEUs. Fused they save a quarter of their sequential
+    time, and nothing if both run concurrently."""
     before = tiles_of(TWO, rng)
     after = stitch(before, WHERE, priced(tasks, {1: 1e-3, 2: 1.5e-3}), {})
     assert (len(before.operators), len(after.operators)) == (2, 1 if tasks >= 4 else 2)
@@ -71,7 +71,7 @@ def test_parts_that_run_side_by_side_are_priced_so(tasks: int, rng: np.random.Ge
 
 @pytest.mark.parametrize("seed_of", range(4))
 def test_a_group_waits_for_what_any_of_it_waits_for(seed_of: int, seed: int, rng: np.random.Generator) -> None:
-    """Of a chain of operators some are a region: whoever is ahead of a group is waited for, also through operators outside."""
+    """Check that a group waits for the producers of all its members, also through operators outside the region."""
     random, count = Random(seed + seed_of), 12
     lines = "\n".join(
         f"v{i} = {'Tanh' if i % 2 else 'Exp'}({f'm{i - 1}' if i else 'x'})\n m{i} = MatMul(v{i}, w_m)" for i in range(count)
@@ -100,7 +100,7 @@ def test_a_group_waits_for_what_any_of_it_waits_for(seed_of: int, seed: int, rng
     assert asked[-1][made[order[3]].name] == (made[order[1]].name,)
     assert asked[-1][made[order[4]].name] == (made[order[3]].name,)
     assert times.predicted([pair], region) == len(region) - 1
-    assert len(asked) == 2  # what was asked before is known
+    assert len(asked) == 2  # repeated questions are answered from the cache
 
 
 def test_what_has_no_kernel_takes_for_ever(rng: np.random.Generator) -> None:

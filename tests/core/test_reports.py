@@ -1,4 +1,4 @@
-"""Reports and references: operators on the host by type, and a reference that computes them as they stand."""
+"""Reports and references: host operators by type, and a reference that computes them unchanged."""
 
 from __future__ import annotations
 

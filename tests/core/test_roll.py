@@ -1,4 +1,4 @@
-"""Long recurrences become a Scan over turns: what is compiled no longer grows with the sequence, and the results stay."""
+"""Long recurrences as a Scan over chunks: compiled size independent of the sequence length, and equal results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recurrent_models import Net
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
-from rammer.passes.loops.chunk_recurrent import MOST_STEPS, RollRecurrences, turn_of
+from rammer.passes.loops.chunk_recurrent import MOST_STEPS, ChunkRecurrent, turn_of
 from rammer.passes.pass_pipeline import parse_passes
 from rammer_testing.nonempty import some
 
@@ -21,16 +21,16 @@ def graph_of(net: Net) -> Graph:
 def test_short_sequences_stay() -> None:
     for steps in (1, 100, MOST_STEPS):
         graph = graph_of(Net("LSTM", steps, layers=2))
-        assert RollRecurrences()(graph) is graph
+        assert ChunkRecurrent()(graph) is graph
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_layers_take_their_turns_together(direction: str) -> None:
-    graph = RollRecurrences()(graph_of(Net("LSTM", 5000, direction, layers=3)))
+    graph = ChunkRecurrent()(graph_of(Net("LSTM", 5000, direction, layers=3)))
     scans = [n for n in some(graph.nodes) if n.op == "Scan"]
     # Both directions of a layer are one Scan; the next layer reads all steps of both.
     assert len(scans) == (3 if direction == "bidirectional" else 1)
-    assert not [n for n in some(graph.nodes) if n.op == "LSTM"]  # 5,000 are 100 turns of 50
+    assert not [n for n in some(graph.nodes) if n.op == "LSTM"]  # 5,000 steps are 100 chunks of 50
     assert {graph.types[n.outputs[-1]].shape[0] for n in scans} == {100}
 
 
@@ -41,5 +41,5 @@ def test_turns() -> None:
 
 
 def test_the_pass_has_a_spelling() -> None:
-    for made in (RollRecurrences(), RollRecurrences(7, 3)):
+    for made in (ChunkRecurrent(), ChunkRecurrent(7, 3)):
         assert parse_passes(str(made)) == (made,)

@@ -1,4 +1,4 @@
-"""What rows read, of operators whose producers are read twice each."""
+"""Reads of rows, in operators whose producers are read twice each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEPTH = 60
 
 
 def chain(dtype: str, step: str) -> RowForm:
-    """Sums of rows of a chain of producers, each of which is ``step`` of the one before it."""
+    """Return sums of rows of a chain of producers, each of which applies ``step`` to the previous one."""
     lines = [f"p{n}: {dtype}[i:4, j:8] = " + step.replace("@", f"p{n - 1}" if n else "x") for n in range(DEPTH)]
     computes = [Compute.parse(line) for line in (*lines, f"y: {dtype}[i:4] = sum[j:8] p{DEPTH - 1}[i, j]")]
     links = tuple(Connection(a.name, b.name, "thread") for a, b in pairwise(computes))

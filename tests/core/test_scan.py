@@ -1,4 +1,4 @@
-"""Running sums in blocks: they give what whole ones do, of every combiner, and read far less."""
+"""Running sums in blocks: results equal to unblocked sums for every combiner, with far fewer reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rammer.ir.types import TensorType
 from rammer.passes.compute.blocked_scan import SHORT, scan_in_blocks
 
 LINE = "y: {kind}[n:2, i:{n}, m:3] = {combiner}[k:{n}] pad(x[n, {place}, m], {fill})"
-#: Where an element and those before or behind it are; without itself as well.
+#: Index of the elements of a running sum: up to the element or from it on, inclusive or exclusive.
 PLACES = {"i + k * -1": "before", "(i + k * -1) + -1": "before, exclusive", "i + k": "behind", "(i + k) + 1": "behind, exclusive"}
 
 
 def graph(n: int, combiner: Combiner = "sum", place: str = "i + k * -1", kind: str = "f32") -> ComputeGraph:
-    """A running sum of rows of ``n``, and a map of it."""
+    """Return a running sum of rows of ``n``, and a map of it."""
     dtype = {"f32": "float32", "f16": "float16", "i32": "int32", "f64": "float64"}[kind]
     fill = combiner_identity(combiner, dtype).value
     y = Compute.parse(LINE.format(n=n, combiner=combiner, place=place, kind=kind, fill=fill))
@@ -29,7 +29,7 @@ def graph(n: int, combiner: Combiner = "sum", place: str = "i + k * -1", kind: s
 
 
 def reads(g: ComputeGraph) -> int:
-    """Elements that all Computes of it read or combine."""
+    """Return the number of elements that all computes read or combine."""
     return sum(c.points for c in g.computes)
 
 
@@ -59,7 +59,7 @@ def test_integers_wrap_as_they_do_in_one_row(place: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("n", [100, 1009, 4096, 65_536])
 def test_what_is_read_grows_little_faster_than_the_row(n: int) -> None:
-    """At most as much as three rows of the longest block; the form itself reads the square."""
+    """Check that blocks read at most three rows of the longest block; the direct form reads the square."""
     assert reads(graph(n)) > 6 * n * n
     assert reads(scan_in_blocks(graph(n))) < 100 * 6 * n
 
@@ -73,7 +73,7 @@ def test_half_precision_is_rounded_once() -> None:
     "line",
     [
         "y: f32[n:2, i:90, m:3] = sum[k:9] pad(x[n, i + k * -1, m], 0.0)",  # a window
-        "y: f32[n:2, i:90, m:3] = sum[k:90] pad(x[n, i + k * -1, m], 1.0)",  # what lies outside counts
+        "y: f32[n:2, i:90, m:3] = sum[k:90] pad(x[n, i + k * -1, m], 1.0)",  # elements outside contribute
         "y: f32[n:2, i:90, m:3] = max[k:90] pad(x[n, i + k * -1, m], 0.0)",
         "y: f32[n:2, i:90, m:3] = sum[k:90] pad(x[n, i + k * -2, m], 0.0)",  # every other element
         "y: f32[n:2, i:90, m:3] = sum[k:90] pad(x[n, (i + k * -1) + 2, m], 0.0)",  # elements on either side

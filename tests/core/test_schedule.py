@@ -1,4 +1,4 @@
-"""Policies: every task placed once, waves as Rammer draws them, kernels chosen by what fills the vEUs."""
+"""Policies: every task placed once, waves as in Rammer, and kernels chosen by vEU occupancy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_wavefront_runs_a_wave_side_by_side() -> None:
     graph = graph_of({"a": [simple("a", 2, 4e-6)], "b": [simple("b", 4, 2e-6)], "c": [simple("c", 4, 1e-6)]}, after)
     schedule = Wavefront()(graph, device(4, launch=0.5e-6))
     assert schedule.stages == (("a", "b"), ("c",)) and not schedule.barriers
-    # The long tasks of a go first; b's four tasks pile up beside them.
+    # The long tasks of a come first; b's four tasks share the remaining vEUs.
     assert [row[:-1] for row in schedule.rows] == [(("a", 0),), (("a", 1),), (("b", 0), ("b", 1)), (("b", 2), ("b", 3))]
     assert loads(schedule, {"a": 4e-6, "b": 2e-6, "c": 1e-6}) == pytest.approx([5e-6] * 4)
     assert schedule.predicted == pytest.approx(4e-6 + 1e-6 + 2 * 0.5e-6)
@@ -80,7 +80,7 @@ def test_wavefront_runs_a_wave_side_by_side() -> None:
 
 
 def test_greedy_runs_all_that_may_run_and_waits_for_all_of_it() -> None:
-    """The wavefront's waves, ended by barriers: a chain beside a long operator waits for it."""
+    """Check that greedy runs the wavefront's waves, ended by barriers: a chain waits for a concurrent long operator."""
     after = {"long": (), "a": (), "b": ("a",), "c": ("b", "long")}
     kernels = {n: [simple(n, 2, 8e-6 if n == "long" else 1e-6)] for n in after}
     greedy = Greedy()(graph_of(kernels, after), device(4, launch=0.5e-6))
@@ -132,7 +132,7 @@ def sharing(name: str, weights: str, tasks: int) -> RKernel:
 
 
 def test_operators_with_the_same_weights_run_where_they_were() -> None:
-    """Two layers of four steps, one wave behind each other: every task stays on its vEU, whatever else is there."""
+    """Check two layers of four steps in consecutive waves: every task stays on its vEU, whatever else runs."""
     kernels = {f"l{layer}s{step}": [sharing(f"l{layer}s{step}", f"w{layer}", 3)] for step in range(4) for layer in range(2)}
     after = {n: tuple(m for m in (f"l{n[1]}s{int(n[3]) - 1}", f"l{int(n[1]) - 1}{n[2:]}") if m in kernels) for n in kernels}
     graph = OperatorGraph({n: tuple(k) for n, k in kernels.items()}, after, frozenset({"w0", "w1"}))
@@ -145,7 +145,7 @@ def test_operators_with_the_same_weights_run_where_they_were() -> None:
 def test_every_policy_places_every_task_once_where_operators_of_other_sizes_share_constants(
     seed: int, operators: int, veus: int, policy: str
 ) -> None:
-    """A scalar such as an epsilon is read by operators of any size, and these may have the same tile."""
+    """Check with scalars, such as an epsilon, that operators of any size read, possibly with the same tile."""
     rng, kernels, after = Random(seed), dict[str, tuple[RKernel, ...]](), dict[str, tuple[str, ...]]()
     for i in range(operators):
         reads = [rng.choice(("w", "v")), *rng.sample(list(kernels), min(len(kernels), rng.randint(0, 2)))]
@@ -156,7 +156,7 @@ def test_every_policy_places_every_task_once_where_operators_of_other_sizes_shar
 
 
 def test_weights_stay_where_they_were_only_if_that_delays_nobody() -> None:
-    """The second operator with ``w`` comes beside a longer one on the same two vEUs."""
+    """Check the second operator that reads ``w`` while a longer one occupies the same two vEUs."""
     kernels = {"a": [sharing("a", "w", 1)], "b": [simple("b", 1, 5e-6)], "c": [sharing("c", "w", 2)]}
     graph = OperatorGraph({n: tuple(k) for n, k in kernels.items()}, {"a": (), "b": ("a",), "c": ("a",)}, frozenset({"w"}))
     assert Wavefront()(graph, device(4)).predicted == pytest.approx(1e-6 + 5e-6 + 2e-6)
@@ -178,7 +178,7 @@ def test_fill_puts_each_task_on_its_row() -> None:
 
 
 def test_groups_of_one_stage_overlap() -> None:
-    # Two chains, long-short and short-long: levels in lockstep would take 4 + 4, side by side it is 5.
+    # Two chains, long-short and short-long: in lockstep the levels take 4 + 4, concurrently 5.
     ks = [simple("a", 1, 4e-6), simple("b", 1, 1e-6), simple("a2", 1, 1e-6), simple("b2", 1, 4e-6)]
     after = {"a2": ("a",), "b2": ("b",)}
     assert side_by_side(ks, after, device(2, launch=0.0)) == pytest.approx(5e-6)
@@ -189,7 +189,8 @@ def wide(name: str, tasks: int, spread: int, seconds: float) -> RKernel:
 
 
 def test_tasks_that_keep_several_vEUs_busy_fill_the_device() -> None:
-    """14 tasks of 8 vEUs each are 112 of 132: two such operators take turns, and kernels that need less vEU time run beside."""
+    """Check that two operators of 14 tasks with 8 vEUs each alternate: 112 of 132 vEUs are busy. Kernels that need less vEU time
+    run concurrently."""
     unit = device(132, launch=0.0)
     fast, lean = {n: wide(n, 14, 8, 5e-6) for n in "ab"}, {n: wide(n, 56, 1, 8e-6) for n in "ab"}
     assert fast["a"].operator_time(132) == pytest.approx(5e-6) and fast["a"].busy_time() == pytest.approx(560e-6)
@@ -237,7 +238,7 @@ def test_auto_proposes_what_every_policy_would_do_best_prediction_first() -> Non
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 9))
 def test_auto_searches_no_stages_only_where_none_could_gain(seed: int, operators: int) -> None:
-    """The bound by which the search is left out holds for what it would find."""
+    """Check that the bound that skips the search holds for the result of the search."""
     net, unit = random_net(Random(seed), operators), device(1 + seed % 7)
     others = min(p(net.graph(), unit).predicted for p in (Sequential(), Wavefront(), Wavefront(lean=0)))
     found, auto = IOS()(net.graph(), unit).predicted, Auto()(net.graph(), unit).predicted
@@ -245,7 +246,7 @@ def test_auto_searches_no_stages_only_where_none_could_gain(seed: int, operators
 
 
 def test_auto_proposes_nothing_that_is_far_from_the_best() -> None:
-    """Eight operators side by side of one task each: one after the other they are predicted to take eight times as long."""
+    """Check eight independent operators of one task each: sequentially they are predicted to take eight times as long."""
     names = "abcdefgh"
     graph = graph_of({n: [simple(n, 1, 1e-6)] for n in names}, dict.fromkeys(names, ()))
     proposed = Auto().proposals(graph, device(8, launch=0.0))

@@ -1,4 +1,4 @@
-"""An If with small branches is part of its program: what comes of it is what ONNX Runtime makes of the branch that is taken."""
+"""Small If branches in one program: results equal ONNX Runtime's for the taken branch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONSTANTS = {
 
 
 def branches(one: list[onnx.NodeProto], other: list[onnx.NodeProto], dtype: int = FLOAT, **ports: Any) -> onnx.ModelProto:
-    """y = one if c else other, of what these operators compute last."""
+    """Return ``y = one if c else other``, with the last results of these operators."""
     graphs = [
         helper.make_graph(nodes, n, [], [tensor(nodes[-1].output[0], None, dtype)]) for n, nodes in (("t", one), ("e", other))
     ]
@@ -37,13 +37,13 @@ def branches(one: list[onnx.NodeProto], other: list[onnx.NodeProto], dtype: int 
 
 
 def stays(exe: Executable) -> bool:
-    """Whether the If is an operator yet, or waits for its condition."""
+    """Return True if the If is still an operator, or waits for its condition."""
     compiled: Compiled = exe.compile_only({})
     return compiled.rest is not None or any(h.node.node.op == "If" for h in compiled.host_nodes)
 
 
 def test_small_branches_are_part_of_the_program() -> None:
-    """The branch that is not taken may give infinity and NaN: nothing of it is seen."""
+    """Check that infinities and NaN of the branch that is not taken do not reach the result."""
     proto = branches([node("Log", ["x"], ["a"])], [node("Neg", ["x"], ["b0"]), node("Exp", ["b0"], ["b"])])
     exe = rammer.compile(proto, "toy")
     assert not stays(exe)
@@ -83,7 +83,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", list(REFUSED))
 def test_others_stay_branches(why: str) -> None:
-    """A branch that may fail, whose shape is another, or that is much work is computed where it is taken."""
+    """Check branches that may fail, change the shape or cost much: they run only if taken."""
     proto, feeds = REFUSED[why]
     exe = rammer.compile(proto, "toy")
     assert stays(exe)
@@ -100,7 +100,7 @@ def test_many_operators_stay_branches() -> None:
 
 
 def test_conditions_of_one_element_keep_the_shape() -> None:
-    """A condition [1, 1] chooses among scalars: the result is one."""
+    """Check that a condition [1, 1] that selects between scalars gives a scalar."""
     then = helper.make_graph([node("Neg", ["x"], ["a"])], "t", [], [tensor("a", [], FLOAT)])
     other = helper.make_graph([node("Abs", ["x"], ["b"])], "e", [], [tensor("b", [], FLOAT)])
     proto = model(

@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: no expression is left that reaches no output, whatever the nodes around it read."""
+"""Dead code elimination: no expression remains that reaches no output, whatever the nodes around it read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer.plan.simplify import simplify_graph
 from rammer_testing.graphs.case import Call, GraphCase
 from rammer_testing.graphs.generate import graph as drawn
 
-#: Operators with several expressions, and some that need not read what they are given.
+#: Operators with several expressions, some of which may ignore operands.
 READERS = (
     "LpNormalization",
     "MeanVarianceNormalization",
@@ -33,7 +33,7 @@ READERS = (
 
 
 def unread(graph: ComputeGraph) -> list[str]:
-    """Names of Computes and constants that nobody reads."""
+    """Return the names of computes and constants without a reader."""
     read = {n for c in graph.computes for n in c.reads} | set(graph.outputs)
     return [n for n in (*(c.name for c in graph.computes), *graph.constants) if n not in read]
 

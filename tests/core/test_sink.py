@@ -1,4 +1,4 @@
-"""Reshapes of a product's result move behind what is element-wise, and values stay."""
+"""Reshapes of a product's result move after element-wise operators, and values stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAT, FULL = np.array([10, 4]), np.array([2, 5, 6])
 
 
 def rows(rng: np.random.Generator, after: list[NodeProto], **more: np.ndarray):  # type: ignore[no-untyped-def]
-    """A product of flattened rows with its axes given back as ``r``, and what follows."""
+    """Return a product of flattened rows, reshaped to ``r``, and the operators ``after`` it."""
     nodes = [
         helper.make_node("Reshape", ["x", "flat"], ["f"]),
         helper.make_node("Gemm", ["f", "w", "b"], ["g"]),
@@ -27,7 +27,7 @@ def rows(rng: np.random.Generator, after: list[NodeProto], **more: np.ndarray): 
 
 
 def test_an_activation_and_a_residual_come_before_the_reshape(rng: np.random.Generator) -> None:
-    """As in a block of GPT-2."""
+    """Check the pattern of a GPT-2 block."""
     gelu = [
         helper.make_node("Mul", ["r", "half"], ["a"]),
         helper.make_node("Tanh", ["r"], ["t"]),
@@ -65,7 +65,7 @@ def test_a_result_of_the_graph_and_what_follows_no_product_stay(rng: np.random.G
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_graphs_keep_their_values(seed: int, rng: np.random.Generator) -> None:
-    """Products, reshapes and element-wise operators with operands of every kind, in any order."""
+    """Check products, reshapes and element-wise operators with operands of every kind, in any order."""
     random = Random(seed)
     constants: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []

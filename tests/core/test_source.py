@@ -1,4 +1,4 @@
-"""What identifies a model's file."""
+"""Identification of a model's file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_no_model_that_is_known(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
-    """A file whose digest is kept at once, and a cache of its own."""
+    """Return a file whose digest is cached at once, with a separate cache folder."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(file_digests, "SETTLED", 0.0)
     path = tmp_path / "large.onnx"
@@ -70,12 +70,12 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Genera
     return path
 
 
-#: Seconds after which a change of a file has another time, on any file system that tests run on.
+#: Seconds after which a change of a file gives a new modification time, on any file system that tests use.
 TICK = 0.05
 
 
 def hashed(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """The digest of a file, and how many of its shares were hashed."""
+    """Return the digest of a file and the number of slices that were hashed."""
     shares, share = list[int](), file_digests.share_hash
     with monkeypatch.context() as patch:
         patch.setattr(file_digests, "share_hash", lambda file, at: (shares.append(at), share(file, at))[1])
@@ -97,7 +97,7 @@ def test_a_large_file_is_hashed_once(large: Path, monkeypatch: pytest.MonkeyPatc
 def test_whatever_changes_a_file_it_is_hashed_again(
     large: Path, how: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Also where times and lengths are as they were."""
+    """Check this also if modification time and size are unchanged."""
     before, first = large.stat(), hashed(large, monkeypatch)[0]
     place, new = int(rng.integers(SIZE)), bytearray(large.read_bytes())
     new[place] ^= 1
@@ -110,7 +110,7 @@ def test_whatever_changes_a_file_it_is_hashed_again(
         mapped[place] ^= 1
         mapped.flush()
     else:
-        if how == "another file with its number":  # file systems give a number that is free again
+        if how == "another file with its number":  # file systems reuse a freed inode number
             large.unlink()
         large.with_name("new").write_bytes(new)
         large.with_name("new").replace(large)
@@ -120,10 +120,10 @@ def test_whatever_changes_a_file_it_is_hashed_again(
 
 
 def test_a_file_that_was_just_written_is_hashed_every_time(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its next change might have the same time."""
+    """Check this because its next change might have the same modification time."""
     monkeypatch.setattr(file_digests, "SETTLED", 45.0)
     assert hashed(large, monkeypatch)[1] == hashed(large, monkeypatch)[1] == 3
-    os.utime(large, (1e9, 1e9))  # says that it is old
+    os.utime(large, (1e9, 1e9))  # pretends that the file is old
     assert hashed(large, monkeypatch)[1] == 3
 
 
@@ -161,7 +161,7 @@ def test_a_kept_digest_that_is_none_is_not_trusted(large: Path, monkeypatch: pyt
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model that adds 1, 2, 3 of a file beside it, and a cache of its own."""
+    """Return a model that adds 1, 2, 3 from an external file, with a separate cache folder."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy"]
     weights = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w")
@@ -175,7 +175,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(path: Path, *values: float) -> None:
-    """These numbers as the file with the weights, written a while ago."""
+    """Write these numbers to the file of the weights, with an old modification time."""
     path.write_bytes(np.array(values, np.float32).tobytes())
     os.utime(path, (1e9, 1e9))
 
@@ -185,7 +185,7 @@ def programs() -> int:
 
 
 def added(path: Path) -> list[float]:
-    """What is added to 0, by a new Executable."""
+    """Return the sum of the weights and 0, from a new Executable."""
     exe = rammer.compile(path, "toy")
     try:
         return [float(v) for v in exe.run({"x": np.zeros(3, np.float32)})["y"]]
@@ -207,7 +207,7 @@ def test_a_program_of_a_model_with_its_weights_in_another_file_is_kept(beside: P
 
 
 def test_weights_that_change_after_they_were_read_are_those_that_were_read(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones are in memory then. The program is cached for what it was made of."""
+    """Check that small weights are in memory by then. The cache key of the program is that of the weights that were read."""
     read = rammer.frontend.read.reader.read_model
 
     def slowly(*given: object) -> object:
@@ -221,7 +221,7 @@ def test_weights_that_change_after_they_were_read_are_those_that_were_read(besid
     assert added(beside) == [7, 8, 9] and programs() == 2
 
 
-@pytest.mark.parametrize(("change", "said"), [("gone", "missing"), ("short", "truncated"), ("outside", "lies outside")])
+@pytest.mark.parametrize(("change", "said"), [("gone", "missing"), ("short", "truncated"), ("outside", "is outside")])
 def test_a_kept_program_opens_no_door(beside: Path, change: str, said: str) -> None:
     assert added(beside) == [1, 2, 3]
     weights = beside.parent / "w.bin"
@@ -243,7 +243,7 @@ def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for _ in range(2):  # the second time its ports are known without reading it
+    for _ in range(2):  # the second time its ports come from the cache
         exe = rammer.compile(path, device="toy")
         for shape in ((3, 4), (), (2, 3, 1), (3, 4)):
             given = {"x": rng.standard_normal(shape).astype(np.float32), "z": rng.standard_normal((3, 4)).astype(np.float32)}
@@ -253,7 +253,7 @@ def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np
         np.testing.assert_allclose(bound.outputs["y"], session.run(None, given)[0], rtol=1e-5, atol=1e-6)
         with pytest.raises(BadInput, match=r"the model declares float32\[\.\.\.\]"):
             exe.run({**given, "x": given["x"].astype(np.float64)})
-        with pytest.raises(BadInput, match="nothing says which shape input 'x' has"):
+        with pytest.raises(BadInput, match="the shape of input 'x' is unknown"):
             exe.bind({"z": given["z"]}, {"y": "x"})
         exe.close()
     with pytest.raises(BadInput, match="input 'x' declares no shape"):
@@ -267,7 +267,7 @@ def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np
 
 
 def test_a_refused_model_is_refused_for_the_same_reason_again(tmp_path: Path) -> None:
-    """Its files are given back after the first reading, so a second one would find them empty."""
+    """Check this because the model's files are released after the first reading; a second reading would see them empty."""
     node = helper.make_node("Strange", ["x"], ["y"], name="odd", domain="elsewhere")
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy"]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]

@@ -1,4 +1,4 @@
-"""rfactor gives the same values, and only reductions that do not fit are split."""
+"""Splits of reductions (rfactor): equal values, and splits only of reductions that do not fit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_only_what_does_not_fit_is_split() -> None:
     small = split_deep(g, staged(4096))
     verify_compute_graph(small)
     assert [c.name for c in small.computes] == ["y_partial", "y", "z"]
-    # One element reads 2 rows of k and one column: 12 bytes a step of k, plus its own 4.
+    # One element reads 2 rows of k and one column: 12 bytes a step of k, plus 4 for the element itself.
     assert small.computes[0].reduce[0].extent * 12 + 4 <= 4096
 
 
@@ -69,7 +69,7 @@ def test_a_split_that_does_not_divide_is_refused() -> None:
 def test_a_table_in_pieces_gives_what_the_whole_does(
     extent: int, parts: int, fill: float | None, rng: np.random.Generator
 ) -> None:
-    """Also where parts do not divide the extent; and where an index is beside the table, if the load has a number for that."""
+    """Check also parts that do not divide the extent, and indices outside the table if the load has a fill value."""
     table, parts = TensorType("float32", (3, extent)), min(parts, extent)
     read = "x[at[n, m] - 1, at[m, n]]" if fill is None else f"pad(x[1, at[n, m]], {fill})"
     y = Compute.parse(f"y: f32[n:4, m:4] = {read} * 2.0")
@@ -87,7 +87,7 @@ def test_a_table_in_pieces_gives_what_the_whole_does(
 
 
 def test_only_a_table_that_does_not_fit_is_cut() -> None:
-    """A device whose tasks hold all that they may read, with memory for a column of 1,000 numbers, and with less."""
+    """Check a device whose tasks stage all that they may read: memory for a column of 1,000 numbers, and less."""
     y = Compute.parse("y: f32[n:2, m:3] = pad(x[at[n], m], 0.0)")
     types = {"x": TensorType("float32", (1000, 3)), "at": TensorType("int64", (2,)), "y": y.type}
     g = ComputeGraph("g", ("x", "at"), ("y",), (y,), types)

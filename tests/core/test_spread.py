@@ -1,4 +1,4 @@
-"""A Spread can only be made of steps and transfers that fit together."""
+"""Validation of DistributedProgram: steps and transfers must fit together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FOUR = TensorType("float32", (4,))
 
 
 def program(reads: str, makes: str) -> RProgram:
-    """``makes`` is ``reads`` with something added; ports bear the tensors' names."""
+    """Return a program that computes ``makes`` by an addition to ``reads``; ports have the tensors' names."""
     net = TaskNet().tensor(reads, 4).add(adding(makes, 4, [reads], 2))
     made = net.program(Wavefront(), 2)
     return replace(made, inputs=(Port(reads, reads),), outputs=(Port(makes, makes),))
 
 
 def pipeline() -> DistributedProgram:
-    """x -> a on device 0, a -> y on device 1, y back to device 0."""
+    """Return the pipeline x -> a on device 0, a -> y on device 1, y back to device 0."""
     first = DeviceStep(program("x", "a"), {}, departures=("a_to_1",))
     second = DeviceStep(program("a", "y"), {}, ("a_to_1",), ("y_to_0",), ("a_to_1",))
     return DistributedProgram(
@@ -46,7 +46,7 @@ def pipeline() -> DistributedProgram:
 
 
 def with_step(spread: DistributedProgram, device: int, edit: Callable[[DeviceStep], DeviceStep]) -> DistributedProgram:
-    """``spread`` with the only step of ``device`` edited."""
+    """Return ``spread`` with the only step of ``device`` edited."""
     parts = list(spread.parts)
     parts[device] = replace(parts[device], steps=(edit(parts[device].steps[0]),))
     return replace(spread, parts=tuple(parts))
@@ -73,16 +73,16 @@ def test_its_digest_is_of_everything_that_runs() -> None:
 @pytest.mark.parametrize(
     ("device", "edit", "message"),
     [
-        (0, lambda s: replace(s, departures=()), "departs or arrives never"),
-        (0, lambda s: replace(s, departures=("a_to_1", "a_to_1")), "departs or arrives never, or twice"),
-        (0, lambda s: replace(s, departures=("b",)), "names b, which is no transfer"),
+        (0, lambda s: replace(s, departures=()), "each transfer must depart once"),
+        (0, lambda s: replace(s, departures=("a_to_1", "a_to_1")), "each transfer must depart once"),
+        (0, lambda s: replace(s, departures=("b",)), "names b, which is not a transfer"),
         (0, lambda s: replace(s, departures=("a_to_1", "y_to_0")), "does not depart here"),
-        (1, lambda s: replace(s, arrivals=()), "reads a as f32.4., and finds None"),
-        (1, lambda s: replace(s, arrivals=("a_to_1", "a_to_1")), "does not arrive here, or again"),
-        (1, lambda s: replace(s, frees=()), "never gives back"),
+        (1, lambda s: replace(s, arrivals=()), "reads a as f32.4., but it is None"),
+        (1, lambda s: replace(s, arrivals=("a_to_1", "a_to_1")), "does not arrive here, or arrives twice"),
+        (1, lambda s: replace(s, frees=()), "never frees"),
         (1, lambda s: replace(s, frees=("a_to_1", "a_to_1")), "which it does not hold"),
         (0, lambda s: replace(s, arrivals=("y_to_0",), frees=("y_to_0",)), "which it does not hold"),
-        (0, lambda s: replace(s, arrivals=("y_to_0",)), "in a circle"),
+        (0, lambda s: replace(s, arrivals=("y_to_0",)), "in a cycle"),
     ],
 )
 def test_steps_that_do_not_fit(device: int, edit: Callable[[DeviceStep], DeviceStep], message: str) -> None:
@@ -94,24 +94,24 @@ def test_transfers_that_do_not_fit() -> None:
     spread = pipeline()
     a, y = spread.transfers
     for transfers, message in (
-        ((a, replace(y, name="a_to_1")), "one name"),
-        ((a, replace(y, target=2)), "between no two"),
-        ((replace(a, target=0), y), "between no two"),
+        ((a, replace(y, name="a_to_1")), "the same name"),
+        ((a, replace(y, target=2)), "does not connect two"),
+        ((replace(a, target=0), y), "does not connect two"),
         ((replace(a, type=TensorType("float32", (5,))), y), "does not depart here"),
         ((a, replace(y, tensor="z")), "does not depart here"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(spread, transfers=transfers)
     for output, message in (
-        (replace(spread.outputs[0], device=0, transfer=""), "does not make output 'y'"),
-        (replace(spread.outputs[0], transfer=""), "departs or arrives never"),
+        (replace(spread.outputs[0], device=0, transfer=""), "does not compute output 'y'"),
+        (replace(spread.outputs[0], transfer=""), "each transfer must depart once"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(spread, outputs=(output,))
 
 
 def test_a_circle_between_devices() -> None:
-    """Each device's first step waits for what the other's second one makes."""
+    """Check two devices whose first steps wait for the results of each other's second steps."""
 
     def part(one: str, two: str, sends: str, waits: str) -> DevicePart:
         first = DeviceStep(program(two, one), {}, (waits,), (), (waits,))

@@ -1,4 +1,4 @@
-"""Products of a whole sequence are cut into steps where that shortens the way through stacked layers, and nowhere else."""
+"""Products of a whole sequence are split into steps only if that shortens the critical path through stacked layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def recurrent(
     direction: str = "forward",
     first: int | None = None,
 ) -> ComputeGraph:
-    """Stacked recurrent layers with all their outputs, lowered; random weights. The ``first`` layer's input may be wider."""
+    """Return stacked recurrent layers with all their outputs, lowered, with random weights. The ``first`` layer's input may be
+    wider."""
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     nodes, weights, x = [], [], "x"
     directions, first = 2 if direction == "bidirectional" else 1, first or hidden
@@ -98,7 +99,8 @@ def test_a_device_that_one_step_fills_keeps_whole_products(rng: np.random.Genera
 
 @pytest.mark.slow
 def test_a_wide_first_layer_keeps_its_product(rng: np.random.Generator) -> None:
-    """Its input is there as a whole: no layer would overlap sooner, and 512 wide rows of weights would be read in every step."""
+    """Check that its product stays whole. Its input is available as a whole, so splitting gives no earlier overlap. Every step
+    would read 512 wide rows of weights."""
     whole = recurrent(rng, "LSTM", layers=4, steps=16, hidden=64, first=4096)
     sliced = slice_steps(whole, device(128, bandwidth=1e11))
     products = [c for c in sliced.computes if any(a.extent == 4096 for a in c.reduce)]
@@ -115,11 +117,11 @@ def test_an_lstm_cell_is_one_operator_with_two_results(rng: np.random.Generator)
     tile = connect(graph, device(128))
     cells = [o for o in tile.operators if sum(c.kind == "contraction" for c in o.computes) == 2]
     assert len(cells) == 8
-    assert {len(o.outputs) for o in cells} == {1, 2}  # the last step's cell state goes nowhere
+    assert {len(o.outputs) for o in cells} == {1, 2}  # the last step's cell state has no reader
     assert not any(c.kind == "contraction" for o in some(tile.operators) if o not in cells for c in o.computes)
 
 
 def test_rows_that_share_weights_many_times_stay_apart(rng: np.random.Generator) -> None:
-    """With 16 rows a product is no longer bound by its weights: it stays with maps that follow element by element."""
+    """Check that a product of 16 rows, which is no longer bound by its weights, stays with its element-wise maps."""
     graph = slice_steps(recurrent(rng, "LSTM", layers=2, batch=16), device(128))
     assert all(sum(c.kind == "contraction" for c in o.computes) <= 1 for o in some(connect(graph, device(128)).operators))

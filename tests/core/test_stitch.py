@@ -1,4 +1,4 @@
-"""Stitching: which memory-bound operators become one, by which evaluator, and that they compute the same."""
+"""Stitching: choice of memory-bound operators to fuse, by both evaluators, and unchanged results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
 
 ROWS = "float[128,192] x"
-#: Models by name, and how many operators there are once they are stitched (and before).
+#: Models by name, and their number of operators after stitching (and before).
 CASES = {
     "residual and norm": (
         SmallModel(
@@ -97,7 +97,7 @@ CASES = {
 
 
 def waves(operators: Sequence[ROperator], of: Evaluator) -> float:
-    """What operators of a graph, in any order, take under an evaluator."""
+    """Return the time of operators of a graph, in any order, under an evaluator."""
     owner = {c.name: o.name for o in operators for c in o.computes}
     after = {o.name: {owner[n] for n in o.inputs if n in owner} for o in operators}
     order, by_name = list(TopologicalSorter(after).static_order()), {o.name: o for o in operators}
@@ -135,7 +135,7 @@ def test_tiles_of_layers_that_are_alike_are_searched_once(rng: np.random.Generat
 
 @pytest.mark.parametrize("name", [n for n, (_, wanted, apart) in CASES.items() if wanted < apart])
 def test_kernels_that_are_slower_for_it_leave_them_apart(name: str, rng: np.random.Generator) -> None:
-    """The delta evaluator proposes, the latency evaluator disposes; what it refused is in the log."""
+    """Check that the latency evaluator rejects groups of the delta evaluator; rejected groups are in the log."""
     before, after = stitched(graph_of(CASES[name][0], rng), device(), slow=1e6)
     refused = [d for d in after.decisions if d not in before.decisions]
     assert not any(len(o.outputs) > 1 for o in some(after.operators)), name
@@ -144,7 +144,7 @@ def test_kernels_that_are_slower_for_it_leave_them_apart(name: str, rng: np.rand
 
 @pytest.mark.parametrize("seconds", [None, 1e-3, 1.0], ids=["unknown", "faster", "slower"])
 def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np.random.Generator) -> None:
-    """The last choice: what takes ``seconds`` stitched and 0.1 apart, whatever is predicted; operators come in order."""
+    """Check the final choice between ``seconds`` stitched and 0.1 s unfused, whatever is predicted; operators come in order."""
     graph, where = graph_of(CASES["statistics of columns"][0], rng), device()
     before, asked = connect(graph, where), list[int]()
 
@@ -163,7 +163,7 @@ def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np
 
 @pytest.mark.slow
 def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
-    """Whatever kernels take, undoing one of a plan's groups saves nothing by the latency evaluator."""
+    """Check that undoing one group of a plan saves nothing by the latency evaluator, for any kernel times."""
     random, where, tried = Random(seed), device(), 0
     sampler = Sampler(random, 100_000, ("float32",), ("stitched",))
     while tried < 6:
@@ -180,7 +180,7 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
 
         before, latency = connect(graph, where), evaluator(graph, where, seconds)
         if len({o.anchor.shape for o in before.operators}) > 1:
-            continue  # beside another region that takes longer, what a group saves of its own may not be seen
+            continue  # a concurrent longer region may hide the savings of a group
         after = stitch(before, where, latency, {})
         whole = waves(after.operators, latency)
         for operator in some(after.operators):
@@ -193,7 +193,7 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
 
 @pytest.mark.parametrize("doubt", [0.1, 0.4])
 def test_what_saves_less_than_predictions_err_by_is_left_apart_unless_it_is_run(doubt: float, rng: np.random.Generator) -> None:
-    """A group that is predicted to save a quarter; in a run it does."""
+    """Check a group with a predicted saving of a quarter, which a run confirms."""
     graph, where = graph_of(CASES["residual and norm"][0], rng), replace(device(launch=0.0), doubt=doubt)
     before = connect(graph, where)
 
@@ -208,11 +208,11 @@ def test_what_saves_less_than_predictions_err_by_is_left_apart_unless_it_is_run(
 
     assert found(None) == (1 if doubt < 0.25 else 2)
     assert found(together) == 1
-    assert found(lambda operators: None) == found(None)  # what cannot be run is only predicted
+    assert found(lambda operators: None) == found(None)  # plans that cannot be run are only predicted
 
 
 def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
-    """Whatever kernels are said to take alone, and whatever they take in a run: no group of a plan takes longer there."""
+    """Check that no group of a plan is slower in a run, for any predicted and measured kernel times."""
     random, where, tried = Random(seed), replace(device(), doubt=0.2), 0
     sampler = Sampler(random, 100_000, ("float32",), ("stitched",))
     while tried < 6:
@@ -242,7 +242,7 @@ def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
 
 
 def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> None:
-    """Two operators read one tensor, the second of them also what a product makes of the first."""
+    """Check two readers of one tensor, the second of which also reads a product of the first one's result."""
     model = SmallModel(
         "around",
         """(float[64,64] x, float[64,64] w_a) => (float[64,64] a, float[64,64] y) <int64[1] along = {1}> {
@@ -257,14 +257,14 @@ def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> No
     assert len(after.operators) == 3
 
 
-#: Whose tasks read their own results where they are written.
+#: A device whose tasks read their results from where they are written.
 REREADS = replace(C99, name="rereads", rereads=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [C99, THREADED, REREADS], ids=lambda t: t.name)
 def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -> None:
-    """Random graphs, random tiles, the one-threaded and the many-threaded dialect, against float64."""
+    """Check random graphs and tiles, in the one-threaded and the many-threaded dialect, against float64."""
     random, tried = Random(seed), 0
     sampler = Sampler(random, 8_000, ("float32",), ("stitched",))
     while tried < 4:
@@ -283,7 +283,8 @@ def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_rows_that_do_not_fit_are_computed_again_unless_the_device_keeps_them(keeps: bool, rng: np.random.Generator) -> None:
-    """A softmax whose rows are larger than a vEU's memory, and a device whose kernels ``keep`` them, as clusters of blocks do."""
+    """Check a softmax whose rows exceed a vEU's memory. If ``keeps``, the device's kernels store the rows on chip, as clusters of
+    blocks do."""
     graph, where = graph_of(SmallModel("long", "(float[4,500000] x) => (float[4,500000] y) { y = Softmax(x) }"), rng), device()
 
     def seconds(operator: ROperator) -> float:
@@ -296,7 +297,8 @@ def test_rows_that_do_not_fit_are_computed_again_unless_the_device_keeps_them(ke
 
 
 def test_a_result_that_later_stages_read_has_no_copy_in_scratch_memory(rng: np.random.Generator) -> None:
-    """A residual sum, which its normalisation reads, is written once: without the copy 8 rows of it take less scratch memory."""
+    """Check that a residual sum that its normalisation reads is written once. Without the copy, 8 rows of it take less scratch
+    memory."""
     graph = graph_of(CASES["residual and norm"][0], rng)
     (operator,) = stitched(graph, device())[1].operators
     tiled = operator.tiled((8, 192))
@@ -307,7 +309,7 @@ def test_a_result_that_later_stages_read_has_no_copy_in_scratch_memory(rng: np.r
 
 
 def test_reductions_over_the_same_elements_share_a_loop(rng: np.random.Generator) -> None:
-    """Two reductions of one row have as many loops as one of them."""
+    """Check that two reductions of one row have as many loops as one of them."""
     graph = graph_of(CASES["two reductions"][0], rng)
     before, after = (tiles.operators for tiles in stitched(graph, device()))
     loops = []
@@ -320,8 +322,8 @@ def test_reductions_over_the_same_elements_share_a_loop(rng: np.random.Generator
 
 
 def crossing(random: Random, count: int) -> SmallModel:
-    """``count`` operators, each of which reads one of eight inputs, most of them also what a product makes of an earlier one's
-    result: what reads one input is a region, and regions wait for each other."""
+    """Return a model of ``count`` operators, each of which reads one of eight inputs. Most of them also read a product of an
+    earlier result. The readers of one input are a region, and regions wait for each other."""
     inputs, lines = [f"x{i}" for i in range(8)], list[str]()
     for i in range(count):
         earlier, mine = (random.choice([f"v{k}" for k in range(i)][-12:] or inputs)), random.choice(inputs)
@@ -337,7 +339,7 @@ def crossing(random: Random, count: int) -> SmallModel:
 
 @pytest.mark.slow
 def test_no_way_leads_around_what_regions_decide_apart(seed: int, rng: np.random.Generator) -> None:
-    """Operators of different regions that are stitched must not wait for each other in a circle."""
+    """Check that stitched operators of different regions do not wait for each other in a cycle."""
     random, joined = Random(seed), 0
     for _ in range(6):
         before, after = stitched(graph_of(crossing(random, 40), rng), device())

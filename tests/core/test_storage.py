@@ -1,4 +1,4 @@
-"""The storage pass: results through planned storages equal the logical ones, and copies go where they can."""
+"""The storage pass: results through planned storages equal the logical ones, and copies are removed where possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Builder:
-    """Builds a Graph node by node; shapes come from running each node on zeros with NumPy."""
+    """Builder of a Graph, node by node; shapes come from running each node on zeros with NumPy."""
 
     def __init__(self, **inputs: tuple[int, ...]) -> None:
         self.types = {n: TensorType("float32", s) for n, s in inputs.items()}
@@ -74,7 +74,7 @@ class Builder:
 
 
 def through_storages(plan: StoragePlan, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run the remaining Computes on flat buffers; every element may be written once and starts as garbage."""
+    """Run the remaining computes on flat buffers; every element may be written once and starts as garbage."""
     memory = {b: np.full(size, 77, dtype=dtype) for b, (dtype, size) in plan.buffers.items()}
     written = {b: np.zeros(size, np.int64) for b, (_, size) in plan.buffers.items()}
 
@@ -103,7 +103,7 @@ def through_storages(plan: StoragePlan, inputs: Mapping[str, Array]) -> dict[str
 
 
 def check(rng: np.random.Generator, graph: ComputeGraph) -> StoragePlan:
-    """Same values for every tensor of ``graph``; outputs dense in buffers of their own."""
+    """Check the values of every tensor of ``graph``, and that outputs are dense in separate buffers."""
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in graph.inputs}
     expected = run_graph(graph, inputs, precise=False)
     plan = assign_storage(graph)
@@ -152,7 +152,7 @@ def test_concat_of_inputs_stays_one_compute(rng: np.random.Generator) -> None:
 
 
 def test_nested_concats_compose(rng: np.random.Generator) -> None:
-    """DenseNet as a chain: every concat is the first part of the next one."""
+    """Check DenseNet as a chain: every concat is the first part of the next one."""
     b = Builder(x=(1, 4, 3, 3))
     total = b.relu("x")
     parts = [total]
@@ -165,7 +165,7 @@ def test_nested_concats_compose(rng: np.random.Generator) -> None:
 
 
 def test_prefix_concats_are_views_of_the_largest(rng: np.random.Generator) -> None:
-    """DenseNet as torchvision writes it: each layer concatenates all earlier features again."""
+    """Check DenseNet as torchvision writes it: each layer concatenates all earlier features again."""
     b = Builder(x=(2, 4, 3))
     features = [b.relu("x")]
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_transposition_of_outer_axes_is_written_through(rng: np.random.Generator
 
 
 def attention(b: Builder) -> tuple[str, str, str]:
-    """Heads of ``x``, their scaled values, and those merged again."""
+    """Return the heads of ``x``, their scaled values, and the merged heads."""
     heads = b.transpose(b.reshape(b.relu("x"), 2, 6, 2, 4), 0, 2, 1, 3)
     scaled = b.relu(heads)
     return heads, scaled, b.reshape(b.transpose(scaled, 0, 2, 1, 3), 2, 6, 8)
@@ -234,7 +234,8 @@ def test_attention_heads_are_views_and_written_where_they_are_merged(rng: np.ran
 
 
 def test_heads_that_others_read_too_are_merged_by_a_copy(rng: np.random.Generator) -> None:
-    """Merging heads whose elements lie a whole sequence apart has no single stride; the other reader keeps them so."""
+    """Check that merging copies: the heads' elements are separated by a whole sequence, so no single stride fits. The other
+    reader keeps the heads in place."""
     b = Builder(x=(2, 6, 8))
     _, scaled, merged = attention(b)
     plan = check(rng, b.graph(b.concat([b.relu(merged), b.reshape(b.relu(scaled), 2, 6, 8)], 1)))
@@ -250,7 +251,7 @@ def test_reshape_and_unsqueeze_before_a_concat_are_written_through(rng: np.rando
 
 
 def test_all_slices_of_a_tensor_side_by_side_are_that_tensor(rng: np.random.Generator) -> None:
-    """YOLO's C2f block: both halves of a split and what follows from one of them, concatenated."""
+    """Check YOLO's C2f block: the concatenation of both halves of a split and results of one of them."""
     b = Builder(x=(2, 6, 4))
     whole = b.relu("x")
     halves = b.nodes_of("Split", [whole, b.ints(3, 3)], [(2, 3, 4), (2, 3, 4)], axis=1)
@@ -275,7 +276,7 @@ def test_negative_and_zero_strides_are_views(rng: np.random.Generator) -> None:
 
 
 def test_piecewise_without_room_for_views_falls_back_to_copies(rng: np.random.Generator) -> None:
-    """A piece that broadcasts, and one that reads only a part of its tensor."""
+    """Check a piece that broadcasts, and one that reads only a part of its tensor."""
     kinds = {n: TensorType("float32", s) for n, s in {"x": (3,), "p": (3,), "q": (4, 3), "y": (4, 3)}.items()}
     axes = (Axis("i", 4), Axis("j", 3))
     p = Compute("p", "float32", (Axis("j", 3),), Op("neg", (Load("x", (Ref("j"),)),)))
@@ -295,7 +296,7 @@ def test_addresses_are_decided_exactly() -> None:
 
 @st.composite
 def chains(draw: st.DrawFn) -> ComputeGraph:
-    """Random shape operators, element-wise operators and concatenations over a pool of tensors."""
+    """Draw random shape operators, element-wise operators and concatenations over a pool of tensors."""
 
     def dims() -> tuple[int, ...]:
         return tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3)))

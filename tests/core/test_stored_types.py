@@ -1,4 +1,4 @@
-"""Numbers of types that are only stored, from and to their codes: every code, and around every code, against ml_dtypes."""
+"""Conversions between numbers and codes of storage-only types: every code and its surroundings, against ml_dtypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def computed(x: Array, body: Expr, dtype: str, precise: bool = False) -> Array:
 
 
 def codes(kind: Format) -> Array:
-    """Every code of a format, and where it has fewer bits than its carrier, garbage above them."""
+    """Return every code of a format, with garbage in unused high bits of its carrier."""
     return np.arange(1 << (16 if kind.carrier == "uint16" else 8)).astype(kind.carrier)
 
 
@@ -51,7 +51,7 @@ def test_every_code(kind: Format) -> None:
     bits = getattr(kind, "bits", 8)
     small = bits < 8 or (isinstance(kind, FloatFormat) and kind.sign in (0x8, 0x20))
     given = codes(kind)
-    # ml_dtypes looks at bits above a code of less than a byte here and there; we do not.
+    # ml_dtypes sometimes reads bits above a code of less than a byte; we do not.
     sane = given % (2 * kind.sign if isinstance(kind, FloatFormat) else 1 << bits) if small else given
     want = from_carrier(sane.astype(kind.carrier), kind.name).astype(kind.wide)
     found = decoded(kind, given)
@@ -62,8 +62,8 @@ def test_every_code(kind: Format) -> None:
 
 @cache
 def around(kind: FloatFormat) -> Array:
-    """Every number of a format and every middle between two neighbours, with the floats next to them; all float16; the ends of
-    float32, its least numbers, infinities and NaN, and random bits."""
+    """Return test values of a format. They are all its numbers, the middles between neighbours, and the floats next to both.
+    Further values are all float16, the limits of float32, its least numbers, infinities, NaN and random bits."""
     every = from_carrier(codes(kind), kind.name).astype(np.float64)
     every = np.unique(np.abs(every[np.isfinite(every)]))
     middles = np.array([(a + b) / 2 for a, b in pairwise(every)])
@@ -79,7 +79,7 @@ def around(kind: FloatFormat) -> Array:
 
 
 def nearest(kind: FloatFormat, x: Array, saturate: bool) -> Array:
-    """Codes by the definition: the nearest number, ties to the even code, and what ONNX's table says beyond the greatest."""
+    """Return codes by the definition: the nearest number, ties to the even code, and ONNX's table past the greatest."""
     table = from_carrier(np.arange(kind.greatest + 1).astype(kind.carrier), kind.name).astype(np.float64)
     size = np.abs(x.astype(np.float64))
     finite = np.where(np.isfinite(size), size, 0)
@@ -106,7 +106,7 @@ def test_numbers_around_every_code(kind: FloatFormat, saturate: bool) -> None:
     with np.errstate(all="ignore"):
         limited = kind.carrier == "uint8" and saturate
         want = numpy_helper.saturate_cast(x, np.dtype(kind.name)) if limited else x.astype(kind.name)
-    known = ~np.isnan(x) if kind.nan is None else np.ones(x.shape, bool)  # a NaN has no code there
+    known = ~np.isnan(x) if kind.nan is None else np.ones(x.shape, bool)  # NaN has no code in this format
     np.testing.assert_array_equal(decoded(kind, found)[known], want.astype(np.float32)[known])
 
 

@@ -1,4 +1,4 @@
-"""Weights of matrix products that are stored as codes stay codes, in as few bits as they have, and mean what ONNX says."""
+"""Matrix products with quantised weights: the weights stay codes of their bit width, with ONNX's meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_weights_stay_codes(kind: str, seed: int) -> None:
         codes = [a for a in graph.constants.values() if a.dtype != np.float32 and a.size * 8 > numbers.size]
         assert [a.nbytes for a in codes] == [size], f"{seed} {number}: {graph}"
         computes = lower(graph)
-        assert len(computes.computes) == 1  # nothing writes numbers of weights
+        assert len(computes.computes) == 1  # decoded weights are not written
         have = run_graph(computes, {"x": x}, precise=False)["y"]
         want = x.astype(np.float64) @ numbers
         atol = 1e-5 * np.abs(x).sum(1).max() * np.abs(numbers).max()
@@ -67,11 +67,11 @@ def test_a_product_with_codes_is_a_contraction_whatever_device(kind: str, seed: 
     assert again.decoded == product.decoded is not None
     assert product.decoded is not None and product.decoded.bits <= 8 and product.decoded.block <= numbers.shape[0]
     (deep,) = [c for c in rfactor(product, "k", 2) if len(c.loads) > 1]
-    assert deep.decoded is None and deep.kind != "contraction"  # another form; nobody takes it for one
+    assert deep.decoded is None and deep.kind != "contraction"  # another form, which is not taken for a contraction
 
 
 def test_weights_of_float16_products_stay_codes(seed: int) -> None:
-    """The sum is one of float32, rounded once."""
+    """Check that the sum is computed in float32 and rounded once."""
     rng = np.random.default_rng(seed)
     codes, scale = rng.integers(0, 16, (96, 64)), rng.uniform(0.01, 0.1, (96, 2)).astype(np.float16)
     x, weights = rng.standard_normal((3, 64)).astype(np.float16), (codes - 8.0) * np.repeat(scale, 32, 1)
@@ -91,7 +91,7 @@ def test_weights_of_float16_products_stay_codes(seed: int) -> None:
 
 
 def test_sums_of_products_that_are_made_first_are_those_made_point_by_point(seed: int) -> None:
-    """The evaluator multiplies by the decoded weights; watched, it goes through every point."""
+    """Check both modes: the evaluator multiplies by the decoded weights; when watched, it evaluates every point."""
     for number in range(4):
         model, _, _ = stored(Random(f"{seed} made {number}"), "int4")
         computes = lower(Pipeline(default_passes())(bind(read_model(model), {})))
@@ -107,7 +107,7 @@ def test_sums_of_products_that_are_made_first_are_those_made_point_by_point(seed
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_packed_blocks_stay_codes_of_their_bits(bits: int, seed: int) -> None:
-    """Of any size: what is large is folded by nobody, so a body says no type that its opset lacks."""
+    """Check this at any size: large constants are not folded, so a body has only types that its opset supports."""
     rng = np.random.default_rng(seed)
     given = {"w": rng.integers(0, 256, (64, 4, 16 * bits // 8)).astype(np.uint8), "s": rng.random((64, 4)).astype(np.float32)}
     given |= {"z": rng.integers(0, 256, (64, 4 * bits // 8)).astype(np.uint8)}

@@ -1,4 +1,4 @@
-"""Who may know whom: no import runs back up, wherever it stands, and no file needs another's private names."""
+"""Structure of the core: no import from a higher layer, at any place, and no use of another file's private names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS: Mapping[str, Mapping[str, int]] = {
     for contract in CONTRACTS
     if contract["type"] == "layers"
 }
-#: Imports upwards that no run makes: hooks are typed by what plugins give to every step.
+#: Upward imports for type checking only: hooks have the types that plugins pass to every step.
 TYPED = {
     (f"rammer.device.{module}", target)
     for module in ("hooks", "loader")
@@ -32,9 +32,9 @@ TYPED = {
         "rammer.distributed.transport.protocol",
     )
 }
-#: Private names of others that have no public one, and names that only look private.
+#: Private names of others without a public equivalent, and names that only look private.
 ALLOWED = {"_exit": "os", "_sleep": "torch.cuda", "_replace": "a named tuple's"}
-#: Tests that replace what a class does inside.
+#: Tests that replace the internals of a class.
 WHITE_BOX = {
     ("tests/devices/test_threads.py", "_plain"),
     *(("plugins/cuda/tests/test_single.py", f"_{n}") for n in ("words", "step", "lanes")),
@@ -42,12 +42,12 @@ WHITE_BOX = {
 
 
 def module_of(file: Path) -> str:
-    """The dotted name of a file of the core."""
+    """Return the dotted name of a file of the core."""
     return ".".join(file.relative_to(ROOT / "core").with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Modules that a file imports: at its head, in functions, for types only, and by name."""
+    """Yield modules that a file imports: at its head, in functions, for types only, and by name."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
@@ -58,7 +58,7 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def upwards(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Imports of ``module`` from a higher row than its own."""
+    """Yield imports of ``module`` from a row above it."""
     for target in imported(nodes):
         for package, rows in ROWS.items():
             if module.startswith(f"{package}.") and target.startswith(f"{package}."):
@@ -180,12 +180,12 @@ def test_import_cycles_are_found(code: str) -> None:
 
 
 def private(name: str) -> bool:
-    """Whether a name is its owner's alone."""
+    """Return True if a name is private to its owner."""
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
 def owned(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names that a file defines: functions, classes, fields, variables, and attributes of ``self``."""
+    """Return names that a file defines: functions, classes, fields, variables, and attributes of ``self``."""
     names = set[str]()
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -198,7 +198,7 @@ def owned(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def borrowed(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Private names of other files that a file imports or asks objects for."""
+    """Yield private names of other files that a file imports or reads from objects."""
     mine = owned(nodes)
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "_typeshed"):
@@ -209,7 +209,7 @@ def borrowed(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Class:
-    """What is asked of a class."""
+    """The searched facts about a class."""
 
     name: str
     file: Path
@@ -218,7 +218,7 @@ class Class:
 
 
 def classes(file: Path, nodes: Iterable[ast.AST]) -> Iterator[Class]:
-    """The classes of a file."""
+    """Yield the classes of a file."""
     for c in nodes:
         if isinstance(c, ast.ClassDef):
             methods = frozenset(m.name for m in c.body if isinstance(m, ast.FunctionDef))
@@ -226,7 +226,7 @@ def classes(file: Path, nodes: Iterable[ast.AST]) -> Iterator[Class]:
 
 
 def inherited(known: Iterable[Class]) -> Iterator[tuple[str, str]]:
-    """Private methods that a class replaces in a class of another file."""
+    """Yield private methods that a class replaces in a class of another file."""
     named = {c.name: c for c in known}
     for c in named.values():
         for base in c.bases:
@@ -259,14 +259,14 @@ def test_the_search_finds_what_is_inherited() -> None:
     assert [*inherited(known)] == [("B(A)", "_f")]
 
 
-#: Parameters of a function at the most: what belongs together is a value of its own.
+#: Maximal number of parameters of a function. Parameters that belong together form a value.
 MOST = 6
-#: The public door has the words of the command line as keywords.
+#: The public entry point has the options of the command line as keywords.
 DOORS = {("core/rammer/__init__.py", "compile")}
 
 
 def crowded(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Functions with more parameters than anybody can keep in mind."""
+    """Yield functions with too many parameters."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             a = node.args

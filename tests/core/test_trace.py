@@ -1,4 +1,4 @@
-"""Schedules in time: no vEU does two things at once, and nothing starts before what it waits for."""
+"""Schedules in time: no vEU runs two tasks at once, and no task starts before its waits are over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that tensors arrive in, and flags behind them: nothing is seen early, overwritten unread, or waited for without end."""
+"""Registered memory and its flags: tensors are not read early, not overwritten unread, and waits end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOTHING = Transfer("c_to_1", "c", TensorType("float32", (0, 4)), 0, 1)
 
 
 def joined(*transfers: Transfer, depth: int = 2, timeout: float = 5.0) -> tuple[Endpoint, Endpoint]:
-    """Two devices of this process."""
+    """Return two devices of this process."""
     party = Party((Site("one"), Site("two")), timeout)
     ends = LOCAL.open(party).expose(Exposed(("one", "two"), transfers, depth))
     return ends[0], ends[1]
@@ -103,11 +103,11 @@ def test_a_device_that_ends_tells_all_who_wait() -> None:
     with pytest.raises(DeviceFailure, match=r"device 0 \(one\) ended: a kernel broke") as told:
         two.wait("a_to_1", 0)
     assert "transfer a_to_1 of run 0" in told.value.where
-    one.fail("x" * 5000)  # as much of it as there is room for
+    one.fail("x" * 5000)  # as much of it as fits
 
 
 class Early(MemoryEndpoint):
-    """A planted fault: the flag goes before the data."""
+    """A planted fault: the flag is sent before the data."""
 
     def put(self, name: str, run: int, values: np.ndarray) -> None:
         place, transfer = self.exposed.places[name], self.exposed.transfer[name]
@@ -117,14 +117,14 @@ class Early(MemoryEndpoint):
 
 
 class Unread(MemoryEndpoint):
-    """A planted fault: nobody asks whether a slot is free."""
+    """A planted fault: the sender does not check if a slot is free."""
 
     def free(self, name: str, run: int) -> bool:
         return True
 
 
 def exchange(source: Callable[..., MemoryEndpoint], runs: int) -> bool:
-    """Whether all that one thread sends is what the other, which is slower now and then, reads."""
+    """Return True if all that one thread sends is read by the other, which is slower now and then."""
     exposed = Exposed(("one", "two"), (THERE,), 2)
     fabric = LOCAL.open(Party((Site("one"), Site("two")), 5.0))
     assert isinstance(fabric, LocalFabric)
@@ -150,7 +150,7 @@ def test_planted_faults_are_seen() -> None:
 
 
 class Timing(MemoryEndpoint):
-    """An engine that times by itself: 2 us, and 100 GB/s."""
+    """An engine with a simulated clock: 2 us, and 100 GB/s."""
 
     def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
         for run in runs:
@@ -176,7 +176,7 @@ def test_an_engine_may_measure_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Turns:
-    """A fabric whose devices note when they measure with whom, and when all meet."""
+    """A fabric whose devices note which pairs measure concurrently, and when all meet."""
 
     def __init__(self, count: int) -> None:
         self.mine, self.noted = tuple(range(count)), [set[frozenset[str]]()]
@@ -194,7 +194,8 @@ class Turns:
 
 
 def test_who_waits_for_its_turn_waits_for_no_transfer(rng: np.random.Generator) -> None:
-    """Of many devices on a slow network the last one waited longer for a transfer than one may."""
+    """Check that one pair of devices measures at a time. On a slow network, the last of many devices exceeded the timeout of a
+    transfer."""
     count = int(rng.integers(2, 7))
     fabric = Turns(count)
     links = measured_links(fabric, [str(n) for n in fabric.mine], 1.0, "turns")  # type: ignore[arg-type]
@@ -205,12 +206,12 @@ def test_who_waits_for_its_turn_waits_for_no_transfer(rng: np.random.Generator) 
 
 @pytest.mark.parametrize("small, large", [(1e-4, 1e-4), (1e-4, 1.05e-4), (1e-4, 0.5e-4)])
 def test_what_noise_hides_is_no_bandwidth(small: float, large: float) -> None:
-    """Two GPUs had a million gigabytes a second."""
+    """Check this because two GPUs once measured a million gigabytes a second."""
     assert bandwidth_of(small, large) == LARGE / large
 
 
 class Several:
-    """A fabric whose devices say different things."""
+    """A fabric whose devices report different values."""
 
     mine = (0,)
 

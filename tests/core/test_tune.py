@@ -1,4 +1,4 @@
-"""Tuning and the kernel store: measured once, found again, and never trusted when damaged."""
+"""Tuning and the kernel store: kernels are measured once, reused, and never trusted when damaged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PORTS = ((Port("x", "x"),), (Port("y", "y"),))
 
 
 class Predicted(ToyProfiler):
-    """Measures what was predicted."""
+    """A profiler that measures the predicted times."""
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         return kernel.alone, kernel.crowded
 
 
 class Simulated(ToyBackend):
-    """Sixteen units, many tiles, and a clock that says what was predicted."""
+    """A device of sixteen units with many tiles, and a clock that returns predicted times."""
 
     def __init__(self) -> None:
         super().__init__(OpenOptions())
@@ -109,14 +109,14 @@ Asked = tuple[Tuner, ROperator, Binding]
 
 
 def asked(backend: Backend, level: str, extra: Callable[[ROperator, Binding], Sequence[ROperator]]) -> Asked:
-    """A tuner with third-party candidates, and an operator to ask it for."""
+    """Return a tuner with third-party candidates, an operator and its binding."""
     segment = Compiler(backend, CompileOptions("wavefront"), KernelStore(None)).program(tiny_graph(0), *PORTS)
     operator = replace(segment.program.operators[0], tile=(), family="", config=())
     return Tuner(backend, KernelStore(None), level, extra), operator, Binding.of(segment.program, segment.constants)
 
 
 def whole(operator: ROperator, binding: Binding) -> list[ROperator]:
-    """One task for all of it: slow, where there are 16 tiles."""
+    """Return one task for the whole operator: slow, compared with 16 tiles."""
     return [replace(operator, tile=operator.anchor.shape)]
 
 
@@ -125,7 +125,7 @@ def test_third_parties_win_by_time_and_not_by_coming_first(backend: Backend) -> 
     own = tuner.backend.candidates(operator, binding)
     first = tuner.kernels(operator, binding)[0].operator
     assert first.tile == own[0].tile != operator.anchor.shape
-    # A device whose own first ones are slow: now the third party's is taken.
+    # A device whose first candidates are slow: the third party's is selected.
     slow = whole(operator, binding)
     better = asked(backend, "off", lambda o, b: own[:1])[0]
     other = SimpleNamespace(kernel=backend.kernel, vdevice=backend.vdevice, fingerprint="slow", candidates=lambda o, b: slow)
@@ -194,8 +194,8 @@ def test_a_file_that_is_no_database_is_ignored_with_one_warning(path: Path, caps
 
 
 class Crowded(Predicted):
-    """Alone, kernels are the faster the slower they are predicted to be; a program other than ``plain`` takes ``together``
-    seconds, and that one a second."""
+    """A profiler that reverses the order of predicted kernel times. The program ``plain`` takes a second, and any other program
+    ``together`` seconds."""
 
     def __init__(self, backend: ToyBackend, together: float, plain: str) -> None:
         super().__init__(backend)
@@ -211,8 +211,8 @@ class Crowded(Predicted):
 
 
 def compiled(together: float, path: Path, level: str = "quick", plain: str = "") -> tuple[ProgramSegment, int]:
-    """The program of a small model on a device where tuned kernels take ``together`` seconds side by side, and how many
-    programs were run for it."""
+    """Return the program of a small model, and the number of programs that were run for it. Tuned kernels take ``together``
+    seconds side by side."""
     backend = Simulated()
     backend.profiler = profiler = Crowded(backend, together, plain)
     text = '<ir_version: 9, opset_import: ["" : 18]> g (float[64, 48] x) => (float[64, 48] y) { a = Exp(x) y = Softmax(a) }'
@@ -227,7 +227,7 @@ def compiled(together: float, path: Path, level: str = "quick", plain: str = "")
 
 @pytest.fixture
 def plain(path: Path) -> str:
-    """The program without measured kernels."""
+    """Return the program without measured kernels."""
     segment, runs = compiled(1.0, path, "off")
     assert runs == 0 and not segment.choice
     return str(segment.program)

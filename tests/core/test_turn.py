@@ -1,4 +1,4 @@
-"""Transpositions around operators that know no order cancel, and values stay."""
+"""Transpositions around operators that are independent of axis order cancel, and values stay."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
 from rammer.ir.graph import Graph
-from rammer.passes.graph.cancel_transposes import CancelTranspositions
+from rammer.passes.graph.cancel_transposes import CancelTransposes
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 IN, OUT = [0, 3, 1, 2], [0, 2, 3, 1]
 
 
 def keras(rng: np.random.Generator, classes: int = 10) -> Graph:
-    """What tf2onnx makes of a block of EfficientNet with channels last: a Transpose on either side of each convolution."""
+    """Return a channels-last block of EfficientNet as tf2onnx writes it. A Transpose is on either side of each convolution."""
     nodes: list[NodeProto] = []
     constants = {"pads": np.array([0, 0, 0, 0, 0, 1, 1, 0]), "axes": np.array([1, 2]), "spread": np.array([1, 1, 1, 6])}
     constants |= {"scale": normal(rng, 6), "dense": normal(rng, 4, classes)}
@@ -45,7 +45,7 @@ def keras(rng: np.random.Generator, classes: int = 10) -> Graph:
 
 
 def test_a_model_with_channels_last_keeps_one_transposition(rng: np.random.Generator) -> None:
-    """That of its input: all between convolutions is computed in their order, as if the model were in it."""
+    """Check that the only one is that of its input: all operators between convolutions use the convolutions' order."""
     before = keras(rng)
     after = Pipeline(default_passes()).run(before)[0]
     long = [n for n in after.nodes if n.op == "Transpose" and sum(d > 1 for d in after.types[n.outputs[0]].shape) > 1]
@@ -54,7 +54,7 @@ def test_a_model_with_channels_last_keeps_one_transposition(rng: np.random.Gener
 
 
 def test_what_is_left_in_the_other_order_stays_there(rng: np.random.Generator) -> None:
-    """ConvNeXt: a convolution, then a normalisation and a product over channels that are last."""
+    """Check ConvNeXt: a convolution, then a normalisation and a product over the last axis, the channels."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"]),
         helper.make_node("Transpose", ["c"], ["t"], perm=OUT),
@@ -63,7 +63,7 @@ def test_what_is_left_in_the_other_order_stays_there(rng: np.random.Generator) -
         helper.make_node("MatMul", ["d", "v"], ["y"]),
     ]
     before = graph_of(nodes, (1, 4, 5, 5), {"w": normal(rng, 4, 4, 1, 1), "last": np.array([-1]), "v": normal(rng, 4, 6)})
-    assert CancelTranspositions()(before) is before
+    assert CancelTransposes()(before) is before
 
 
 def test_a_result_of_the_graph_keeps_its_order(rng: np.random.Generator) -> None:
@@ -81,7 +81,7 @@ def test_a_result_of_the_graph_keeps_its_order(rng: np.random.Generator) -> None
 
 
 def drawn(random: Random, rng: np.random.Generator) -> Graph:
-    """Transpositions, operators that know no order and others, with operands of every kind."""
+    """Return transpositions, order-independent operators and others, with operands of every kind."""
     nodes, constants, shapes = list[NodeProto](), dict[str, np.ndarray](), {"x": (2, 3, 4, 5)}
     orders = [tuple(random.sample(range(4), 4)) for _ in range(2)]
     orders += [tuple(o.index(i) for i in range(4)) for o in orders]
@@ -134,10 +134,10 @@ def test_random_graphs_keep_their_values(seed: int, rng: np.random.Generator) ->
     random, changed = Random(seed), 0
     for _ in range(400):
         before = drawn(random, rng)
-        after = CancelTranspositions()(before)
+        after = CancelTransposes()(before)
         changed += after is not before
         agree(rng, before, after)
-        assert CancelTranspositions()(after) is after, "a second time there is nothing to do"
+        assert CancelTransposes()(after) is after, "a second time there is nothing to do"
         if changed > 10:
             break
     assert changed > 10

@@ -1,4 +1,4 @@
-"""Maps that read across what they write, such as transpositions: squares of vectors, wherever a square fits."""
+"""Maps that read across their output axes, such as transpositions: squares of vectors, wherever a square fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rammer.codegen.vector_text import WIDTHS
 from rammer.ir.program import Storage
 from rammer_testing.host_c import Array, HostCase, case, check_all
 
-#: Shapes and tiles: squares that fill both axes, that begin earlier at an end, in a task's part, and with axes around them.
+#: Shapes and tiles: squares that fill both axes, squares shifted back at an end or in a partial task, and outer axes.
 SHAPES = (
     ((1, 16, 16), (1, 16, 16)),
     ((2, 19, 37), (1, 19, 37)),
@@ -27,7 +27,7 @@ def values_of(rng: np.random.Generator, *shape: int, kind: str = "float32") -> A
 
 
 def turned(item: HostCase) -> bool:
-    """Whether the text transposes squares, once its results are right with vectors and without."""
+    """Return True if the text transposes squares, after checking its results with and without vectors."""
     function = check_all((item,), C99)[0]
     check_all((item,), replace(C99, name="c99_scalar", vectors=()))
     return "rm_turn" in function.text

@@ -1,4 +1,4 @@
-"""Turns of loops: many are one program, and what comes of them is what ONNX Runtime makes of each."""
+"""Iterations of loops: many form one program, with the results of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ node = helper.make_node
 
 
 def opened(proto: onnx.ModelProto, warm: int = 0) -> Executable:
-    """On the toy, whose programs of several turns are made when ``warm`` turns have run one by one."""
+    """Compile for the toy, with programs of several iterations after ``warm`` single iterations."""
     exe = rammer.compile(proto, "toy")
     exe.bodies.warm = warm
     return exe
@@ -38,7 +38,7 @@ def opened(proto: onnx.ModelProto, warm: int = 0) -> Executable:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the programs that ran, in order."""
+    """Return the names of the programs that ran, in order."""
     names, run, bound = list[str](), LoadedModel.run, ModelBound.run
     monkeypatch.setattr(LoadedModel, "run", lambda self, *given: (names.append(self.compiled.graph.name), run(self, *given))[1])
     monkeypatch.setattr(ModelBound, "run", lambda self: (names.append(self.graph.name), bound(self))[1])
@@ -47,13 +47,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the toy takes, which has no clock, a turn is one of many; a program of 16 is made soon."""
+    """Set limits that replace the clock, which the toy lacks. Every loop counts as long, and a program of 16 iterations is
+    compiled soon."""
     monkeypatch.setattr(control_flow, "LONGEST", 1.0)
     monkeypatch.setattr(control_flow, "MOST_TURNS", 16)
 
 
 def counting(how: str) -> onnx.ModelProto:
-    """A Loop whose state moves by what is left at each index: whoever goes on at an index beyond divides by zero."""
+    """Return a Loop whose body divides by the number of remaining iterations. An iteration past the limit divides by zero."""
     body = [node("Sub", ["limit", "i"], ["left"]), node("Div", ["hundred", "left"], ["d"]), node("Add", ["s", "d"], ["s2"])]
     body += [node("Identity", ["c"], ["go"]) if how == "same" else node("Less", ["s2", "enough"], ["go"])]
     ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [], INT64)]
@@ -82,7 +83,7 @@ def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_what_is_left_over_repeats_the_last_turn() -> None:
-    """The body meets nothing that it would not have met: no index beyond, and no state after the end."""
+    """Check that the body sees no index past the limit and no state after the end."""
     exe = opened(proto := counting("data"))
     agree(proto, exe, {"limit": np.array(20), "x": np.array(0)})
     (key,) = (k for k in exe.bodies.residents.held if isinstance(k.what, made.Turns))
@@ -92,7 +93,7 @@ def test_what_is_left_over_repeats_the_last_turn() -> None:
     gathered = found[turns.name("gathered0")]
     assert gathered[:5].tolist() == [100 // 5, 100 // 4, 100 // 3, 100 // 2, 100] and set(gathered[5:].tolist()) == {100}
     assert found[turns.name("after0")] == gathered[:5].sum()
-    feeds |= {"state0": np.array(970), "left": np.array(turns.count)}  # 970 + 10 + 11 + 12 is enough: three turns
+    feeds |= {"state0": np.array(970), "left": np.array(turns.count)}  # 970 + 10 + 11 + 12 is enough: three iterations
     found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(12)})[0]
     assert found[turns.name("going")].tolist()[:3] == [True, True, False]
     assert found[turns.name("gathered0")].tolist() == [10, 11] + [12] * (turns.count - 2)
@@ -121,7 +122,7 @@ def test_a_long_scan_is_few_programs(asked: list[str], rng: np.random.Generator)
 
 
 def test_few_turns_are_not_compiled_together(asked: list[str]) -> None:
-    """A program of many turns takes seconds to make: one by one they are done before."""
+    """Check that short loops run one iteration at a time: a program of many iterations takes seconds to compile."""
     exe = opened(proto := counting("same"), control_flow.WARM)
     for limit in (20, 3, 40):
         agree(proto, exe, {"limit": np.array(limit), "x": np.array(0)})
@@ -141,7 +142,7 @@ def agrees(session: PeerSession, exe: Executable, feeds: Feeds) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(200))
 def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With programs of 2, 4 or 8 turns, from the second turn on or from some later one."""
+    """Check programs of 2, 4 or 8 iterations, used from the second or from a later iteration on."""
     monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
     model = drawn(rng)
     session, exe = PeerSession(model.proto), opened(model.proto, int(rng.choice([0, 3])))
@@ -153,18 +154,18 @@ def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_a_loop_without_a_count_is_few_programs() -> None:
-    """How long a loop was before says how many turns to make of it; it had been compiled for 2, 4, 8... in a row."""
+    """Check that the previous trip count sets the size of the program, instead of sizes 2, 4, 8... in a row."""
     exe = opened(proto := counting("data"), 3)
     for _ in range(4):
         agree(proto, exe, {"limit": np.array(60), "x": np.array(-(10**6))})
-    assert len(exe.bodies.residents.held) == 2  # of one turn, and of all
+    assert len(exe.bodies.residents.held) == 2  # of one iteration, and of all
     exe.close()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its states are in one pair of arrays: loops take turns, each as a whole."""
+    """Check that loops run one after another, each as a whole, because their states share one pair of arrays."""
     monkeypatch.setattr(control_flow, "MOST_TURNS", 4)
     exe, proto = opened(counting("data")), counting("data")
     session = PeerSession(proto)
@@ -200,12 +201,12 @@ def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_loop_without_end_in_another_is_told_with_the_turns_of_both(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    """Nor is the body around it taken for one that cannot be compiled, and run again."""
+    """Check also that the body around it is not reported as uncompilable and run again."""
     monkeypatch.setenv(HOST_SECONDS_VARIABLE, "0.3")
     inner = [node("Add", ["t", "one"], ["t2"]), node("Less", ["t2", "zero"], ["on"])]
     ports = [tensor("k", [], INT64), tensor("d", [], BOOL), tensor("t", [], INT64)]
     within = helper.make_graph(inner, "inner", ports, [tensor("on", [], BOOL), tensor("t2", [], INT64)])
-    # From -2, -1 and 0 on it ends soon; in the third turn it begins where it never does.
+    # From -2, -1 and 0 it ends soon; in the third iteration of the outer loop it starts where it never ends.
     outer = [node("Equal", ["i", "two"], ["third"]), node("Where", ["third", "far", "i"], ["from"])]
     outer += [node("Loop", ["", "", "from"], ["last"], body=within), node("Add", ["s", "last"], ["s2"])]
     outer += [node("Identity", ["c"], ["go"])]
@@ -232,7 +233,7 @@ def refuse(_: object) -> LoadedModel:
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("scan", [False, True])
 def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.MonkeyPatch, scan: bool) -> None:
-    """By a clock that passes while bodies are made models, compiled, loaded and bound, and in no turn."""
+    """Check with a clock that advances while bodies are converted, compiled, loaded and bound, but not in iterations."""
     now = [0.0]
 
     def slow(what: object, name: str) -> None:
@@ -262,7 +263,7 @@ def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.Monk
 
 
 def scanning() -> onnx.ModelProto:
-    """A Scan that adds, over more steps than are unrolled."""
+    """Return a Scan that adds, over more steps than are unrolled."""
     body = [node("Add", ["s", "v"], ["s2"]), node("Mul", ["s2", "v"], ["w"])]
     graph = helper.make_graph(body, "body", [tensor("s", []), tensor("v", [])], [tensor("s2", []), tensor("w", [])])
     scan = node("Scan", ["x", "z"], ["y", "all"], body=graph, num_scan_inputs=1)

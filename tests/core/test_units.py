@@ -1,4 +1,4 @@
-"""Processes of one host share its units out among them."""
+"""Distribution of a host's units over its processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_processes_of_a_host_get_units_in_order() -> None:
     assert numbered(["cpu", "gpu", "gpu"], [0] * 3, [1, 2, 2]) == ("cpu", "gpu:0", "gpu:1")
     assert numbered(["gpu"] * 3, [0] * 3, [2] * 3) == ("gpu:0", "gpu:1", "gpu:0")
     assert numbered(["gpu:1", "gpu"], [0] * 2, [1, 1]) == ("gpu:1", "gpu")
-    assert numbered(["gpu"] * 2, [0, 0], [1, 1]) == ("gpu", "gpu")  # each sees its own alone
+    assert numbered(["gpu"] * 2, [0, 0], [1, 1]) == ("gpu", "gpu")  # each process sees only one unit
 
 
 def test_no_unit_twice_where_there_are_enough(rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Loops whose steps are known: they become one program, which gives what going through them gives."""
+"""Loops with known trip counts: they become one program with equal results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whole(number: int) -> onnx.NodeProto:
 
 
 def one_program(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> None:
-    """One program and nothing on the host, which gives what ONNX Runtime does."""
+    """Check that the model is one program without host operators, with ONNX Runtime's results."""
     exe = rammer.compile(proto, "toy")
     agree(proto, exe, inputs)
     (special,) = exe.cache.values()
@@ -34,7 +34,8 @@ def one_program(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Non
 
 
 def loop(trips: int, go: onnx.NodeProto) -> onnx.ModelProto:
-    """Adds the step's number and what is outside, and gives every sum: a state, and a scan output of twice the state."""
+    """Return a Loop that adds the iteration number and multiplies by an outer value. The result is the state; a scan output holds
+    twice the state of each iteration."""
     body = [
         node("Cast", ["i"], ["f"], to=1),
         node("Add", ["s", "f"], ["t"]),
@@ -56,7 +57,7 @@ def test_a_loop_of_known_steps(trips: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("rank", range(3))
 @pytest.mark.parametrize("known", [True, False])
 def test_numbers_of_any_rank(known: bool, rank: int, rng: np.random.Generator) -> None:
-    """A trip count, a condition and what a branch asks may be tensors of one element, as PaddlePaddle's exporter gives them."""
+    """Check trip counts and conditions that are tensors of one element, as PaddlePaddle's exporter writes them."""
     shape = [1] * rank
     ends = [tensor("go", shape, BOOL), tensor("t", [2, 3])]
     body = graph(
@@ -92,7 +93,7 @@ def test_a_condition_that_the_step_decides(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("why", ["condition", "length", "host"])
 def test_what_stays_a_loop(why: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A condition of data, more operators than the limit, and a body with an operator that is no expression."""
+    """Check a condition on data, more operators than the limit, and a body with an operator without an expression."""
     proto = loop(4, node("Identity", ["c"], ["go"]))
     if why == "condition":
         body = next(a.g for a in proto.graph.node[1].attribute if a.name == "body")
@@ -131,7 +132,7 @@ def test_a_scan(axis: int, back: int, out: int, turned: int, rng: np.random.Gene
 
 @pytest.mark.parametrize(("batch", "back"), [(1, 0), (3, 0), (2, 1)])
 def test_a_scan_with_a_batch(batch: int, back: int, rng: np.random.Generator) -> None:
-    """Opset 8: every operand has a batch before the axis that the scan goes along, and rows come as it goes."""
+    """Check opset 8: every operand has a batch axis before the scan axis, and rows come in scan order."""
     ends = [tensor("s_next", [3]), tensor("row", [3])]
     steps = [node("Mul", ["s", "a"], ["t"]), node("Tanh", ["t"], ["s_next"]), node("Sub", ["s", "a"], ["row"])]
     body = graph(steps, [tensor("s", [3]), tensor("a", [3])], ends)
@@ -170,7 +171,7 @@ def test_a_body_that_does_not_fit_is_bad_input(rng: np.random.Generator) -> None
 
 
 def nest(kind: str, depth: int) -> onnx.ModelProto:
-    """Loops within each other, of ten steps each: their trip counts are constants, sums of constants, or lengths of scans."""
+    """Return nested loops of ten iterations each. Their trip counts are constants, sums of constants, or lengths of scans."""
     inner, result = [node("Add", ["s0", "s0"], ["r0"])], "r0"
     for level in range(depth):
         s, r = f"s{level}", f"r{level + 1}"
@@ -194,7 +195,7 @@ def nest(kind: str, depth: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("kind", ["constant", "computed", "scan"])
 @pytest.mark.parametrize("depth", [2, 8])
 def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten times as many operators a level would not end; the whole nest is one program or it stays a loop."""
+    """Check that the whole nest is one program or stays a loop; a factor of ten for each level would not end."""
     steps, real = 0, Binder.step
 
     def step(walk: Binder, proto: onnx.NodeProto, scope: Scope) -> None:
@@ -206,7 +207,7 @@ def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: p
     monkeypatch.setattr(Binder, "step", step)
     made, rest = bind_until(read_model(nest(kind, depth)), {})
     assert (rest is None and {n.op for n in made.nodes} == {"Add", "Identity"}) == (depth == 2)
-    assert kind != "constant" or depth == 2 or steps < 10  # known by arithmetic, before anything is walked
+    assert kind != "constant" or depth == 2 or steps < 10  # computed from the trip counts before any body is walked
 
 
 @pytest.mark.slow

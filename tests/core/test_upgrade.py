@@ -1,4 +1,4 @@
-"""Old opsets: what changed its form or meaning keeps its values, and what cannot be upgraded is noted."""
+"""Old opsets: operators that changed their form or meaning keep their values, and failed upgrades are noted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rammer_testing.operators.case import FAMILIES, drawn
 
 
 def test_upgrade_keeps_the_meaning(rng: np.random.Generator) -> None:
-    """Softmax of opset 11 works on the flattened tail; Squeeze has its axes as an attribute."""
+    """Check Softmax of opset 11 on the flattened tail, and Squeeze with its axes as an attribute."""
     nodes = [helper.make_node("Softmax", ["x"], ["s"], axis=1), helper.make_node("Unsqueeze", ["s"], ["y"], axes=[0])]
     proto = model(nodes, [tensor("x", [2, 3, 4])], ["y"], opset=11)
     x = rng.standard_normal((2, 3, 4)).astype(np.float32)
@@ -68,7 +68,7 @@ def test_upgrade_agrees_with_onnx_runtime(
     version: int,
     rng: np.random.Generator,
 ) -> None:
-    """Each of these changed its form or meaning on the way to opset 21. Constants given by their shape are positive."""
+    """Check operators that changed their form or meaning up to opset 21. Constants with only a shape are positive."""
     drawn = {n: rng.uniform(0.1, 2, c).astype(np.float32) if isinstance(c, tuple) else c for n, c in constants.items()}
     x = rng.standard_normal((1, 4, 4, 4)).astype(np.float32)
     proto = model([helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"], opset, drawn)
@@ -90,7 +90,7 @@ def test_resize_10_that_shrinks_and_enlarges() -> None:
 
 
 def test_upgrade_that_fails_is_noted() -> None:
-    """Statistics per element (spatial=0) do not exist after opset 8: the model stays as it is."""
+    """Check statistics per element (spatial=0), which do not exist after opset 8: the model stays unchanged."""
     node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], spatial=0)
     constants = {name: np.ones((2, 4), np.float32) for name in "sbmv"}
     loaded = read_model(model([node], [tensor("x", [1, 2, 4])], ["y"], opset=7, constants=constants))
@@ -111,7 +111,7 @@ def test_operator_without_shape_inference() -> None:
 
 @pytest.mark.slow
 def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The converter is asked only where an operator of the model has changed."""
+    """Check that the converter runs only if an operator of the model has changed."""
     older = [m for op in sorted(FAMILIES)[::3] if (m := drawn(op, 0, 1).model()).opset_import[0].version < TARGET_OPSET]
     calls = list[int]()
     real = version_converter.convert_version
@@ -149,7 +149,7 @@ def test_a_slope_of_opset_6_belongs_to_channels(rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize("constant", ["", "s", "x", "sx"])
 def test_a_scan_of_opset_8_over_constants(constant: str, version: int, rng: np.random.Generator) -> None:
-    """It has a batch, and only what it is upgraded to is computed."""
+    """Check that its batch axis is handled, and that only the upgraded form is computed."""
     values = {"s": rng.standard_normal((2, 3)).astype(np.float32), "x": rng.standard_normal((2, 4, 3)).astype(np.float32)}
     port = helper.make_tensor_value_info
     nodes = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Identity", ["c"], ["d"])]

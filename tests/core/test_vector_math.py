@@ -1,4 +1,4 @@
-"""The C99 dialect's functions of whole vectors: over all magnitudes of float32, at every special value, in every width."""
+"""Vector functions of the C99 dialect: all magnitudes of float32, all special values and all vector widths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not COMPILERS, reason="there is no C compiler")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ERF = np.frompyfunc(math.erf, 1, 1)
-#: In float64, or in float32 where the result is exact.
+#: Reference functions, in float64, or in float32 where the result is exact.
 TRUTH: dict[str, Callable[[Array], Array]] = {
     "abs": np.abs,
     "round": np.rint,
@@ -33,9 +33,9 @@ TRUTH: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "erf": lambda x: ERF(x).astype(np.float64),
 }
-#: The most units in the last place; 0 is equal to the bit, signs of zeros included.
+#: Largest errors in units in the last place; 0 means bitwise equal, including signs of zeros.
 ULPS = {"abs": 0.0, "round": 0.0, "floor": 0.0, "ceil": 0.0, "exp": 2.0, "log": 2.0, "tanh": 2.0, "erf": 2.0}
-#: Every 2,003rd number by its bits, and those around where something changes.
+#: Every 2,003rd number by its bits, and numbers around the points where a formula changes.
 STRIDE = 2003
 EDGES = (
     0.0,
@@ -61,7 +61,7 @@ EDGES = (
 
 @pytest.fixture(scope="module", params=COMPILERS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """``rm_all_NAME_WIDTH(p, q, n)`` for each function and width."""
+    """Return ``rm_all_NAME_WIDTH(p, q, n)`` for each function and width."""
     folder = tmp_path_factory.mktemp("vector_math")
     loops = "".join(
         f"void rm_all_{f}_{w}(float *p, const float *q, long n) {{ for (long i = 0; i + {w} <= n; i += {w}) "
@@ -77,7 +77,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def numbers() -> Array:
-    """float32 of all magnitudes and both signs, with NaN, infinities and subnormal ones; a multiple of every width."""
+    """Return float32 of all magnitudes and both signs, with NaN, infinities and subnormal numbers. Their count is a multiple of
+    every width."""
     bits = np.arange(0, 1 << 32, STRIDE, dtype=np.uint64).astype(np.uint32)
     edges = np.array(EDGES, np.float32).view(np.uint32)
     near = np.concatenate([edges + np.uint32(d) for d in range(3)] + [edges - np.uint32(d) for d in range(1, 3)])
@@ -117,7 +118,7 @@ def test_every_result_is_near_and_every_special_one_is_right(function: str, libr
 
 
 def test_an_infinity_is_one_where_a_subtraction_follows(library: ctypes.CDLL) -> None:
-    """A compiler may fuse the product that overflows with the subtraction behind it, and then nothing overflows."""
+    """Check infinities because a compiler may fuse an overflowing product with a subtraction, so that nothing overflows."""
     x, have = np.array([np.inf, 89, 100, 1e30, -np.inf, np.nan, 0, 1], np.float32), np.zeros(8, np.float32)
     library.rm_less(ctypes.c_void_p(have.ctypes.data), ctypes.c_void_p(x.ctypes.data))
     assert np.isnan(have[[0, 5]]).all() and np.isposinf(have[1:5]).all() and have[6] == 1 and abs(have[7] - np.e + 1) < 1e-6

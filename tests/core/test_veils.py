@@ -40,7 +40,7 @@ def node(op: str, *constants: str, **attributes: Any) -> list[NodeProto]:
 
 
 KERNEL = {"c": np.ones((1, 1, 5, 5), np.float32)}
-#: Operators whose inferred result has fewer than no elements along an axis.
+#: Operators whose inferred result has a negative extent along an axis.
 BELOW = {
     "pad": (node("Pad", "c"), {"c": np.array([0, 0, 0, -3, 0, 0, 0, -3])}),
     "conv": (node("Conv", "c"), KERNEL),
@@ -105,7 +105,7 @@ def test_extents_declared_in_a_body_are_open(tmp_path: Path) -> None:
     def work() -> int:
         try:
             bound(model([loop], (2, 3), {"n": np.array(1)}, 21))
-        except BadInput:  # where nobody can tell the shape of the result
+        except BadInput:  # the shape of the result may be unknown
             return 0
         return 0
 
@@ -113,13 +113,13 @@ def test_extents_declared_in_a_body_are_open(tmp_path: Path) -> None:
     assert (code, signal) == (0, 0), (tmp_path / "err").read_text()
 
 
-#: Results of fewer than no elements that ONNX infers inside a body, of x with two elements.
+#: Results with negative extents that ONNX infers inside a body, for x with two elements.
 INSIDE = {
     "conv": ([helper.make_node("Conv", ["x", "w"], ["m"], strides=[1])], {"w": np.ones((1, 1, 5), np.float32)}),
     "pad": ([helper.make_node("Pad", ["x", "p"], ["m"])], {"p": np.array([0, 0, 0, 0, 0, -3])}),
     "top": ([helper.make_node("TopK", ["x", "k"], ["m", "places"])], {"k": np.array([-3])}),
 }
-#: What ends the process there.
+#: Operators that end the process on these results.
 READERS = {
     "slice": [helper.make_node("Slice", ["m", "s", "e", "a"], ["y"])],
     "gather": [helper.make_node("Cast", ["m"], ["i"], to=7), helper.make_node("GatherND", ["x", "i"], ["y"])],
@@ -161,8 +161,8 @@ def test_extents_inferred_below_0_in_bodies_are_bad_input(tmp_path: Path) -> Non
             assert (code, signal) == (0, 0), f"{kind} {opset} {reader[-1].op_type} {(tmp_path / 'err').read_text()}"
 
 
-#: Operators whose results ONNX leaves without a type, with what they read: a sparse initialiser, a body that contradicts itself,
-#: and one without inference.
+#: Operators whose results ONNX leaves without a type, with their operands: a sparse initialiser, a contradictory body, and an
+#: operator without inference.
 UNTYPED: dict[str, tuple[str, dict[str, Any]]] = {
     "Einsum": ("w", {"equation": "ab->ab"}),
     "MeanVarianceNormalization": ("x", {"axes": [0]}),
@@ -189,7 +189,7 @@ def _untyped(producer: str, reader: NodeProto, inside: bool, opset: int) -> Mode
 
 
 def test_operands_without_a_type(tmp_path: Path) -> None:
-    """EyeLike with its dtype and RegexFullMatch read the type of an operand that has none."""
+    """Check EyeLike with its dtype and RegexFullMatch, which read the missing type of an operand."""
     eye = helper.make_node("EyeLike", ["m"], ["y"], dtype=7)
     cases = [(p, eye, inside, opset) for p in UNTYPED for inside in (False, True) for opset in (13, 20, 22)]
     cases += [(p, helper.make_node("RegexFullMatch", ["m"], ["y"], pattern="a"), False, 20) for p in UNTYPED]
@@ -197,7 +197,7 @@ def test_operands_without_a_type(tmp_path: Path) -> None:
     def work() -> int:
         for producer, reader, inside, opset in cases:
             made = _untyped(producer, reader, inside, opset)
-            if inside or reader is not eye or producer == "Normalizer":  # nobody may be able to tell the shape of a body's result
+            if inside or reader is not eye or producer == "Normalizer":  # the shape of a body's result may be unknown
                 with suppress(BadInput):
                     bound(made)
             else:
@@ -210,7 +210,7 @@ def test_operands_without_a_type(tmp_path: Path) -> None:
 
 
 def _plausible(schema: defs.OpSchema) -> list[AttributeProto]:
-    """Every attribute of an operator, with a value of its kind."""
+    """Return every attribute of an operator, with a value of its kind."""
     kinds: dict[str, Any] = {"INT": 1, "INTS": [1, 1], "FLOAT": 1.0, "FLOATS": [1.0], "STRING": "a", "STRINGS": ["a"]}
     known = [(n, kinds.get(a.type.name), a) for n, a in schema.attributes.items()]
     return [
@@ -221,7 +221,7 @@ def _plausible(schema: defs.OpSchema) -> list[AttributeProto]:
 
 
 def test_no_operator_ends_the_process_over_operands_without_a_type(tmp_path: Path) -> None:
-    """All operators that ONNX knows, of all versions: those of EyeLike and RegexFullMatch did."""
+    """Check all versions of all ONNX operators: EyeLike and RegexFullMatch used to end the process."""
     schemas = [s for s in defs.get_all_schemas_with_history() if s.domain == "" and s.max_input]
 
     def work() -> int:
@@ -236,7 +236,7 @@ def test_no_operator_ends_the_process_over_operands_without_a_type(tmp_path: Pat
             declare_types([made.graph])
             (tmp_path / "at").write_text(f"{schema.name} {schema.since_version}")
             for strict in (False, True):
-                with suppress(Exception):  # whatever ONNX's C++ throws: the process is still there
+                with suppress(Exception):  # any exception of ONNX's C++ is fine while the process lives
                     shape_inference.infer_shapes(made, check_type=strict, strict_mode=strict, data_prop=True)
         return 0
 

@@ -21,7 +21,7 @@ from rammer_testing.programs import TaskNet, adding, device, recurrent_net, sten
 
 
 def relay() -> RProgram:
-    """Three operators in a chain on two rows; every task reads all of the operator before."""
+    """Return three operators in a chain on two rows; every task reads all of the operator before."""
     net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 1)).add(summing("b", 4, "a", 1, 4))
     return net.add(summing("y", 4, "b", 1, 4)).program(Wavefront(), 2)
 
@@ -41,7 +41,7 @@ def test_the_chain_itself_is_legal() -> None:
 
 @pytest.mark.parametrize("edited", list(dropped_waits(relay())))
 def test_a_dropped_wait(edited: RProgram) -> None:
-    error = fails(edited, r"(b|y)\[\d\] reads (a|b) before (a|b) has surely written it")
+    error = fails(edited, r"(b|y)\[\d\] reads (a|b) before (a|b) is guaranteed to have written it")
     assert error.hint.startswith("a wait for") and error.where.startswith("v")
 
 
@@ -51,13 +51,13 @@ def test_two_swapped_tasks() -> None:
     rows = [list(r) for r in program.rows]
     rows[0][1], rows[0][2] = rows[0][2], rows[0][1]
     edited = replace(program, rows=tuple(map(tuple, rows)))
-    fails(edited, "rows wait for each other in a circle: nothing can finish counter a")
+    fails(edited, "rows wait for each other in a cycle: nothing can finish counter a")
 
 
 def test_swapped_tasks_without_waits() -> None:
     net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 4)).add(adding("y", 4, ["a"], 4))
     program = net.program(Wavefront(), 1)
-    fails(replace(program, rows=(program.rows[0][::-1],)), r"y\[0\] reads a before a has surely written it")
+    fails(replace(program, rows=(program.rows[0][::-1],)), r"y\[0\] reads a before a is guaranteed to have written it")
 
 
 def test_a_shifted_arena_offset() -> None:
@@ -70,7 +70,7 @@ def test_a_shifted_arena_offset() -> None:
 def test_a_misaligned_arena_offset() -> None:
     program = relay()
     buffers = tuple(replace(b, offset=b.offset + 4) if b.kind == "arena" else b for b in program.buffers)
-    fails(replace(program, buffers=buffers), "starts at byte 4, no multiple of 64")
+    fails(replace(program, buffers=buffers), "starts at byte 4, which is not a multiple of 64")
 
 
 @pytest.mark.parametrize("threshold", [0, 3, 5])
@@ -88,7 +88,7 @@ def test_a_counter_with_fewer_tasks() -> None:
         tuple(replace(t, waits=tuple(replace(w, threshold=3) if w.counter == "a" else w for w in t.waits)) for t in row)
         for row in program.rows
     )
-    fails(replace(program, counters=counters, rows=rows), r"b\[0\] reads a before a has surely written it")
+    fails(replace(program, counters=counters, rows=rows), r"b\[0\] reads a before a is guaranteed to have written it")
 
 
 def test_a_dropped_task() -> None:
@@ -104,15 +104,15 @@ def test_a_duplicated_task() -> None:
 
 def test_unknown_tasks_and_counters() -> None:
     program = relay()
-    fails(with_task(program, 0, 0, Task("a", 7)), r"a\[7\] is no task of this program")
-    fails(with_task(program, 0, 0, Task("z", 0)), r"z\[0\] is no task of this program")
+    fails(with_task(program, 0, 0, Task("a", 7)), r"a\[7\] is not a task of this program")
+    fails(with_task(program, 0, 0, Task("z", 0)), r"z\[0\] is not a task of this program")
     fails(with_task(program, 0, 0, Task("a", 0, (Wait("z", 1),))), "waits for an unknown counter z")
     fails(replace(program, counters=(*program.counters, Counter("more", "a", 2, 5))), "counts tasks 2..5 of 4")
     fails(replace(program, counters=(*program.counters, Counter("more", "z", 0, 1))), "counts an unknown operator z")
 
 
 def banded(reach: int = 1) -> RProgram:
-    """A stencil whose tasks wait for the bands of the producer that they touch, not for all of it."""
+    """Return a stencil whose tasks wait only for the bands of the producer that they read."""
     net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 2)).add(stencil("y", 8, "a", 2, reach))
     program = net.program(Wavefront(), 4)
     bands = [(0, 2), (1, 3), (2, 4), (0, 4)]
@@ -129,7 +129,7 @@ def test_bands_that_cover_the_reads_are_enough() -> None:
 
 def test_a_widened_read_escapes_its_bands() -> None:
     assert not is_legal(banded(reach=3))
-    fails(banded(reach=3), r"y\[0\] reads a before a has surely written it")
+    fails(banded(reach=3), r"y\[0\] reads a before a is guaranteed to have written it")
 
 
 def test_a_shifted_load_leaves_its_tensor() -> None:
@@ -146,7 +146,7 @@ def test_a_load_redirected_to_a_later_tensor() -> None:
     operators = (program.operators[0], changed, program.operators[2])
     fails(replace(program, operators=operators), "b uses tensor b2, which has no storage")
     storages = (*program.storages, replace(program.storage["y"], tensor="b2"))
-    fails(replace(program, operators=operators, storages=storages), "reads b2 before y has surely written it")
+    fails(replace(program, operators=operators, storages=storages), "reads b2 before y is guaranteed to have written it")
     storages = (*program.storages, replace(program.storage["b"], tensor="b2"))
     fails(replace(program, operators=operators, storages=storages), "b reads b2, parts of which it writes itself")
 
@@ -156,7 +156,7 @@ def test_rows_that_wait_for_each_other() -> None:
     counters = (Counter("a", "a", 0, 2), Counter("y", "y", 0, 2))
     program = replace(net.program(Wavefront(), 2, outputs=["a", "y"]), counters=counters)
     row = (Task("a", 0, (Wait("y", 2),)), Task("a", 1)), (Task("y", 0, (Wait("a", 2),)), Task("y", 1))
-    fails(replace(program, rows=row), "rows wait for each other in a circle")
+    fails(replace(program, rows=row), "rows wait for each other in a cycle")
     alone = (Task("a", 0, (Wait("a", 2),)), Task("a", 1)), (Task("y", 0), Task("y", 1))
     fails(replace(program, rows=alone), "nothing can finish counter a")
 
@@ -194,7 +194,7 @@ def test_outputs_are_written_whole() -> None:
     more = (*program.buffers, Buffer("b_z", "float32", 8, "output"))
     storages = (*program.storages, Storage("z", "b_z", 0, (8,), (1,)))
     orphan = replace(program, buffers=more, storages=storages, outputs=(Port("z", "z"),))
-    fails(orphan, "output 'z' is not written whole")
+    fails(orphan, "output 'z' is not fully written")
     fails(replace(program, outputs=(Port("b", "b"),)), "output 'b' lives in the arena buffer b_b")
 
 
@@ -206,7 +206,7 @@ def test_reading_what_nobody_writes() -> None:
     changed = (program.operators[0], replace(program.operator["b"], computes=(compute,)), program.operators[2])
     storages = (*program.storages, Storage("wide", "b_a", 0, (5,), (1,)))
     edited = replace(program, buffers=buffers, storages=storages, operators=changed)
-    fails(edited, "b reads wide, parts of which nobody writes")
+    fails(edited, "b reads wide, parts of which are never written")
 
 
 def test_types_and_tiles_must_fit() -> None:
@@ -228,7 +228,7 @@ def test_interior_values_need_no_storage_and_reads_go_through_them() -> None:
     assert "m" not in program.storage
     assert verify(program).operator_pairs == 1
     for edited in dropped_waits(program):
-        fails(edited, r"f\[\d\] reads a before a has surely written it")
+        fails(edited, r"f\[\d\] reads a before a is guaranteed to have written it")
 
 
 # --- resources --------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_spinning_rows_must_leave_room_for_the_rest() -> None:
     program = relay()
     verify(program, device(2, resident=0))
     verify(program, device(2, resident=2), spinning=True)
-    with pytest.raises(VerifyError, match="2 of 2 rows wait, but only 1 vEUs of small are sure to run at once"):
+    with pytest.raises(VerifyError, match="2 of 2 rows wait, but only 1 vEUs of small are guaranteed to run at once"):
         verify(program, device(2, resident=1), spinning=True)
 
 

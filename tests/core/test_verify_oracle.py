@@ -16,7 +16,7 @@ from rammer_testing.programs import TaskNet, random_net, summing
 
 
 def gathering_net(seed: int, operators: int) -> TaskNet:
-    """A random DAG in which every task reads all of one or two tensors, so that hardly a wait can be spared."""
+    """Return a random DAG in which every task reads all of one or two tensors. Almost every wait is necessary."""
     random = Random(seed)
     net, names = TaskNet().tensor("x", 8), ["x"]
     for i in range(operators):
@@ -48,7 +48,7 @@ def test_whatever_the_oracle_rejects_the_verifier_rejects(edit) -> None:  # type
                     assert found or not illegal, f"missed a mistake in\n{program}"
                     wrong, caught, tried = wrong + illegal, caught + found, tried + 1
     assert wrong > 20, f"only {wrong} of {tried} edits were mistakes"
-    # The verifier looks at whole operators and buffers where that suffices, so it may refuse a little more.
+    # The verifier checks whole operators and buffers where possible, so it may refuse a little more.
     assert caught <= wrong + 0.35 * tried
 
 
@@ -58,7 +58,8 @@ EDITS = (dropped_waits, swapped_neighbours, moved_buffers, lost_and_doubled, nar
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", range(500))
 def test_no_illegal_program_passes_on_any_device(case: int, seed: int) -> None:
-    """500 random graphs, each on a random device by a random policy: its program is legal, and no edit that is not passes."""
+    """Check 500 random graphs, each on a random device by a random policy. Each program is legal, and every illegal edit is
+    refused."""
     random = Random(f"{seed} {case}")
     net = random_net(random, random.randint(1, 8), length=random.choice([5, 12, 16]))
     policy, veus = random.choice(sorted(list_policies())), random.randint(1, 9)

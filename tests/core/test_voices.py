@@ -1,4 +1,4 @@
-"""The decisions on voices: each names operators that exist, and an example of each kind is found."""
+"""Decisions on voices: each names existing operators, and an example of each kind is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits: dependences from addresses, thresholds full, nothing waited for twice on a row."""
+"""Waits: dependences from addresses, full thresholds, and no repeated wait on a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer_testing.programs import TaskNet, adding, copying, kernel, random_net
 
 
 def addresses(storage: Storage) -> set[int]:
-    """Every element address, one by one."""
+    """Return every element address, one by one."""
     return {
         storage.offset + sum(i * s for i, s in zip(index, storage.strides, strict=True))
         for index in product(*(range(n) for n in storage.shape))
@@ -48,7 +48,8 @@ def test_overlap_is_exact(a: Storage, b: Storage) -> None:
 
 
 def dense_block(batch: int) -> TaskNet:
-    """DenseNet: each operator reads the channels before its own and writes the next ones of one concat buffer."""
+    """Return DenseNet: operators on one concat buffer. Each operator reads the channels before its output and writes the next
+    ones."""
     net = TaskNet().tensor("x", batch, 2)
     net.buffers["cat"] = ("float32", batch * 4)
     for name, first, channels in (("c0", 0, 2), ("c1", 2, 1), ("c2", 3, 1), ("upto0", 0, 1), ("upto1", 2, 1), ("whole", 0, 4)):
@@ -107,7 +108,7 @@ def test_barriers_wait_for_the_whole_previous_stage() -> None:
     net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(adding("c", 4, ["a"], 2))
     net.add(adding("y", 4, ["b", "c"], 2))
     program = net.program(Sequential(), 2)
-    assert program.rows[0][1].waits == (Wait("a", 2),)  # b reads nothing of a, but stages are apart
+    assert program.rows[0][1].waits == (Wait("a", 2),)  # b reads nothing of a, but stages are separated
     rows = net.program(Wavefront(), 2).rows
     assert [w.counter for row in some(rows) for t in row if t.operator == "b" for w in t.waits] == []
 
@@ -147,20 +148,20 @@ def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 5))
 def test_no_wait_can_be_spared(seed: int, operators: int, veus: int) -> None:
-    """Without any one of them, some task may start before an operator that it needs has finished."""
+    """Check that without any one wait, a task may start before a producer has finished."""
     program = random_net(Random(seed), operators).program(Wavefront(), veus)
     assert verify(program).task_reads == 0
     found = list(dropped_waits(program))
     assume(found)
     for less in found:
         try:
-            assert verify(less).task_reads > 0  # right only because that one task needs few of the operator's tasks
+            assert verify(less).task_reads > 0  # legal only because that one task needs few of the operator's tasks
         except VerifyError:
             continue
 
 
 def test_what_others_knew_need_not_be_waited_for() -> None:
-    """Both rows run ``b`` after ``a``, so whoever has waited for ``b`` knows ``a``, on which ``b`` does not depend."""
+    """Check that a wait for ``b`` implies ``a``: both rows run ``b`` after ``a``, though ``b`` does not depend on ``a``."""
     net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(summing("y", 4, "b", 2, 4))
     net.add(adding("z", 4, ["a", "b"], 2))
     rows = net.program(Wavefront(), 2).rows
@@ -174,7 +175,7 @@ def test_rows_that_block_each_other_are_left_to_the_verifier() -> None:
     waits = plan_waits(schedule, net.storages)
     assert [[t.waits for t in row] for row in waits.rows] == [[(Wait("a", 2),), ()], [(), (Wait("a", 2),)]]
     program = replace(net.program(Wavefront(), 2), rows=waits.rows, counters=waits.counters)
-    with pytest.raises(VerifyError, match="rows wait for each other in a circle: nothing can finish counter a"):
+    with pytest.raises(VerifyError, match="rows wait for each other in a cycle: nothing can finish counter a"):
         verify(program)
 
 
@@ -184,7 +185,8 @@ def waits_of(program: RProgram) -> int:
 
 @pytest.mark.slow
 def test_planning_grows_with_the_tasks() -> None:
-    """A hundred thousand took 1 s of a processor, and 1.8 s where others share it, so that calls are counted instead."""
+    """Check the number of calls instead of seconds. A hundred thousand tasks took 1 s of a processor, but 1.8 s on a shared
+    machine."""
     nets = {steps: recurrent_net(layers=10, steps=steps, tasks=100) for steps in (4, 8, 16)}
     schedules = {steps: net.schedule(Wavefront(), 132) for steps, net in nets.items()}
     assert growth(lambda steps: plan_waits(schedules[steps], nets[steps].storages), 4) < 2.2

@@ -1,4 +1,4 @@
-"""Whose device is whose: two plugins of one name, broken plugins, and versions of the interface."""
+"""Device ownership: two plugins with one device name, broken plugins, and interface versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rammer.errors import DeviceUnavailable
 
 
 class Dist:
-    """Of an entry point."""
+    """The distribution of an entry point."""
 
     def __init__(self, name: str) -> None:
         self.name, self.version = name, "1.0"
@@ -30,7 +30,7 @@ class Owned(Point):
 
 
 def owned(name: str, dist: str, *devices: str) -> Owned:
-    """A plugin with devices of these names."""
+    """Return a plugin with devices of these names."""
     made = [replace(DEVICE, name=d) for d in devices]
     return Owned(name, type("Plugin", (), {"rammer_devices": hookimpl(lambda self: made)})(), Dist(dist))
 
@@ -92,4 +92,4 @@ def test_another_api_version_is_told_for_targets_too() -> None:
     for target in ("", "chip"):
         with pytest.raises(DeviceUnavailable, match="api-mismatch") as caught:
             registry.open("toy", target=target)
-        assert f"speaks API version {API_VERSION - 1}, this core {API_VERSION}" in caught.value.where
+        assert f"has API version {API_VERSION - 1}, this core {API_VERSION}" in caught.value.where

@@ -1,4 +1,4 @@
-"""Weights cut out of a model's bytes: with them back in their places it is the message that protobuf reads, or none at all."""
+"""Weights removed from a model's bytes: put back, they give protobuf's message, or both readers refuse the bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ RAW, LOCATION, INITIALIZER, GRAPH = 9, 14, 5, 7
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a few bytes are large enough to be cut out."""
+    """Lower the limit so that tensors of a few bytes are removed."""
     monkeypatch.setattr(wire_format, "LEAST", 16)
 
 
 def number(value: int, longer: int = 0) -> bytes:
-    """A number, in more bytes than it needs if told."""
+    """Return an encoded varint, with ``longer`` redundant bytes."""
     made = bytearray()
     while value > 127 or longer:
         made.append(value & 127 | 128)
@@ -33,7 +33,7 @@ def number(value: int, longer: int = 0) -> bytes:
 
 
 def held(field: int, value: bytes, kind: int = BYTES) -> bytes:
-    """A field of bytes."""
+    """Return a field of bytes."""
     return number(field << 3 | kind) + number(len(value)) + value
 
 
@@ -42,7 +42,9 @@ def tensor(rng: np.random.Generator, name: str) -> bytes:
 
 
 def spoiled(rng: np.random.Generator, data: bytes) -> bytes:
-    """A tensor with one thing unusual: fields twice, unknown ones, lengths that are too long, or written in more bytes."""
+    """Return a tensor with one unusual feature.
+
+    Fields are repeated or unknown, or lengths are too long or have redundant bytes."""
     twice = held(RAW, rng.bytes(int(rng.integers(0, 40))))
     local = number(LOCATION << 3 | VARINT) + number(int(rng.integers(0, 3)))
     cuts: list[Callable[[], bytes]] = [
@@ -66,14 +68,16 @@ def spoiled(rng: np.random.Generator, data: bytes) -> bytes:
 
 
 def model(rng: np.random.Generator) -> bytes:
-    """A model of some tensors, of which one or none is unusual, and sometimes its graph in two parts or bytes behind it."""
+    """Return a model of some tensors, of which at most one is unusual.
+
+    Sometimes its graph is in two parts, or bytes follow it."""
     tensors = [tensor(rng, f"w{i}") for i in range(int(rng.integers(1, 4)))]
     place = int(rng.integers(len(tensors)))
     tensors[place] = spoiled(rng, tensors[place])
     ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [2])] for n in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", *ports).SerializeToString()
     inner = [held(INITIALIZER, t) for t in tensors]
-    if rng.random() < 0.2:  # a field of another kind is none of them
+    if rng.random() < 0.2:  # a field of another kind is not a tensor
         inner.insert(int(rng.integers(len(inner))), number(INITIALIZER << 3 | VARINT) + number(1))
     graphs = [graph + b"".join(inner)] if rng.random() < 0.8 else [graph, b"".join(inner)]
     head = onnx.ModelProto(ir_version=10, opset_import=[helper.make_opsetid("", 21)]).SerializeToString()
@@ -82,7 +86,7 @@ def model(rng: np.random.Generator) -> bytes:
 
 
 def parsed(data: bytes) -> onnx.ModelProto | None:
-    """The message, None where there is none."""
+    """Return the message, or None if it is invalid."""
     try:
         return onnx.ModelProto.FromString(data)
     except DecodeError:
@@ -90,7 +94,7 @@ def parsed(data: bytes) -> onnx.ModelProto | None:
 
 
 def put_back(data: bytes) -> tuple[onnx.ModelProto | None, int]:
-    """The message by way of what is cut out of it, and how many weights were."""
+    """Return the message with its weights removed and put back, and the number of weights."""
     short, cut = without_weights(memoryview(data))
     made = parsed(bytes(short))
     if made is not None:
@@ -100,8 +104,9 @@ def put_back(data: bytes) -> tuple[onnx.ModelProto | None, int]:
 
 
 def test_a_message_is_the_same_with_its_weights_back(rng: np.random.Generator) -> None:
-    """Unusual fields, then bytes that are spoiled at random places: equal to what protobuf reads, and nothing where that reads
-    nothing."""
+    """Check unusual fields, then bytes damaged at random places.
+
+    The result equals protobuf's, and is None where protobuf fails."""
     whole = broken = cut = 0
     for turn in range(3000):
         data = bytearray(model(rng))
@@ -117,7 +122,7 @@ def test_a_message_is_the_same_with_its_weights_back(rng: np.random.Generator) -
 @pytest.mark.parametrize("extra", [held(RAW, bytes(64)), number(LOCATION << 3 | VARINT) + number(1)], ids=["raw", "location"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_tensor_that_says_more_stays_whole(extra: bytes, before: bool) -> None:
-    """Of several raw data the last one counts; data that lie elsewhere are not these."""
+    """Check repeated raw data, of which the last one counts, and data at another location."""
     usual = numpy_helper.from_array(np.ones(40, np.float32), "w").SerializeToString()
     for tensor_bytes, count in some([(usual, 1), (extra + usual if before else usual + extra, 0)]):
         data = held(GRAPH, held(INITIALIZER, tensor_bytes))

@@ -1,4 +1,4 @@
-"""Words and maps on the host, over their attributes, against ONNX Runtime."""
+"""String and map operators on the host, over their attributes, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ["", "a", "b", "cc", "\u00e9", "no"]
 
 
 def model(op: str, given: TypeProto, to: int, **attributes: Any) -> onnx.ModelProto:
-    """One operator."""
+    """Return a model of one operator."""
     node = helper.make_node(op, ["x"], ["y"], domain="ai.onnx.ml", **attributes)
     ports = [helper.make_value_info("x", given)], [helper.make_tensor_value_info("y", to, None)]
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
@@ -68,7 +68,7 @@ def cast(random: Random) -> tuple[onnx.ModelProto, Any]:
     return model("CastMap", mapping(TensorProto.INT64, TensorProto.FLOAT), kind, cast_to=to, **sparse), given
 
 
-#: Letters whose case mappings are unusual: more than one letter, none, a title case, outside the first plane, combining.
+#: Letters with unusual case mappings: several letters, no mapping, title case, outside the first plane, combining.
 LETTERS = "aBzÉéßẞİıſΣςσŉǅᾀᾈﬁÅ\u0301\u212a\u1e9e\U00010400\U00010428ა1 "
 
 
@@ -142,7 +142,7 @@ def test_a_category_that_there_is_not_may_be_an_error(numbers: bool, given: list
     exe = rammer.compile(model("OneHotEncoder", kind, TensorProto.FLOAT, zeros=0, **categories), device="toy")
     x = np.array(given, np.float32 if numbers else object)
     assert exe.run({"x": x[:1]})["y"].tolist() == [[1, 0]]
-    with pytest.raises(BadInput, match="is none of the categories"):
+    with pytest.raises(BadInput, match="is not one of the categories"):
         exe.run({"x": x})
 
 

@@ -1,4 +1,4 @@
-"""Recipes: other forms of models of the corpus, by ONNX Runtime's optimisers and quantisers and by converters of types."""
+"""Recipes: variants of models of the corpus, by ONNX Runtime's optimisers and quantisers and by type converters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPE = quantization.QuantType
 
 
 def original(name: str, made: Mapping[str, Made]) -> Made:
-    """A model of the corpus, made in this run or before."""
+    """Return a model of the corpus, from this run or an earlier one."""
     if name in made:
         return made[name]
     entry = json.loads((HERE / "corpus.json").read_text())["models"][name]
@@ -30,7 +30,7 @@ def original(name: str, made: Mapping[str, Made]) -> Made:
 
 
 def optimised(base: Made, level: Any) -> onnx.ModelProto:
-    """What ONNX Runtime runs after its own optimisation."""
+    """Return the model that ONNX Runtime runs after its optimisation."""
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level, options.log_severity_level = level, 4
@@ -40,7 +40,8 @@ def optimised(base: Made, level: Any) -> onnx.ModelProto:
 
 
 def fused(base: Made, kind: str) -> onnx.ModelProto:
-    """What ``onnxruntime.transformers.optimizer`` fuses: attentions, embeddings, normalisations."""
+    """Return the model with the fusions of ``onnxruntime.transformers.optimizer``. It fuses attentions, embeddings and
+    normalisations."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +52,7 @@ def fused(base: Made, kind: str) -> onnx.ModelProto:
 
 
 class Samples(quantization.CalibrationDataReader):  # type: ignore[misc]
-    """Inputs at the exported sizes, by which a quantiser finds ranges."""
+    """Inputs at the exported sizes, from which a quantiser derives ranges."""
 
     def __init__(self, entry: Entry) -> None:
         rng = np.random.default_rng(3)
@@ -62,7 +63,7 @@ class Samples(quantization.CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantised(base: Made, form: Any, **more: Any) -> onnx.ModelProto:
-    """Quantised with ranges of samples."""
+    """Return the model quantised with ranges of samples."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +76,7 @@ def quantised(base: Made, form: Any, **more: Any) -> onnx.ModelProto:
 
 
 def dynamic(base: Made, **more: Any) -> onnx.ModelProto:
-    """Weights quantised, activations when they are there."""
+    """Return the model with quantised weights; activations are quantised at run time."""
     with tempfile.TemporaryDirectory() as folder:
         before, target = (str(Path(folder) / f"{n}.onnx") for n in ("a", "c"))
         onnx.save(base.proto, before)
@@ -84,7 +85,7 @@ def dynamic(base: Made, **more: Any) -> onnx.ModelProto:
 
 
 def four_bits(base: Made, qdq: bool) -> onnx.ModelProto:
-    """Products with weights of 4 bits in blocks: MatMulNBits, or DequantizeLinear of int4."""
+    """Return products with weights of 4 bits in blocks: MatMulNBits, or DequantizeLinear of int4."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     form = FORM.QDQ if qdq else FORM.QOperator
@@ -95,7 +96,7 @@ def four_bits(base: Made, qdq: bool) -> onnx.ModelProto:
 
 
 def halved(base: Made, keep: bool, library: str = "common") -> onnx.ModelProto:
-    """In float16, with inputs and outputs of float32 where ``keep`` says so."""
+    """Return the model in float16, with inputs and outputs of float32 if ``keep``."""
     copy = onnx.ModelProto.FromString(base.proto.SerializeToString())
     if library == "common":
         from onnxconverter_common import float16 as lib
@@ -105,13 +106,13 @@ def halved(base: Made, keep: bool, library: str = "common") -> onnx.ModelProto:
 
 
 def half_entry(base: Made) -> dict[str, Any]:
-    """The entry with float16 in the place of float32."""
+    """Return the entry with float16 in the place of float32."""
     inputs = {n: ["float16" if t == "float32" else t, *rest] for n, (t, *rest) in base.entry["inputs"].items()}
     return {**base.entry, "inputs": inputs, "kind": "float16"}
 
 
 def form(name: str, change: Callable[[Made], onnx.ModelProto], kind: str = "") -> Callable[[dict[str, Made]], Made]:
-    """A recipe: the model called ``name``, changed."""
+    """Return a recipe: the model called ``name``, changed."""
 
     def made(known: dict[str, Made]) -> Made:
         logging.disable(logging.WARNING)
@@ -122,7 +123,7 @@ def form(name: str, change: Callable[[Made], onnx.ModelProto], kind: str = "") -
 
 
 def half(name: str, keep: bool, library: str = "common") -> Callable[[dict[str, Made]], Made]:
-    """A recipe: the model called ``name`` in float16."""
+    """Return a recipe: the model called ``name`` in float16."""
 
     def made(known: dict[str, Made]) -> Made:
         base = original(name, known)
@@ -133,7 +134,7 @@ def half(name: str, keep: bool, library: str = "common") -> Callable[[dict[str, 
 
 
 def external(name: str) -> Callable[[dict[str, Made]], Made]:
-    """A recipe: the model called ``name`` with its weights in a file beside it."""
+    """Return a recipe: the model called ``name`` with its weights in a separate file."""
 
     def made(known: dict[str, Made]) -> Made:
         base = original(name, known)

@@ -1,4 +1,4 @@
-"""The corpus as tests see it: files, sizes, fresh inputs, and what ONNX Runtime makes of them."""
+"""The corpus in tests: files, sizes, fresh inputs, and results of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 #: Relative L2 errors allowed. Half: two implementations that round to float16 at other places. Quantised: a value near the middle
-#: between two steps may be rounded to either, by the last bit of a sum in float32.
+#: between two steps. The last bit of a sum in float32 decides its rounding.
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "quantised": 2e-2}
 
 
@@ -26,12 +26,12 @@ class Entry:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return HERE / "models" / f"{self.name}.onnx"
 
     @cached_property
     def sizes(self) -> list[dict[str, int]]:
-        """Sizes of open dimensions: those of the export, then two further ones where there are any."""
+        """Sizes of open dimensions: those of the export, then two further ones if any dimension is open."""
         return list(self.said["sizes"])
 
     @property
@@ -40,7 +40,7 @@ class Entry:
         return TOLERANCE[self.said["kind"]]
 
     def inputs(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Fresh inputs at these sizes."""
+        """Return fresh inputs at these sizes."""
         return {
             name: filled(rng, np.dtype(dtype), tuple(sizes.get(d, d) for d in shape), values)
             for name, (dtype, shape, values) in self.said["inputs"].items()
@@ -48,7 +48,8 @@ class Entry:
 
     @cached_property
     def session(self) -> Any:
-        """ONNX Runtime's, of one thread and without optimisations, which replace quantised products by less exact ones."""
+        """A session of ONNX Runtime with one thread and without optimisations. Its optimisations replace quantised products by
+        less exact ones."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -57,12 +58,13 @@ class Entry:
         return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
 
     def expected(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs of ONNX Runtime by name."""
+        """Return the outputs of ONNX Runtime by name."""
         names = [o.name for o in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, dict(inputs)), strict=True))
 
     def differs(self, have: np.ndarray, want: np.ndarray) -> str:
-        """How an output differs from what it must be, "" where it does not: shape, type, integers, or the relative L2 error."""
+        """Return the difference of an output from its reference, or "" if it is correct. Shape, type, integers and the relative
+        L2 error are compared."""
         if have.shape != want.shape or have.dtype != want.dtype:
             return f"{have.dtype}{list(have.shape)} for {want.dtype}{list(want.shape)}"
         if want.dtype.kind != "f":
@@ -75,13 +77,13 @@ class Entry:
 
 @lru_cache(1)
 def corpus() -> dict[str, Entry]:
-    """Every model, by name."""
+    """Return every model, by name."""
     return {n: Entry(n, said) for n, said in json.loads((HERE / "corpus.json").read_text())["models"].items()}
 
 
 def filled(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...], values: str) -> np.ndarray:
-    """An input: ``normal``, ``unit`` (0 to 1), ``below N`` (integers), ``mask`` (1 for the first few, at least one), ``ones``,
-    ``steps`` (0, 1, 2, ... along the last axis), ``is N`` (all of them N)."""
+    """Return an input filled by ``values``. They are ``normal``, ``unit`` (0 to 1), ``below N`` (integers) or ``mask`` (1 for the
+    first few, at least one). Others are ``ones``, ``steps`` (0, 1, 2, ... along the last axis) and ``is N`` (all of them N)."""
     word, _, number = values.partition(" ")
     match word:
         case "normal":

@@ -1,4 +1,4 @@
-"""Recipes: layers, functions and control flow of torch that exporters write in forms of their own."""
+"""Recipes: layers, functions and control flow of torch that exporters write in special forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGER = ({"batch": 1, "height": 10, "width": 8}, {"batch": 3, "height": 8, "wid
 
 
 def recurrent(kind: type[nn.Module], outputs: tuple[str, ...], **more: Any) -> Torch:
-    """Two layers in both directions over open batches and steps; states start from zeros."""
+    """Return two layers in both directions over open batches and steps. States start from zeros."""
 
     def call(layer: nn.Module, x: Tensor) -> Any:
         y, state = layer(x)
@@ -28,7 +28,7 @@ def recurrent(kind: type[nn.Module], outputs: tuple[str, ...], **more: Any) -> T
 
 
 def attention() -> Torch:
-    """nn.MultiheadAttention with a mask of what is padding."""
+    """Return nn.MultiheadAttention with a padding mask."""
 
     def call(layer: nn.Module, x: Tensor, padded: Tensor) -> Any:
         return layer(x, x, x, key_padding_mask=padded < 1, need_weights=True)
@@ -40,7 +40,7 @@ def attention() -> Torch:
 
 
 def transformer() -> Torch:
-    """nn.Transformer with a causal mask."""
+    """Return nn.Transformer with a causal mask."""
 
     def call(layer: nn.Module, x: Tensor, y: Tensor) -> Any:
         steps = y.shape[1]
@@ -55,7 +55,7 @@ def transformer() -> Torch:
 
 
 def function(call: Callable[..., Any], *shapes: tuple[int, ...], outputs: tuple[str, ...] = ("y",), **more: Any) -> Torch:
-    """A function of inputs x, x1, x2, ... around one small convolution or product, so that it has weights."""
+    """Return a function of inputs x, x1, x2, ... around one small convolution or product, so that it has weights."""
     names = ["x", *(f"x{n}" for n in range(1, len(shapes)))]
     inputs = {n: torch.randn(s) for n, s in zip(names, shapes, strict=True)}
     layer = nn.Conv2d(shapes[0][1], shapes[0][1], 1) if len(shapes[0]) == 4 else nn.Linear(shapes[0][-1], shapes[0][-1])
@@ -63,7 +63,7 @@ def function(call: Callable[..., Any], *shapes: tuple[int, ...], outputs: tuple[
 
 
 def images(call: Callable[..., Any]) -> Torch:
-    """A function of images of open number and size."""
+    """Return a function of images of open number and size."""
     return function(call, (2, 3, 6, 8), open=IMAGE, further=LARGER)
 
 
@@ -118,7 +118,7 @@ def chosen(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def whole(layer: nn.Module, x: Tensor) -> Tensor:
-    """A shape that depends on values."""
+    """Return a value computed from tensors of value-dependent shape."""
     y = layer(x).flatten()
     return y[y > 0].sum() + (y > 0).nonzero().float().mean()
 
@@ -145,7 +145,7 @@ class Steps(nn.Module):
 
 
 class Decided(nn.Module):
-    """A branch on what the input holds."""
+    """A branch on the values of the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Decided(nn.Module):
 
 
 def scripted(module: nn.Module) -> Torch:
-    """By TorchScript, which keeps loops and branches; only the older exporter takes it."""
+    """Return a TorchScript model, which keeps loops and branches. Only the older exporter accepts it."""
     return Torch(torch.jit.script(module), {"x": torch.randn(2, 5, 6)}, ("y",), BATCH, FURTHER, exporters=("script",))
 
 
@@ -192,7 +192,7 @@ def while_looped(layer: nn.Module, x: Tensor) -> Any:
 
 
 def newer(made: Torch) -> Torch:
-    """Only the newer exporter takes it."""
+    """Return the recipe for the newer exporter only."""
     return Torch(made.model, made.inputs, made.outputs, made.open, made.further, made.values, exporters=("dynamo",))
 
 

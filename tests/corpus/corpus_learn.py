@@ -17,7 +17,7 @@ ENTRY = {
 
 
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples, three classes of them, and a value for each."""
+    """Return samples, their classes (three), and a value for each."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((300, 6)).astype(np.float32)
     y = x[:, 0] * 2 + np.sin(x[:, 1] * 3) + x[:, 2] * x[:, 3]
@@ -25,7 +25,7 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def sklearn(make: Callable[[], Any], classes: bool) -> Made:
-    """A fitted estimator by skl2onnx; probabilities as one tensor."""
+    """Return a fitted estimator by skl2onnx; probabilities are one tensor."""
     from skl2onnx import to_onnx
 
     x, labels, values = data()
@@ -35,7 +35,7 @@ def sklearn(make: Callable[[], Any], classes: bool) -> Made:
 
 
 def boosted(convert: str, make: Callable[[], Any], classes: bool) -> Made:
-    """A boosted forest by onnxmltools."""
+    """Return a boosted forest by onnxmltools."""
     import onnxmltools
     from onnxmltools.convert.common.data_types import FloatTensorType
 
@@ -48,7 +48,7 @@ def boosted(convert: str, make: Callable[[], Any], classes: bool) -> Made:
 
 
 def pipeline() -> Any:
-    """Scaling, polynomials, selection and logistic regression."""
+    """Return scaling, polynomials, selection and logistic regression."""
     from sklearn.feature_selection import SelectKBest
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -58,7 +58,7 @@ def pipeline() -> Any:
 
 
 def estimators() -> dict[str, tuple[Callable[[], Any], bool]]:
-    """Estimators of scikit-learn, and whether they classify."""
+    """Return estimators of scikit-learn, with True for classifiers."""
     from sklearn import (
         cluster,
         decomposition,
@@ -94,12 +94,12 @@ def estimators() -> dict[str, tuple[Callable[[], Any], bool]]:
 
 
 def named(name: str) -> Made:
-    """The estimator of this name."""
+    """Return the estimator of this name."""
     return sklearn(*estimators()[name])
 
 
 def lightgbm(classes: bool) -> Made:
-    """LightGBM's."""
+    """Return a model of LightGBM."""
     import lightgbm as lib
 
     kind = lib.LGBMClassifier if classes else lib.LGBMRegressor
@@ -107,7 +107,7 @@ def lightgbm(classes: bool) -> Made:
 
 
 def xgboost(classes: bool) -> Made:
-    """XGBoost's."""
+    """Return a model of XGBoost."""
     import xgboost as lib
 
     kind = lib.XGBClassifier if classes else lib.XGBRegressor

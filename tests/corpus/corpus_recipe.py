@@ -1,4 +1,4 @@
-"""What a recipe of the corpus says, and how torch's two exporters, cleaning and checking make a file of it."""
+"""Recipes of the corpus, and the steps from a recipe to a file: export by torch, cleaning and checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ OPSET = {"script": 17, "dynamo": 18}
 
 @dataclass(frozen=True)
 class Torch:
-    """A module with example inputs.
-
-    ``open`` names the axes that may change: input -> {axis: name of the size}; ``further`` are sizes of these names beside the
-    example's. ``values`` says what an input is filled with (``corpus_inputs.filled``)."""
+    """A module with example inputs. ``open`` names the axes that may change: input -> {axis: name of the size}. ``further`` are
+    sizes of these names besides the example's. ``values`` names the filling of an input (``corpus_inputs.filled``)."""
 
     model: nn.Module
     inputs: Mapping[str, Tensor]
@@ -35,7 +33,7 @@ class Torch:
     values: Mapping[str, str] = field(default_factory=dict)
     kind: str = "float32"
     exporters: tuple[str, ...] = ("script", "dynamo")
-    sane: bool = True  #: Whether weights are drawn anew (``sane``).
+    sane: bool = True  #: True if weights are redrawn (``sane``).
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class Made:
 
 
 def entry_of(torch_model: Torch) -> dict[str, Any]:
-    """Inputs (type, shape with names of open sizes, what fills them) and sizes: the example's, then the further ones."""
+    """Return the entry of a model. It has inputs (type, shape with names of open sizes, filling) and sizes: the example's, then
+    the further ones."""
     inputs, sizes = dict[str, Any](), dict[str, int]()
     for name, value in torch_model.inputs.items():
         axes = torch_model.open.get(name, {})
@@ -63,7 +62,8 @@ def entry_of(torch_model: Torch) -> dict[str, Any]:
 
 
 def sane(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which every layer shows in the result; torch's own fade in untrained networks."""
+    """Redraw the weights of ``model`` so that every layer shows in the result. Signals fade in untrained networks with torch's
+    initialisation."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         last = name.rpartition(".")[2]
         if not value.is_floating_point() or last in KEPT or ("buffer" in last) or name in model.__dict__.get("kept", ()):
@@ -80,12 +80,12 @@ def sane(model: nn.Module) -> nn.Module:
     return model
 
 
-#: Parameters that are no weights: decays and steps of state-space models.
+#: Parameters that are not weights: decays and steps of state-space models.
 KEPT = ("A_log", "dt_bias", "inv_freq", "logit_scale")
 
 
 def exported(made: Torch, exporter: str) -> onnx.ModelProto:
-    """``made`` by one of torch's exporters."""
+    """Export ``made`` by one of torch's exporters."""
     values, names = tuple(made.inputs.values()), list(made.inputs)
     more: dict[str, Any] = {"dynamic_axes": {n: dict(a) for n, a in made.open.items()}} if made.open else {}
     if exporter == "dynamo" and made.open:
@@ -111,7 +111,7 @@ def exported(made: Torch, exporter: str) -> onnx.ModelProto:
 
 
 def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without notes of the tools, which hold source lines and folders: in graphs, bodies and functions."""
+    """Remove notes of the tools from graphs, bodies and functions. These notes contain source lines and folders."""
     del proto.metadata_props[:]
     proto.doc_string = ""
 
@@ -131,7 +131,7 @@ def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class Named(nn.Module):
-    """A model of transformers with inputs and outputs by position; ``past`` is how many layers' keys and values it takes."""
+    """A model of transformers with inputs and outputs by position. It has keys and values of ``past`` layers as inputs."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], given: tuple[str, ...], past: int = 0, **fixed: Any) -> None:
         super().__init__()
@@ -164,5 +164,5 @@ class Call(nn.Module):
 
 
 def numpy_type(value_info: onnx.ValueInfoProto) -> str:
-    """The NumPy type of a model's input or output."""
+    """Return the NumPy type of a model's input or output."""
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(value_info.type.tensor_type.elem_type)))

@@ -16,7 +16,7 @@ RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 
 
 
 def sight(config: type, model: type, output: str = "last_hidden_state", size: int = 32, batch: bool = True, **more: Any) -> Torch:
-    """A model of images; their number is open."""
+    """Return a model of images; their number is open."""
     module = Named(model(config(**more)), (output,), ("pixel_values",))
     axes = {"pixel_values": {0: "batch"}} if batch else {}
     further = ({"batch": 1}, {"batch": 3}) if batch else ()
@@ -24,14 +24,14 @@ def sight(config: type, model: type, output: str = "last_hidden_state", size: in
 
 
 def detector(config: type, model: type, size: int = 64, **more: Any) -> Torch:
-    """Classes and boxes of a fixed number of queries."""
+    """Return a model of classes and boxes of a fixed number of queries."""
     module = Named(model(config(**more)), ("logits", "pred_boxes"), ("pixel_values",))
     image = {"pixel_values": torch.randn(2, 3, size, size)}
     return Torch(module, image, ("logits", "boxes"), {"pixel_values": {0: "batch"}}, ({"batch": 1}, {"batch": 3}))
 
 
 def sound(config: type, model: type, output: str = "last_hidden_state", **more: Any) -> Torch:
-    """A model of raw sound of open length."""
+    """Return a model of raw sound of open length."""
     settings = {**SIZES, "vocab_size": 30, "conv_dim": (8, 8, 8), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3), **more}
     settings |= {"num_feat_extract_layers": 3, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
     module = Named(model(config(**settings)), (output,), ("input_values",))
@@ -46,7 +46,7 @@ def sound(config: type, model: type, output: str = "last_hidden_state", **more: 
 
 
 def whisper(part: str) -> Torch:
-    """Whisper's encoder of a spectrogram, or its decoder."""
+    """Return Whisper's encoder of a spectrogram, or its decoder."""
     sizes = {**PAIR, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 16, "vocab_size": 100}
     config = T.WhisperConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
     model = T.WhisperForConditionalGeneration(config)
@@ -61,7 +61,7 @@ def whisper(part: str) -> Torch:
 
 
 def pair(kind: str) -> Torch:
-    """Images and words compared: CLIP and its kin."""
+    """Return a model that compares images and words: CLIP or a variant."""
     words, image = {**SMALL, "projection_dim": 8}, {**SIZES, **IMAGE, "projection_dim": 8}
     config = {"clip": T.CLIPConfig, "siglip": T.SiglipConfig}[kind](text_config=words, vision_config=image, projection_dim=8)
     module = Named(
@@ -76,7 +76,7 @@ def pair(kind: str) -> Torch:
 
 
 def sam() -> Torch:
-    """SAM: an image, points on it, masks."""
+    """Return SAM: an image, points on it, masks."""
     vision = {
         **SIZES,
         "output_channels": 8,
@@ -103,7 +103,7 @@ def sam() -> Torch:
 
 
 def patch_series() -> Torch:
-    """PatchTST, which forecasts series."""
+    """Return PatchTST, which forecasts series."""
     config = T.PatchTSTConfig(
         num_input_channels=3,
         context_length=24,
@@ -142,13 +142,13 @@ SEG = {
 
 
 def rt_detr() -> Torch:
-    """RT-DETR over a small ResNet."""
+    """Return RT-DETR over a small ResNet."""
     backbone = T.RTDetrResNetConfig(**RESNET, out_features=["stage2", "stage3", "stage4"])
     return detector(T.RTDetrConfig, T.RTDetrForObjectDetection, backbone_config=backbone, **RT)
 
 
 def detr() -> Torch:
-    """DETR over a small ResNet."""
+    """Return DETR over a small ResNet."""
     return detector(
         T.DetrConfig, T.DetrForObjectDetection, backbone_config=T.ResNetConfig(**RESNET, out_features=["stage4"]), **DETR
     )

@@ -25,12 +25,12 @@ WORDS = {"input_ids": {0: "batch", 1: "tokens"}, "attention_mask": {0: "batch", 
 
 
 def ids(*shape: int) -> torch.Tensor:
-    """Identifiers of words."""
+    """Return random identifiers of words."""
     return torch.randint(3, 100, shape)
 
 
 def encoder(config: type, model: type, output: str = "last_hidden_state", mask: bool = True, **more: Any) -> Torch:
-    """A model of words and a mask, both open."""
+    """Return a model of words and a mask, both open."""
     inputs = {"input_ids": ids(2, 7), "attention_mask": torch.ones(2, 7, dtype=torch.int64)}
     inputs = inputs if mask else {"input_ids": inputs["input_ids"]}
     module = Named(model(config(**{**SMALL, **more})), (output,), tuple(inputs))
@@ -45,7 +45,7 @@ def encoder(config: type, model: type, output: str = "last_hidden_state", mask: 
 
 
 def decoder(config: type, model: type, heads: int = 2, width: int = 4, **more: Any) -> Torch:
-    """A causal model that takes keys and values of the words before, and returns them grown."""
+    """Return a causal model with a cache. It accepts keys and values of the words before, and returns the extended ones."""
     settings = {**SMALL, "num_key_value_heads": heads, **more}
     module = model(config(**settings))
     layers = settings["num_hidden_layers"]
@@ -63,12 +63,12 @@ def decoder(config: type, model: type, heads: int = 2, width: int = 4, **more: A
 
 
 def causal(config: type, model: type, **more: Any) -> Torch:
-    """A causal model over all words at once."""
+    """Return a causal model over all words at once."""
     return encoder(config, model, "logits", mask=False, use_cache=False, **more)
 
 
 def translator(config: type, model: type, output: str = "logits", **more: Any) -> Torch:
-    """An encoder and a decoder over words."""
+    """Return an encoder and a decoder over words."""
     inputs = {"input_ids": ids(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64), "decoder_input_ids": ids(2, 4)}
     module = Named(model(config(**{**SMALL, "decoder_start_token_id": 0, **more})), (output,), tuple(inputs), use_cache=False)
     axes = {**WORDS, "decoder_input_ids": {0: "batch", 1: "said"}}
@@ -76,7 +76,7 @@ def translator(config: type, model: type, output: str = "logits", **more: Any) -
     return Torch(module, inputs, ("y",), axes, further, {"attention_mask": "mask"})
 
 
-#: What encoder-decoder configurations call their sizes.
+#: Sizes by the names of encoder-decoder configurations.
 PAIR: dict[str, Any] = {
     "d_model": 16,
     "encoder_layers": 2,
@@ -96,7 +96,7 @@ QWEN_MOE = {
     "shared_expert_intermediate_size": 16,
     "experts_implementation": "eager",
 }
-#: The softcap and the window of Gemma are those of its own configuration.
+#: Gemma's configuration has separate values of the softcap and the window.
 GEMMA = {"head_dim": 4, "sliding_window": 8}
 DEBERTA: dict[str, Any] = {
     "relative_attention": True,

@@ -17,7 +17,7 @@ OPEN = {"x": {0: "batch"}}
 
 
 def image(model: nn.Module, size: int = 32, batch: int = 2, outputs: tuple[str, ...] = ("y",), free: bool = False) -> Torch:
-    """A network over images whose number is open, and with ``free`` their height and width."""
+    """Return a network over an open number of images. With ``free``, their height and width are open too."""
     axes = {"x": {0: "batch", 2: "height", 3: "width"}} if free else OPEN
     other = ({"height": size + 32, "width": size}, {"height": size, "width": size + 64}) if free else ({}, {})
     further = tuple({"batch": n, **o} for n, o in zip((1, 3), other, strict=True))
@@ -25,12 +25,12 @@ def image(model: nn.Module, size: int = 32, batch: int = 2, outputs: tuple[str, 
 
 
 def by_timm(name: str, size: int = 32, free: bool = False, **more: Any) -> Torch:
-    """A network of timm."""
+    """Return a network of timm."""
     return image(timm.create_model(name, pretrained=False, num_classes=10, **more), size, free=free)
 
 
 def mobilenet_v3() -> nn.Module:
-    """torchvision's MobileNetV3 of four blocks."""
+    """Return torchvision's MobileNetV3 of four blocks."""
     from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
 
     block = partial(InvertedResidualConfig, width_mult=1.0)
@@ -44,7 +44,7 @@ def mobilenet_v3() -> nn.Module:
 
 
 def efficientnet() -> nn.Module:
-    """torchvision's EfficientNet of three stages."""
+    """Return torchvision's EfficientNet of three stages."""
     from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 
     rows = [MBConvConfig(1, 3, 1, 8, 8, 1), MBConvConfig(4, 3, 2, 8, 12, 2), MBConvConfig(4, 5, 2, 12, 16, 1)]
@@ -52,14 +52,14 @@ def efficientnet() -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    """torchvision's ConvNeXt of two stages."""
+    """Return torchvision's ConvNeXt of two stages."""
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=10)
 
 
 def swin(block: Any = None) -> nn.Module:
-    """torchvision's Swin transformer of two stages, with shifted windows."""
+    """Return torchvision's Swin transformer of two stages, with shifted windows."""
     from torchvision.models.swin_transformer import PatchMerging, PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
     merging = PatchMergingV2 if block is SwinTransformerBlockV2 else PatchMerging
@@ -67,7 +67,7 @@ def swin(block: Any = None) -> nn.Module:
 
 
 def swin_v2() -> nn.Module:
-    """The second version."""
+    """Return the second version of Swin."""
     from torchvision.models.swin_transformer import SwinTransformerBlockV2
 
     return swin(SwinTransformerBlockV2)
@@ -91,7 +91,7 @@ class Features(nn.Module):
 
 
 def segmenter(head: nn.Module) -> Torch:
-    """torchvision's segmentation model: features, a head, and their resizing to the image."""
+    """Return torchvision's segmentation model: features, a head, and their resizing to the image."""
     from torchvision.models.segmentation import DeepLabV3
 
     model = Call(DeepLabV3(Features(), head), lambda m, x: m(x)["out"])
@@ -99,14 +99,14 @@ def segmenter(head: nn.Module) -> Torch:
 
 
 def deeplab() -> Torch:
-    """DeepLabV3's head: dilated convolutions and pooling side by side."""
+    """Return DeepLabV3's head: parallel dilated convolutions and pooling."""
     from torchvision.models.segmentation.deeplabv3 import ASPP
 
     return segmenter(nn.Sequential(ASPP(8, (2, 4, 6), 8), nn.Conv2d(8, 5, 1)))
 
 
 def detected(model: nn.Module, size: int, names: tuple[str, ...]) -> Torch:
-    """A detector over one image; boxes, labels and scores."""
+    """Return a detector over one image, with boxes, labels and scores."""
     call = Call(model, lambda m, x: tuple(m([x])[0][n] for n in names))
     return Torch(call, {"x": torch.rand(3, size, size)}, names, values={"x": "unit"})
 
@@ -116,21 +116,21 @@ DETECT = {"min_size": 64, "max_size": 64, "num_classes": 4}
 
 
 def anchors(levels: int = 1) -> Any:
-    """Few anchors."""
+    """Return a small anchor generator."""
     from torchvision.models.detection.anchor_utils import AnchorGenerator
 
     return AnchorGenerator(((16, 32),) * levels, ((0.5, 1.0),) * levels)
 
 
 class Last(Features):
-    """The last features alone."""
+    """A module that returns only the last features."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)["out"]
 
 
 def rcnn(masks: bool) -> Torch:
-    """Faster or Mask R-CNN with narrow heads."""
+    """Return Faster or Mask R-CNN with narrow heads."""
     from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
     from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
     from torchvision.ops import MultiScaleRoIAlign
@@ -153,7 +153,7 @@ def rcnn(masks: bool) -> Torch:
 
 
 def ssd() -> Torch:
-    """SSD over two levels."""
+    """Return SSD over two levels."""
     from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
     from torchvision.models.detection.ssd import SSD, SSDHead
 
@@ -164,13 +164,13 @@ def ssd() -> Torch:
 
 
 def retina() -> Torch:
-    """RetinaNet or FCOS on one level."""
+    """Return RetinaNet or FCOS on one level."""
     settings = {**DETECT, "score_thresh": 0.01, "topk_candidates": 20, "detections_per_img": 10}
     return detected(detection.RetinaNet(Last(), anchor_generator=anchors(), **settings), 64, BOXES)
 
 
 def fcos() -> Torch:
-    """FCOS on one level."""
+    """Return FCOS on one level."""
     from torchvision.models.detection.anchor_utils import AnchorGenerator
 
     settings = {**DETECT, "score_thresh": 0.01, "topk_candidates": 20, "detections_per_img": 10}

@@ -1,7 +1,8 @@
-"""Writes ``models/*.onnx``, ``corpus.json`` and ``tried.md``: tiny models of today's architectures by other people's exporters.
+"""Generator of ``models/*.onnx``, ``corpus.json`` and ``tried.md``: tiny models of current architectures by third-party
+exporters.
 
-``python tests/corpus/make.py [NAME ...]`` makes the models whose names begin with one of these, or all. Needs the packages that
-README.md here names. Weights are random, of fixed seeds.
+``python tests/corpus/make.py [NAME ...]`` generates the models whose names begin with one of these, or all. It needs the packages
+that README.md in this folder lists. Weights are random, with fixed seeds.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ TORCH: dict[str, Callable[[], Torch]] = {
     **corpus_vision.RECIPES,
     **corpus_layers.RECIPES,
 }
-#: Recipes of other models, and of other forms of the models above: they are given the folder of models.
+#: Recipes of other models, and of variants of the models above: their argument is the models by name.
 OTHERS: dict[str, Callable[[dict[str, Made]], Made]] = {**corpus_learn.RECIPES, **corpus_forms.RECIPES}
-#: The older exporter writes up to five times as many bytes: of these models the newer one's file alone is kept.
+#: The older exporter writes up to five times as many bytes: only the newer one's file of these models is kept.
 NEWER = (
     *("albert", "beit", "convnext_v2", "deit", "detr", "dinov2", "gemma3", "mistral", "mobilevit", "qwen3", "rt_detr", "sam"),
     *("segformer", "siglip", "swin_tv", "xcit", "yolos"),
 )
 PACKAGES = "torch torchvision transformers timm onnx onnxscript onnxruntime onnxconverter-common scikit-learn skl2onnx lightgbm xgboost onnxmltools tensorflow tf2onnx"  # noqa: E501
-#: What no file may hold: names of folders and of source files.
+#: Forbidden content of files: names of folders and of source files.
 PATHS = re.compile(rb"/(?:root|home|work|tmp|usr|opt|venv)[/\w.-]*|site-packages|\w+\.py\b")
-#: A file that is larger is no tiny model.
+#: Largest size of a tiny model's file.
 LARGEST = 600_000
 
 
 def wanted(names: list[str]) -> Iterator[tuple[str, Callable[[dict[str, Made]], Made]]]:
-    """Every file that is asked for, by name, and what makes it."""
+    """Yield every requested file by name, with its recipe."""
 
     def chosen(name: str) -> bool:
         return not names or any(name.startswith(n) for n in names)
@@ -69,11 +70,11 @@ def wanted(names: list[str]) -> Iterator[tuple[str, Callable[[dict[str, Made]], 
 
 
 class Unwanted(Exception):
-    """A recipe does not ask for this exporter."""
+    """The exception of a recipe that excludes this exporter."""
 
 
 def by_torch(recipe: Callable[[], Torch], exporter: str) -> Made:
-    """A torch model by one exporter."""
+    """Return a torch model by one exporter."""
     torch.manual_seed(0)
     model = recipe()
     if exporter not in model.exporters:
@@ -83,7 +84,8 @@ def by_torch(recipe: Callable[[], Torch], exporter: str) -> Made:
 
 
 def checked(name: str, made: Made) -> Made:
-    """A file that ONNX Runtime runs at all its sizes, with finite outputs that follow the inputs, and that names no folder."""
+    """Check that ONNX Runtime runs a file at all its sizes. The outputs must be finite and follow the inputs. The file must not
+    name a folder."""
     stripped(made.proto)
     data = made.proto.SerializeToString()
     if found := {m.group().decode() for m in PATHS.finditer(data) if len(m.group()) > 5}:
@@ -103,7 +105,7 @@ def checked(name: str, made: Made) -> Made:
 
 
 def saved(name: str, made: Made) -> None:
-    """The file, and one with its weights where the entry says so."""
+    """Write the file, and one with external weights if the entry requires it."""
     path = HERE / "models" / f"{name}.onnx"
     if not made.entry.get("external"):
         onnx.save(made.proto, path)
@@ -114,14 +116,14 @@ def saved(name: str, made: Made) -> None:
 
 
 def quiet() -> onnxruntime.SessionOptions:
-    """Errors only."""
+    """Return session options that print errors only."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return options
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Return the versions of the installed packages."""
     found = dict[str, str]()
     for name in PACKAGES.split():
         try:
@@ -132,7 +134,7 @@ def versions() -> dict[str, str]:
 
 
 def said(problem: BaseException) -> str:
-    """One line about what failed, without folders."""
+    """Return one line about a failure, without folders."""
     while problem.__cause__ is not None and type(problem).__name__ in ("TorchExportError", "ConversionError"):
         problem = problem.__cause__
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [""]
@@ -142,7 +144,7 @@ def said(problem: BaseException) -> str:
 
 
 def written(made: dict[str, Made], failed: dict[str, str]) -> None:
-    """``corpus.json`` and ``tried.md`` with what was made or failed now in the place of what they say of it."""
+    """Update ``corpus.json`` and ``tried.md`` with the results of this run."""
     path = HERE / "corpus.json"
     old = json.loads(path.read_text()) if path.exists() else {"models": {}, "failed": {}}
     models = {n: e for n, e in old["models"].items() if n not in failed} | {n: m.entry for n, m in made.items()}
@@ -164,7 +166,7 @@ def written(made: dict[str, Made], failed: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Make the models named, or all."""
+    """Generate the models named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()

@@ -20,21 +20,21 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.seeds import seed_of
 
-#: Models in a run of ``make test`` on each device; `make corpus` takes all.
+#: Number of models that ``make test`` runs on each device; `make corpus` runs all.
 SAMPLE = {"rocm": 3, "ipu_sim": 2}
 OPTIONS = {"ipu_sim": {"tiles": "64"}}
 #: Models that take too long for that sample: a recurrence of integers compiles for 10 s or more a size.
 LONG = {"lstm_dynamic"}
-#: Models that are refused, with what is said of them, as the README says. One that runs fails the test until it is removed.
+#: Refused models, with the error message that the README lists. One that runs fails the test until it is removed.
 REFUSED: dict[str, str] = {
-    "swin_tv_dynamo_ort_all": "com.microsoft.nchwc",  # the layout of one CPU, in a form that ONNX Runtime alone reads
+    "swin_tv_dynamo_ort_all": "com.microsoft.nchwc",  # the layout of one CPU, in a form that only ONNX Runtime reads
 }
-#: What no file may hold: folders of whoever made it, and source files.
+#: Forbidden content of files: folders of the author, and source files.
 PATHS = re.compile(rb"/(?:root|home|work|tmp|usr|opt)/|site-packages|\w{3,}\.py\b")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Models of every device; those that this run's seed does not choose are marked ``large``."""
+    """Parametrise tests with models of every device. Models outside this run's random sample are marked ``large``."""
     if "entry" not in metafunc.fixturenames:
         return
     run, made = metafunc.config.getoption("--seed"), list[object]()
@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def opened(entry: Entry, device: str) -> Executable:
-    """The model on a device, compiled here and now."""
+    """Compile the model for a device, without a cache."""
     registry = Registry()
     backend = registry.open(device, options=OPTIONS.get(device, {}))
     return Executable(open_source(entry.path), backend, device, CompileOptions(), registry, store=KernelStore(None), owner=True)
@@ -87,10 +87,10 @@ def test_files_and_entries_are_the_same_and_small() -> None:
 
 @pytest.mark.large
 def test_why_a_dynamically_quantised_lstm_differs(rng: np.random.Generator) -> None:
-    """The state is quantised over the whole batch, as ONNX Runtime does on one thread; on four it quantises each thread's rows.
+    """Check that the state is quantised over the whole batch, as ONNX Runtime does on one thread.
 
-    Weights become unsigned, since sums of signed ones overflow in ONNX Runtime on CPUs without VNNI.
-    """
+    On four threads, ONNX Runtime quantises each thread's rows. Weights become unsigned, since sums of signed ones overflow in
+    ONNX Runtime on CPUs without VNNI."""
     entry = corpus()["lstm_dynamic"]
     inputs = entry.inputs(rng, {"batch": 4, "steps": 6})
     model = onnx.load(entry.path)
@@ -110,7 +110,7 @@ def test_why_a_dynamically_quantised_lstm_differs(rng: np.random.Generator) -> N
 
 
 def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """ONNX Runtime's, of so many threads."""
+    """Return a session of ONNX Runtime with ``threads`` threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Models of the corpus over several devices, of one kind or not: they compute what ONNX Runtime does, or are refused in time."""
+"""Models of the corpus over several devices, equal or mixed: results of ONNX Runtime, or an early refusal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rammer_testing.nonempty import some
 
 SETS = ("ipu_sim,ipu_sim", "rocm,ipu_sim", "toy,rocm,rocm")
 OPTIONS = {"ipu_sim": {"tiles": "32"}}
-#: Why models are refused over several devices; one says so before anything runs.
-REFUSED = r"shapes that are known before it runs|com\.microsoft\.nchwc"
+#: Reasons for refusal over several devices, reported before anything runs.
+REFUSED = r"shapes that do not depend on run-time data|com\.microsoft\.nchwc"
 
 
 @pytest.mark.sampled(1)
@@ -42,7 +42,7 @@ def test_a_model_over_devices_of_several_kinds(entry: Entry, devices: str, rng: 
 
 
 def check(entry: Entry, devices: str, rng: np.random.Generator) -> None:
-    """Two runs in flight."""
+    """Check two runs in flight."""
     registry, names = Registry(), devices.split(",")
     if any(registry.status(n).state != "ok" for n in names):
         pytest.skip(f"{devices} do not all work here")

@@ -22,7 +22,7 @@ import rammer_toy
 
 
 class Milliseconds(rammer_toy.ToyProgram):
-    """A run's time is in milliseconds."""
+    """A program whose run time is in milliseconds."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -30,14 +30,15 @@ class Milliseconds(rammer_toy.ToyProgram):
 
 
 class Queued(rammer_toy.ToyProgram):
-    """The clock stops when a run is queued, after 0.1 ms: after 1 us, probes would take a minute for rows as long as can be."""
+    """A program whose clock stops when a run is queued, after 0.1 ms. After 1 us, probes would take a minute for rows of maximal
+    length."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         return replace(super().run(inputs), seconds=1e-4 * (1 + time.perf_counter() % 1e-3))
 
 
 class Profiled(rammer_toy.ToyBackend):
-    """Another profiler."""
+    """A backend with another profiler."""
 
     profiler_of: ClassVar[Any] = rammer_toy.ToyProfiler
 
@@ -47,7 +48,7 @@ class Profiled(rammer_toy.ToyBackend):
 
 
 class Factor(rammer_toy.ToyProfiler):
-    """Times of tasks and of programs are off by a factor."""
+    """A profiler whose times of tasks and of programs are off by a factor."""
 
     task, whole = 1.0, 1.0
 
@@ -60,13 +61,13 @@ class Factor(rammer_toy.ToyProfiler):
 
 
 def off(task: float = 1.0, whole: float = 1.0) -> type[Profiled]:
-    """A device whose profiler is off by these factors; programs that are timed for tasks are, too."""
+    """Return a device whose profiler is off by these factors. Programs that are timed for tasks are off as well."""
     profiler = type("Off", (Factor,), {"task": task / whole, "whole": whole})
     return type("OffBackend", (Profiled,), {"profiler_of": profiler})
 
 
 class Formula(rammer_toy.ToyProfiler):
-    """Predicts what it should measure."""
+    """A profiler that predicts instead of measuring."""
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         return kernel.alone, kernel.crowded
@@ -79,21 +80,21 @@ class Predicts(Profiled):
 
 
 class NoThreads(rammer_toy.ToyBackend):
-    """Tasks need no threads."""
+    """A backend whose tasks need no threads."""
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         return replace(super().kernel(operator, binding), compiled=Resources(threads=0))
 
 
 class Traced(rammer_toy.ToyBackend):
-    """Says that all tasks ran at once."""
+    """A backend whose trace shows all tasks at once."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         return Recorded(program, [Span(v, t.operator, t.index, 0.0, 1e-3) for v, row in enumerate(program.rows) for t in row])
 
 
 class TracedFirst(Traced):
-    """Records the first task of a row."""
+    """A backend that records the first task of a row."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         first = replace(program, rows=tuple(row[:1] for row in program.rows))
@@ -101,7 +102,7 @@ class TracedFirst(Traced):
 
 
 class TracedShort(TracedFirst):
-    """Says that the first task of each row is all that there was."""
+    """A backend whose trace has only the first task of each row."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         first = replace(program, rows=tuple(row[:1] for row in program.rows))
@@ -109,7 +110,7 @@ class TracedShort(TracedFirst):
 
 
 class TracedBackwards(Traced):
-    """Spans end before they start."""
+    """A backend whose spans end before they start."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         run = super().trace(program, constants, inputs)
@@ -120,7 +121,7 @@ class TracedBackwards(Traced):
 
 
 class StopsAll(rammer_toy.ToyBackend):
-    """Closing one stops what all of them share."""
+    """A backend whose ``close`` stops a queue that all of them share."""
 
     stopped = False
 
@@ -138,7 +139,7 @@ class StopsAll(rammer_toy.ToyBackend):
 
 
 class KeepsThread(rammer_toy.ToyBackend):
-    """A thread that opening starts, and that stays."""
+    """A backend that leaks a thread from its opening."""
 
     def __init__(self, options: OpenOptions) -> None:
         super().__init__(options)
@@ -146,7 +147,7 @@ class KeepsThread(rammer_toy.ToyBackend):
 
 
 class KeepsFile(rammer_toy.ToyBackend):
-    """A file that opening opens, and that stays open."""
+    """A backend that leaks a file from its opening."""
 
     def __init__(self, options: OpenOptions) -> None:
         super().__init__(options)
@@ -154,20 +155,20 @@ class KeepsFile(rammer_toy.ToyBackend):
 
 
 class NoClose(rammer_toy.ToyBackend):
-    """Closing is left out."""
+    """A backend without a ``close`` method."""
 
     close = None  # type: ignore[assignment]
 
 
 class CannotClose(rammer_toy.ToyBackend):
-    """Closing fails."""
+    """A backend whose ``close`` fails."""
 
     def close(self) -> None:
         del self.queue  # type: ignore[attr-defined]
 
 
 class OpensOnce(rammer_toy.ToyBackend):
-    """After it was closed it cannot be opened again."""
+    """A backend that cannot be opened again after ``close``."""
 
     closed = False
 
@@ -184,14 +185,14 @@ class OpensOnce(rammer_toy.ToyBackend):
 
 
 class OwnTile(rammer_toy.ToyBackend):
-    """A kernel for another tile than was asked for."""
+    """A backend that returns a kernel for another tile than the requested one."""
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         return super().kernel(operator.tiled(tuple(a.extent for a in operator.anchor.axes)), binding)
 
 
 class NamesMatter(rammer_toy.ToyBackend):
-    """What is offered for an operator depends on its name, by which nothing is kept."""
+    """A backend whose candidates depend on the operator's name, which no cache key contains."""
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         found = super().candidates(operator, binding)
@@ -199,28 +200,28 @@ class NamesMatter(rammer_toy.ToyBackend):
 
 
 class WorstFirst(rammer_toy.ToyBackend):
-    """Candidates in no order: the worst first."""
+    """A backend whose candidates come in reverse order: the worst first."""
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         return candidates(operator, binding, self.vdevice, 40)[::-1]
 
 
 class Nothing(rammer_toy.ToyBackend):
-    """No kernel for reductions."""
+    """A backend without kernels for reductions."""
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         return [] if operator.main.kind == "reduction" else super().candidates(operator, binding)
 
 
 class NoTime(rammer_toy.ToyBackend):
-    """Kernels are predicted to take no time."""
+    """A backend whose kernels have a predicted time of zero."""
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         return replace(super().kernel(operator, binding), alone=0.0, crowded=0.0)
 
 
 class NoFamilies(rammer_toy.ToyProgram):
-    """Kernel families that the device does not have are left out."""
+    """A program that skips tasks of unsupported kernel families."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -228,7 +229,7 @@ class NoFamilies(rammer_toy.ToyProgram):
 
 
 class AnyOption(rammer_toy.ToyBackend):
-    """Options that the device does not have are ignored."""
+    """A backend that ignores unsupported options."""
 
     def __init__(self, options: OpenOptions) -> None:
         known = {k: v for k, v in options.options.items() if k == "memory"}
@@ -236,14 +237,14 @@ class AnyOption(rammer_toy.ToyBackend):
 
 
 class AnyKind(rammer_toy.ToyBackend):
-    """What the user requires is ignored."""
+    """A backend that ignores the user's requirement."""
 
     def __init__(self, options: OpenOptions) -> None:
         super().__init__(replace(options, require=""))
 
 
 class AnotherUnit(rammer_toy.ToyBackend):
-    """What is opened is not what was found."""
+    """A backend that opens another unit than the probe found."""
 
     def __init__(self, options: OpenOptions) -> None:
         super().__init__(options)
@@ -251,7 +252,7 @@ class AnotherUnit(rammer_toy.ToyBackend):
 
 
 class NewFingerprint(rammer_toy.ToyBackend):
-    """Every opening is another device."""
+    """A backend that gets a new fingerprint at every opening."""
 
     def __init__(self, options: OpenOptions) -> None:
         super().__init__(options)

@@ -21,7 +21,7 @@ import rammer_toy
 
 
 def packed(values: Array) -> Array:
-    """The memory from the first element on, as if the array had no gaps."""
+    """Return the memory from the first element on, as if the array had no gaps."""
     return as_strided(values, strides=np.empty(values.shape, values.dtype).strides)
 
 
@@ -29,35 +29,35 @@ def packed(values: Array) -> Array:
 
 
 class DenseInputs(rammer_toy.ToyProgram):
-    """A bound input is taken for a dense array."""
+    """A program that reads bound inputs as dense arrays."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         return super().bind({n: packed(a) for n, a in inputs.items()}, outputs, stream)
 
 
 class DenseOutputs(rammer_toy.ToyProgram):
-    """A bound output with gaps is replaced by one without."""
+    """A program that replaces bound outputs with gaps by dense arrays."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         return super().bind(inputs, {n: np.ascontiguousarray(a) for n, a in outputs.items()}, stream)
 
 
 class DenseRuns(rammer_toy.ToyProgram):
-    """``run`` takes its inputs for dense arrays."""
+    """A program whose ``run`` reads its inputs as dense arrays."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         return super().run({n: packed(a) for n, a in inputs.items()})
 
 
 class DenseConstants(rammer_toy.ToyProgram):
-    """Constants are uploaded as if they were dense arrays."""
+    """A program that uploads constants as if they were dense arrays."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, {n: packed(a) for n, a in constants.items()}, limit)
 
 
 class BorrowsConstants(rammer_toy.ToyProgram):
-    """Constants stay in the caller's arrays, and are read there in every run."""
+    """A program that reads constants from the caller's arrays in every run."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -70,7 +70,7 @@ class BorrowsConstants(rammer_toy.ToyProgram):
 
 
 class Stale(rammer_toy.ToyProgram):
-    """Bound calls keep the values that their inputs had."""
+    """A program whose bound calls read the values that their inputs had at binding."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         kept = {n: np.array(a) for n, a in inputs.items()}
@@ -78,7 +78,7 @@ class Stale(rammer_toy.ToyProgram):
 
 
 class Shadow(rammer_toy.ToyProgram):
-    """A bound run writes arrays of its own, and only ``to_host`` knows them."""
+    """A program whose bound runs write private arrays, which only ``to_host`` returns."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -89,7 +89,7 @@ class Shadow(rammer_toy.ToyProgram):
 
 
 class Proxy:
-    """``plain`` with other members."""
+    """A proxy of ``plain`` with other members."""
 
     def __init__(self, plain: Any, **members: Any) -> None:
         self.plain = plain
@@ -100,7 +100,7 @@ class Proxy:
 
 
 class Overtaken(rammer_toy.ToyProgram):
-    """Bound runs are queued, and ``write`` does not wait for them."""
+    """A program that queues bound runs, and whose ``write`` does not wait for them."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -129,7 +129,7 @@ class Overtaken(rammer_toy.ToyProgram):
 
 
 class Impatient(rammer_toy.ToyProgram):
-    """Bound runs are queued, and ``synchronize`` does not wait for them."""
+    """A program that queues bound runs, and whose ``synchronize`` does not wait for them."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -159,7 +159,7 @@ class Impatient(rammer_toy.ToyProgram):
 
 
 class OneOutput(rammer_toy.ToyProgram):
-    """All bound calls of a program write the same arrays, unless they are given others."""
+    """A program whose bound calls write the same arrays, unless the caller provides outputs."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         if not hasattr(self, "made"):
@@ -168,7 +168,7 @@ class OneOutput(rammer_toy.ToyProgram):
 
 
 class ShownAsTheyAre(rammer_toy.ToyProgram):
-    """``to_host`` gives the bound arrays, which the next run overwrites."""
+    """A program whose ``to_host`` returns the bound arrays, which the next run overwrites."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -176,7 +176,7 @@ class ShownAsTheyAre(rammer_toy.ToyProgram):
 
 
 class WritesAll(rammer_toy.ToyProgram):
-    """``write`` of some inputs makes the others zero."""
+    """A program whose ``write`` of some inputs makes the others zero."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -188,7 +188,7 @@ class WritesAll(rammer_toy.ToyProgram):
 
 
 class ByPosition(rammer_toy.ToyProgram):
-    """Inputs are taken in the order in which they are given."""
+    """A program that reads inputs in the order of the caller."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         names = [p.external for p in self.program.inputs]
@@ -198,7 +198,7 @@ class ByPosition(rammer_toy.ToyProgram):
 
 
 class Views(rammer_toy.ToyProgram):
-    """Outputs are views of the program's memory."""
+    """A program whose outputs are views of its memory."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -209,7 +209,7 @@ class Views(rammer_toy.ToyProgram):
 
 
 class Kept(rammer_toy.ToyProgram):
-    """``close`` frees nothing."""
+    """A program whose ``close`` frees nothing."""
 
     all: ClassVar[list[Any]] = []
 
@@ -219,14 +219,14 @@ class Kept(rammer_toy.ToyProgram):
 
 
 class NoLimit(rammer_toy.ToyBackend):
-    """More is loaded than there is memory for."""
+    """A backend that loads more than fits into memory."""
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
         return SimpleNamespace(close=lambda: None) if program.name == "copy" else super().load(program, constants)
 
 
 class ArenaForFree(rammer_toy.ToyBackend):
-    """Only what is read and written by the caller is counted against the limit."""
+    """A backend that counts only the caller's inputs and outputs against the limit."""
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
         outside = sum(b.nbytes for b in program.buffers if b.kind != "arena")
@@ -236,7 +236,7 @@ class ArenaForFree(rammer_toy.ToyBackend):
 
 
 class Exhausted(rammer_toy.ToyBackend):
-    """What did not fit is counted as if it had been loaded."""
+    """A backend that counts programs that failed to load."""
 
     taken = 0
 
@@ -251,7 +251,7 @@ class Exhausted(rammer_toy.ToyBackend):
 
 
 class OneArena(rammer_toy.ToyProgram):
-    """Programs of one size share their arena, which bears no two runs at a time."""
+    """A program whose arena is shared by programs of one size and supports one run at a time."""
 
     arenas: ClassVar[dict[int, dict[str, Any]]] = {}
 
@@ -261,7 +261,7 @@ class OneArena(rammer_toy.ToyProgram):
 
 
 class NeedsTurns(rammer_toy.ToyProgram):
-    """Two calls at a time spoil each other: the core lets no two in."""
+    """A program that two concurrent calls corrupt. The core admits one call at a time."""
 
     inside = 0
 
@@ -274,14 +274,14 @@ class NeedsTurns(rammer_toy.ToyProgram):
 
 
 class RunsWhenClosed(rammer_toy.ToyProgram):
-    """A closed program runs: the core does not call it."""
+    """A program that runs after ``close``. The core does not call a closed program."""
 
     def close(self) -> None:
         pass
 
 
 class NothingEmpty(rammer_toy.ToyProgram):
-    """A tensor without elements is refused."""
+    """A program that refuses a tensor without elements."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         if any(0 in s.shape for s in program.storages):

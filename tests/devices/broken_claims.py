@@ -29,21 +29,21 @@ import rammer_toy
 
 
 class ShortThresholds(Rows):
-    """Thresholds have eight bits."""
+    """A program whose thresholds have eight bits."""
 
     def enough(self, wait: Wait) -> int:
         return wait.threshold & 0xFF
 
 
 class SignedThresholds(Rows):
-    """Thresholds are at most 127."""
+    """A program whose thresholds are at most 127."""
 
     def enough(self, wait: Wait) -> int:
         return min(wait.threshold, 127)
 
 
 class ShortCounters(Rows):
-    """Counters have eight bits: what waits for more never ends."""
+    """A program whose counters have eight bits. A wait for more never ends."""
 
     def signal(self, task: Task) -> None:
         super().signal(task)
@@ -52,7 +52,7 @@ class ShortCounters(Rows):
 
 
 def cut_rows(length: int) -> type[rammer_toy.ToyProgram]:
-    """A device whose rows have room for ``length`` tasks."""
+    """Return a device whose rows have room for ``length`` tasks."""
 
     class Cut(rammer_toy.ToyProgram):
         def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
@@ -64,14 +64,14 @@ def cut_rows(length: int) -> type[rammer_toy.ToyProgram]:
 
 
 class ShortIndices(rammer_toy.ToyProgram):
-    """The number of a task has eight bits."""
+    """A program whose task numbers have eight bits."""
 
     def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         super().run_row([(operator, index & 0xFF) for operator, index in tasks])
 
 
 class ShortOperators(rammer_toy.ToyProgram):
-    """The number of an operator has eight bits."""
+    """A program whose operator numbers have eight bits."""
 
     def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         places = {o.name: i for i, o in enumerate(self.program.operators)}
@@ -79,7 +79,7 @@ class ShortOperators(rammer_toy.ToyProgram):
 
 
 class FewWaves(rammer_toy.ToyProgram):
-    """No more than 256 waves run."""
+    """A program that runs at most 256 waves."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -90,7 +90,7 @@ class FewWaves(rammer_toy.ToyProgram):
 
 
 class SharedScratch(rammer_toy.ToyProgram):
-    """What tasks keep is in memory that all programs share."""
+    """A program whose scratch memory is shared by all programs."""
 
     scratch: ClassVar[dict[Any, Array]] = {}
 
@@ -113,7 +113,7 @@ class SharedScratch(rammer_toy.ToyProgram):
 
 
 class SharedStaging(rammer_toy.ToyProgram):
-    """Tasks of all programs collect their results in the same memory before they store them."""
+    """A program whose tasks collect results in memory that all programs share, before storing them."""
 
     staging: ClassVar[dict[tuple[int, ...], Array]] = {}
 
@@ -129,7 +129,7 @@ class SharedStaging(rammer_toy.ToyProgram):
 
 
 class SharedArena(rammer_toy.ToyProgram):
-    """Programs whose arenas are of one size share one."""
+    """A program that shares its arena with programs of equal arena size."""
 
     arenas: ClassVar[dict[int, dict[str, Array]]] = {}
 
@@ -148,7 +148,7 @@ class SharedArena(rammer_toy.ToyProgram):
 
 
 def copies(when: Callable[[Array], bool]) -> type[rammer_toy.ToyProgram]:
-    """A device that copies some bound inputs once."""
+    """Return a device that copies some bound inputs once."""
 
     class Copies(rammer_toy.ToyProgram):
         def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
@@ -164,7 +164,7 @@ COPIES_UNALIGNED = copies(lambda a: not a.flags.aligned)
 
 
 class OneBinding(rammer_toy.ToyProgram):
-    """A second bound call with arrays of the same shapes is the first one."""
+    """A program that returns its first bound call for arrays of the same shapes."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         known = self.__dict__.setdefault("known", {})
@@ -173,7 +173,7 @@ class OneBinding(rammer_toy.ToyProgram):
 
 
 class LastBinding(rammer_toy.ToyProgram):
-    """Of bound calls with arrays of the same shapes all read those of the last one."""
+    """A program whose bound calls with equal shapes all read the arrays of the last one."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, lambda given: self.run(self.latest), inputs, outputs, stream)
@@ -182,7 +182,7 @@ class LastBinding(rammer_toy.ToyProgram):
 
 
 class OneResult(rammer_toy.ToyProgram):
-    """Bound calls with arrays of the same shapes show the outputs of the last run."""
+    """A program whose bound calls with equal shapes return the outputs of the last run."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound = HostBound(self.program, self.run, inputs, outputs, stream)
@@ -198,7 +198,7 @@ class OneResult(rammer_toy.ToyProgram):
 
 
 class KernelByShape(rammer_toy.ToyProgram):
-    """Kernels are kept by the shapes of their tensors: strides are those for which the kernel was written."""
+    """A program that caches kernels by the shapes of their tensors. Every use has the strides of the first one."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         known: dict[Any, Any] = {}
@@ -217,7 +217,7 @@ class KernelByShape(rammer_toy.ToyProgram):
 
 
 def layered(*layers: MemoryLayer) -> type[rammer_toy.ToyBackend]:
-    """A device with these layers behind its memory."""
+    """Return a device with these layers after its memory."""
 
     class Layered(rammer_toy.ToyBackend):
         def __init__(self, options: OpenOptions) -> None:
@@ -234,7 +234,7 @@ NO_BANDWIDTH = layered(MemoryLayer("register", "thread", 64, 0.0))
 
 
 class Figures(rammer_toy.ToyBackend):
-    """Other figures."""
+    """A backend with other figures."""
 
     figures: ClassVar[Mapping[str, Any]] = {}
 
@@ -244,12 +244,12 @@ class Figures(rammer_toy.ToyBackend):
 
 
 def figures(**values: Any) -> type[Figures]:
-    """A device with these figures."""
+    """Return a device with these figures."""
     return type("OtherFigures", (Figures,), {"figures": values})
 
 
 class Small(rammer_toy.ToyBackend):
-    """A unit has 16 KiB."""
+    """A backend whose units have 16 KiB."""
 
     room = 1 << 14
 
@@ -260,21 +260,21 @@ class Small(rammer_toy.ToyBackend):
 
 
 class LargeTiles(Small):
-    """Tiles are offered that do not fit."""
+    """A backend that offers tiles that do not fit."""
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         return [operator.tiled(tuple(a.extent or 1 for a in operator.anchor.axes))]
 
 
 class LargeNeeds(Small):
-    """Kernels need more of a unit than it has."""
+    """A backend whose kernels need more of a unit than it has."""
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         return replace(super().kernel(operator, binding), compiled=Resources(threads=1, local_bytes=self.room + 64))
 
 
 class CutsTiles(Small):
-    """Of what does not fit into a unit the rest is lost."""
+    """A backend that drops the part of a tile that exceeds a unit."""
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
         class Cuts(rammer_toy.ToyProgram):
@@ -290,7 +290,7 @@ class CutsTiles(Small):
 
 
 class Familiar(rammer_toy.ToyBackend):
-    """A family beside the generic one, of one configuration."""
+    """A backend with a second family, of one configuration."""
 
     families: ClassVar[Mapping[str, Mapping[str, range]]] = {"": {}, "fast": {"u": range(1, 5)}}
     family, config = "fast", (("u", 4),)
@@ -301,12 +301,12 @@ class Familiar(rammer_toy.ToyBackend):
 
 
 def familiar(family: str, **config: int) -> type[Familiar]:
-    """A device that offers this family in this configuration."""
+    """Return a device that offers this family in this configuration."""
     return type("OtherFamily", (Familiar,), {"family": family, "config": tuple(config.items())})
 
 
 class Raises(rammer_toy.ToyBackend):
-    """The search for kernels raises for some operators."""
+    """A backend whose kernel search raises for some operators."""
 
     when: ClassVar[Callable[..., bool]]
     problem: ClassVar[Exception] = ValueError("no such tile")
@@ -324,7 +324,7 @@ class Raises(rammer_toy.ToyBackend):
 
 
 def raises(when: Callable[..., bool], problem: Exception, in_kernel: bool = False) -> type[Raises]:
-    """A device whose search raises ``problem``."""
+    """Return a device whose search raises ``problem``."""
     return type("RaisesSometimes", (Raises,), {"when": staticmethod(when), "problem": problem, "in_kernel": in_kernel})
 
 
@@ -332,7 +332,7 @@ def raises(when: Callable[..., bool], problem: Exception, in_kernel: bool = Fals
 
 
 def priced(factor: float, kinds: Sequence[str] = ()) -> type[rammer_toy.ToyBackend]:
-    """A device whose kernels (of these kinds) are priced wrong by a factor."""
+    """Return a device whose kernels (of these kinds) have prices that are wrong by a factor."""
 
     class Priced(rammer_toy.ToyBackend):
         def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
@@ -345,7 +345,7 @@ def priced(factor: float, kinds: Sequence[str] = ()) -> type[rammer_toy.ToyBacke
 
 
 class FirstClock(rammer_toy.ToyProgram):
-    """All runs take what the first one took."""
+    """A program that reports the time of its first run for all runs."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -354,7 +354,7 @@ class FirstClock(rammer_toy.ToyProgram):
 
 
 class FirstBoundClock(rammer_toy.ToyProgram):
-    """All runs of a bound call take what its first one took."""
+    """A program whose bound calls report the time of their first run for all runs."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         bound, said = HostBound(self.program, self.run, inputs, outputs, stream), list[float]()
@@ -367,7 +367,7 @@ class FirstBoundClock(rammer_toy.ToyProgram):
 
 
 def clocked(clock: Callable[[], float], factor: float = 1.0) -> type[rammer_toy.ToyProgram]:
-    """A device that measures its runs with this clock."""
+    """Return a device that measures its runs with this clock."""
 
     class Clocked(rammer_toy.ToyProgram):
         def run(self, inputs: Mapping[str, Array]) -> RunResult:
@@ -379,7 +379,7 @@ def clocked(clock: Callable[[], float], factor: float = 1.0) -> type[rammer_toy.
 
 
 class ProcessorProfiler(rammer_toy.ToyProfiler):
-    """Programs are timed by the caller's processor time."""
+    """A profiler that times programs by the caller's processor time."""
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         loaded = self.backend.load(program, constants)
@@ -393,7 +393,7 @@ class ProcessorProfiler(rammer_toy.ToyProfiler):
 
 
 class ProfilesProcessor(broken_backends.Profiled):
-    """A device with that profiler."""
+    """A backend with that profiler."""
 
     profiler_of = ProcessorProfiler
 
@@ -402,7 +402,7 @@ class ProfilesProcessor(broken_backends.Profiled):
 
 
 class Traced(rammer_toy.ToyBackend):
-    """Records spans that are right: of one task after another, wave by wave, on the unit of its row."""
+    """A backend that records correct spans. Tasks run one after another, wave by wave, each on the unit of its row."""
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         loaded = self.load(program, constants)
@@ -417,12 +417,12 @@ class Traced(rammer_toy.ToyBackend):
         return Recorded(program, [self.span(s) for s in spans])
 
     def span(self, span: Span) -> Span:
-        """What is recorded."""
+        """Return the recorded span."""
         return span
 
 
 def traced(span: Callable[[Span], Span]) -> type[Traced]:
-    """A device that records other spans."""
+    """Return a device that records other spans."""
     return type("OtherSpans", (Traced,), {"span": staticmethod(span)})
 
 

@@ -1,7 +1,5 @@
-"""Devices with one planted mistake each, and the check of the conformance kit that finds it.
-
-``python tests/devices/broken_devices.py [MISTAKE ...]`` runs the whole kit on them and prints all checks that find each.
-"""
+"""Devices with one planted mistake each, and the check of the conformance kit that finds it. ``python
+tests/devices/broken_devices.py [MISTAKE ...]`` runs the whole kit on them and prints all checks that find each."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from rammer_ipu_sim.device import SimulatorBackend
 
 @dataclass(frozen=True)
 class Mistake:
-    """A program or a Backend with a mistake, the check that finds it, and what that says."""
+    """A broken program or Backend, the check that finds it, and the text of that check's message."""
 
     broken: type[Any]
     check: str
@@ -132,7 +130,7 @@ MISTAKES = {
     "new fingerprints": Mistake(backends.NewFingerprint, "manifest", "the fingerprint changes"),
 }
 
-#: What the core makes harmless: it lets in one call at a time, and none after ``close``. The check says so on all of them.
+#: Mistakes that the core makes harmless: it admits one call at a time, and none after ``close``. The check passes on all of them.
 HARMLESS = {
     "two calls spoil each other": Mistake(calls.NeedsTurns, "threads: runs", ""),
     "runs when closed": Mistake(calls.RunsWhenClosed, "closed", ""),
@@ -140,7 +138,7 @@ HARMLESS = {
 
 
 def subject(broken: type[Any]) -> Subject:
-    """A device that is the toy or the simulator but for ``broken``. It has float16, which the toy does not offer."""
+    """Return the toy or the simulator with the mistake ``broken``. It has float16, which the toy does not offer."""
     return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=4)))
 
 
@@ -162,7 +160,7 @@ def _backend(broken: type[Any]) -> type[Any]:
 
 
 def main(names: list[str]) -> None:
-    """Every check on every device: how many find it, and which."""
+    """Run every check on every device, and print the number and names of the checks that find it."""
     right = {"nothing": Mistake(rows.Rows, "", "")}
     for name, mistake in ({**right, **MISTAKES, **HARMLESS}).items():
         if names and name not in names:

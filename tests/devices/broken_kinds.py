@@ -1,4 +1,4 @@
-"""Planted mistakes by kind, for the kit alone to find: each a device that is the toy but for one mistake."""
+"""Planted mistakes by kind, found only by the kit: each device is the toy with one mistake."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ KINDS: Mapping[str, Mapping[str, type[Any]]] = {
         "backwards": claims.BACK_IN_TIME,
     },
 }
-#: All of them, by kind and name.
+#: All planted mistakes, by kind and name.
 PLANTED: Mapping[str, type[Any]] = {f"{kind}: {name}": broken for kind, of in KINDS.items() for name, broken in of.items()}
-#: Checks of the kit that are to find the mistakes of a kind.
+#: Checks of the kit that must find the mistakes of a kind.
 CHECKS_OF: Mapping[str, tuple[str, ...]] = {
     "float16 stores": ("half precision",),
     "subnormal numbers": ("subnormal numbers",),

@@ -1,8 +1,7 @@
-"""Executors with a planted mistake in how rows run, wait and signal, and in what their tasks write.
+"""Executors with a planted mistake in how rows run, wait and signal, or in the results that their tasks write.
 
-``Rows`` is right: a thread for every row, and counters between them, as hardware has it. Each class below is it, or the toy's
-or the simulator's program, with one mistake.
-"""
+``Rows`` is right: a thread for every row, with counters between threads, as in hardware. Each class below is this program, the
+toy's or the simulator's, with one mistake."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ import rammer_toy
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.executor import Drop, LoadedProgram
 
-#: Seconds after which a thread that nobody waits for any more goes on, and ends.
+#: Seconds until a thread whose result is no longer needed stops waiting and ends.
 LONGEST = 20
 
 
 class Rows(rammer_toy.ToyProgram):
-    """The toy's program, a thread a row."""
+    """The toy's program with a thread for each row."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -45,11 +44,11 @@ class Rows(rammer_toy.ToyProgram):
         return RunResult(self.memory.read_outputs(), time.perf_counter() - start)
 
     def reset(self) -> None:
-        """Before a run."""
+        """Reset the counters before a run."""
         self.finished = dict.fromkeys(self.program.counter, 0)
 
     def row(self, tasks: tuple[Task, ...]) -> None:
-        """All of a row."""
+        """Run all tasks of a row."""
         for task in tasks:
             for wait in task.waits:
                 self.wait(wait)
@@ -57,20 +56,20 @@ class Rows(rammer_toy.ToyProgram):
             self.signal(task)
 
     def wait(self, wait: Wait) -> None:
-        """Until the counter is there."""
+        """Block until the counter reaches the threshold."""
         with self.changed:
             self.changed.wait_for(lambda: self.finished[wait.counter] >= self.enough(wait), LONGEST)
 
     def enough(self, wait: Wait) -> int:
-        """What the counter must have reached."""
+        """Return the value that the counter must reach."""
         return wait.threshold
 
     def task(self, task: Task) -> None:
-        """One task."""
+        """Run one task of a row."""
         self.memory.run_task(self.program.operator[task.operator], task.index)
 
     def signal(self, task: Task) -> None:
-        """Count it."""
+        """Count a task as finished."""
         with self.changed:
             for counter in self.program.counters:
                 if counter.operator == task.operator and self.counts(counter.first, counter.last, task.index):
@@ -78,7 +77,7 @@ class Rows(rammer_toy.ToyProgram):
             self.changed.notify_all()
 
     def counts(self, first: int, last: int, index: int) -> bool:
-        """Whether a counter of these tasks counts this one."""
+        """Return True if a counter of these tasks counts this one."""
         return first <= index < last
 
 
@@ -86,7 +85,7 @@ class Rows(rammer_toy.ToyProgram):
 
 
 class SignalsFirst(Rows):
-    """A task is told finished before it has run."""
+    """A program that signals a task before it has run."""
 
     def row(self, tasks: tuple[Task, ...]) -> None:
         for task in tasks:
@@ -97,49 +96,49 @@ class SignalsFirst(Rows):
 
 
 class FirstWait(Rows):
-    """Of a task's waits only the first counts."""
+    """A program that obeys only the first of a task's waits."""
 
     def row(self, tasks: tuple[Task, ...]) -> None:
         super().row(tuple(replace(t, waits=t.waits[:1]) for t in tasks))
 
 
 class LastWait(Rows):
-    """Of a task's waits only the last counts."""
+    """A program that obeys only the last of a task's waits."""
 
     def row(self, tasks: tuple[Task, ...]) -> None:
         super().row(tuple(replace(t, waits=t.waits[-1:]) for t in tasks))
 
 
 class WaitsOnce(Rows):
-    """A row waits before its first task alone."""
+    """A program whose rows wait only before their first task."""
 
     def row(self, tasks: tuple[Task, ...]) -> None:
         super().row((*tasks[:1], *(replace(t, waits=()) for t in tasks[1:])))
 
 
 class OneShort(Rows):
-    """A wait ends when one task of the counted ones still runs."""
+    """A program whose waits end one task too early."""
 
     def enough(self, wait: Wait) -> int:
         return max(1, wait.threshold - 1)
 
 
 class AnyOne(Rows):
-    """A counter is a flag: the first task that has finished sets it."""
+    """A program whose counters are flags: the first finished task sets them."""
 
     def enough(self, wait: Wait) -> int:
         return 1
 
 
 class NoReset(Rows):
-    """Counters keep what they counted in the run before."""
+    """A program whose counters start at the values of the previous run."""
 
     def reset(self) -> None:
         pass
 
 
 class NoBands(Rows):
-    """A counter of some tasks counts all of the operator's."""
+    """A program whose counters of some tasks count all tasks of the operator."""
 
     def counts(self, first: int, last: int, index: int) -> bool:
         return True
@@ -149,7 +148,7 @@ class NoBands(Rows):
 
 
 class DroppedRows(Rows):
-    """Rows beyond the device's units are left out, with all that waits for them."""
+    """A program that skips rows beyond the device's units. It also skips all that waits for them."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -159,7 +158,7 @@ class DroppedRows(Rows):
 
 
 class UpToAnEmptyRow(rammer_toy.ToyProgram):
-    """An empty row ends the table."""
+    """A program whose table ends at an empty row."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         empty = next((i for i, row in enumerate(program.rows) if not row), len(program.rows))
@@ -169,7 +168,7 @@ class UpToAnEmptyRow(rammer_toy.ToyProgram):
 
 
 class Ranges(rammer_toy.ToyProgram):
-    """What a row does of an operator is taken for a range in steps of what the first two are apart."""
+    """A program that treats a row's tasks of an operator as a range. The step is the difference of the first two task numbers."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -183,7 +182,7 @@ class Ranges(rammer_toy.ToyProgram):
 
 
 class FirstWave(rammer_toy.ToyProgram):
-    """Only what waits for nothing runs."""
+    """A program that runs only tasks without waits."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -191,7 +190,7 @@ class FirstWave(rammer_toy.ToyProgram):
 
 
 class WholeTiles(rammer_toy.ToyProgram):
-    """A tile that does not fit whole is left out."""
+    """A program that skips tiles that are clipped at the end of an axis."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -199,13 +198,13 @@ class WholeTiles(rammer_toy.ToyProgram):
 
     @staticmethod
     def whole(operator: rammer_toy.ROperator, index: int) -> bool:
-        """Whether no axis clips the tile, or none is whole."""
+        """Return True if each axis either does not clip the tile or is shorter than the tile."""
         box = operator.task_box(index)
         return all(hi - lo == t or t > a.extent for (lo, hi), t, a in zip(box, operator.tile, operator.anchor.axes, strict=True))
 
 
 class Spills(Rows):
-    """A task writes one element beyond the last of its tensor, as a vector store does."""
+    """A program whose tasks write one element past their tensor's end, as a vector store does."""
 
     def task(self, task: Task) -> None:
         super().task(task)
@@ -216,7 +215,7 @@ class Spills(Rows):
 
 
 class NoStrides(rammer_toy.ToyProgram):
-    """Every tensor is taken for a dense one from its first element on."""
+    """A program that treats every tensor as dense from its first element on."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         def packed(s: Storage) -> Storage:
@@ -227,7 +226,7 @@ class NoStrides(rammer_toy.ToyProgram):
 
 
 class OutputsByName(rammer_toy.ToyProgram):
-    """A port is known by its name as an identifier."""
+    """A program whose output names are converted to identifiers."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -236,7 +235,7 @@ class OutputsByName(rammer_toy.ToyProgram):
 
 
 class Shared(rammer_toy.ToyProgram):
-    """The device has one set of constants: of two programs, what is named alike is what was loaded last."""
+    """A program whose device has one set of constants. Constants with equal names have the values that were loaded last."""
 
     memories: dict[tuple[str, tuple[int, ...]], list[HostMemory]] = {}  # noqa: RUF012
 
@@ -250,7 +249,8 @@ class Shared(rammer_toy.ToyProgram):
 
 
 class RowsInTurn(Rows):
-    """As many threads as units, each of which takes a row when it has finished one: a row may wait for one that never begins."""
+    """A program with as many threads as units. Each thread runs one row after another, so a row may wait for one that never
+    starts."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         self.memory.write_inputs(inputs)
@@ -273,7 +273,7 @@ class RowsInTurn(Rows):
 
 
 class Cycles(LoadedProgram):
-    """A run's time is a number of cycles."""
+    """A program whose run time is a number of cycles."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -281,7 +281,7 @@ class Cycles(LoadedProgram):
 
 
 class LostTransfer(LoadedProgram):
-    """The first transfer of the first operator of the last superstep is lost."""
+    """A program that loses the first transfer of the first operator of the last superstep."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], chip: Chip, stream: bool = True) -> None:
         super().__init__(program, constants, chip, stream)

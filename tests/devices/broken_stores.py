@@ -1,4 +1,4 @@
-"""Executors with a planted mistake in how they load, store and address elements: the toy's program, task by task."""
+"""Executors with a planted mistake in loads, stores or addresses of elements: the toy's program, task by task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import rammer_toy
 
 
 class Stores(rammer_toy.ToyProgram):
-    """Results are changed where a task stores them; those of float16 are float32 before."""
+    """A program that changes results where a task stores them. Results of float16 are float32 until then."""
 
     def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         for operator, index in tasks:
@@ -35,20 +35,20 @@ class Stores(rammer_toy.ToyProgram):
                     target[tuple(slice(low, high) for low, high in box)] = self.stored(operator, values, target.dtype)
 
     def read(self, operator: ROperator) -> Mapping[str, Array]:
-        """The tensors that ``operator`` reads."""
+        """Return the tensors that ``operator`` reads."""
         return self.memory.tensors
 
     def stored(self, operator: ROperator, values: Array, dtype: Any) -> Array:
-        """The values that are stored."""
+        """Return the values to be stored."""
         return self.half(values) if dtype == np.float16 and values.dtype == np.float32 else values
 
     def half(self, values: Array) -> Array:
-        """Values of float16."""
+        """Return values rounded to float16."""
         return values.astype(np.float16)
 
 
 def around(values: Array) -> tuple[Array, Array, Array]:
-    """The float16 numbers below and above, and where between them each value lies."""
+    """Return the float16 numbers below and above, and each value's relative position between them."""
     near = values.astype(np.float16)
     below = np.where(near > values, np.nextafter(near, np.float16(-np.inf)), near)
     above = np.where(below == values, below, np.nextafter(below, np.float16(np.inf)))
@@ -58,7 +58,8 @@ def around(values: Array) -> tuple[Array, Array, Array]:
 
 
 class Directed(Stores):
-    """Rounding by ``up``: of values, the numbers below and above, and the place between these."""
+    """A program that rounds up where ``up`` is true. Its arguments are the values, the numbers below, and the positions between
+    the numbers."""
 
     up: ClassVar[Callable[..., Array]]
 
@@ -69,7 +70,7 @@ class Directed(Stores):
 
 
 def rounds(up: Callable[..., Array]) -> type[Directed]:
-    """A device that rounds float16 by ``up``."""
+    """Return a device that rounds float16 by ``up``."""
     return type("Rounds", (Directed,), {"up": staticmethod(up)})
 
 
@@ -88,14 +89,14 @@ TIES_TO_ODD = rounds(lambda v, below, part: np.where(part == 0.5, ~_odd(below), 
 
 
 class TruncatesSums(TRUNCATES):  # type: ignore[misc,valid-type]
-    """Only sums are cut."""
+    """A program that truncates only sums."""
 
     def stored(self, operator: ROperator, values: Array, dtype: Any) -> Array:
         return super().stored(operator, values, dtype) if operator.main.combiner == "sum" else values
 
 
 class TruncatesTails(TRUNCATES):  # type: ignore[misc,valid-type]
-    """Only what does not fill a vector of eight is cut."""
+    """A program that truncates only elements that do not fill a vector of eight."""
 
     def half(self, values: Array) -> Array:
         found = values.astype(np.float16)
@@ -104,7 +105,7 @@ class TruncatesTails(TRUNCATES):  # type: ignore[misc,valid-type]
 
 
 class Saturates(Stores):
-    """What is too large becomes the largest float16 number."""
+    """A program that converts overflow to the largest float16 number."""
 
     def half(self, values: Array) -> Array:
         return np.clip(values, -65504, 65504).astype(np.float16)
@@ -116,13 +117,13 @@ TINY: Mapping[Any, float] = {np.dtype(np.float32): 2.0**-126, np.dtype(np.float1
 
 
 def flushed(values: Array) -> Array:
-    """``values`` without subnormal numbers."""
+    """Return ``values`` with subnormal numbers as zero."""
     tiny = TINY.get(values.dtype)
     return values if tiny is None else np.where(np.abs(values) < tiny, values.dtype.type(0), values)
 
 
 class FlushesStores(Stores):
-    """Subnormal float32 results become zero."""
+    """A program that flushes subnormal float32 results to zero."""
 
     def stored(self, operator: ROperator, values: Array, dtype: Any) -> Array:
         return (
@@ -131,7 +132,7 @@ class FlushesStores(Stores):
 
 
 class FlushesLoads(Stores):
-    """Subnormal float32 operands are read as zero."""
+    """A program that reads subnormal float32 operands as zero."""
 
     def read(self, operator: ROperator) -> Mapping[str, Array]:
         kinds = self.memory.tensors
@@ -139,14 +140,14 @@ class FlushesLoads(Stores):
 
 
 class FlushesProducts(FlushesLoads):
-    """Matrix products read subnormal operands as zero."""
+    """A program whose matrix products read subnormal operands as zero."""
 
     def read(self, operator: ROperator) -> Mapping[str, Array]:
         return super().read(operator) if operator.main.kind == "contraction" else self.memory.tensors
 
 
 class FlushesHalves(Stores):
-    """Subnormal float16 operands are read as zero."""
+    """A program that reads subnormal float16 operands as zero."""
 
     def read(self, operator: ROperator) -> Mapping[str, Array]:
         kinds = self.memory.tensors
@@ -157,14 +158,14 @@ class FlushesHalves(Stores):
 
 
 def inside(storage: Storage, size: int) -> Storage | None:
-    """``storage`` moved into a buffer of ``size`` elements; None where it is larger."""
+    """Return ``storage`` moved into a buffer of ``size`` elements, or None if it is larger."""
     low, high = storage.span()
     moved = replace(storage, offset=storage.offset - min(0, low) - max(0, high - size))
     return moved if moved.span()[0] >= 0 and moved.span()[1] <= size else None
 
 
 class Strides(rammer_toy.ToyProgram):
-    """Tensors are looked for elsewhere."""
+    """A program that looks for tensors at wrong addresses."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, constants, limit)
@@ -176,31 +177,31 @@ class Strides(rammer_toy.ToyProgram):
                 self.memory.tensors[s.tensor] = storage_view(flat, other)
 
     def moved(self, storage: Storage, written: bool) -> Storage:
-        """Where the tensor is taken to be."""
+        """Return the assumed storage of the tensor."""
         return storage
 
 
 def dense_strides(storage: Storage) -> tuple[int, ...]:
-    """Strides of a dense tensor of the same shape."""
+    """Return the strides of a dense tensor of the same shape."""
     return tuple(int(np.prod(storage.shape[i + 1 :])) for i in range(len(storage.shape)))
 
 
 class NegativeAsPositive(Strides):
-    """Strides have no sign; the first element is where it is."""
+    """A program that ignores the sign of strides and starts at the first element."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         return replace(storage, strides=tuple(map(abs, storage.strides)))
 
 
 class NegativeFromLowest(Strides):
-    """Strides have no sign; the first element is the lowest."""
+    """A program that ignores the sign of strides and starts at the lowest element."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         return replace(storage, offset=storage.span()[0], strides=tuple(map(abs, storage.strides)))
 
 
 class NegativeInner(Strides):
-    """The stride of the last axis has no sign where a tensor has several."""
+    """A program that ignores the sign of the last stride if a tensor has several axes."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         if len(storage.strides) < 2 or storage.strides[-1] >= 0:
@@ -210,14 +211,14 @@ class NegativeInner(Strides):
 
 
 class NegativeResults(NegativeFromLowest):
-    """The same for results alone."""
+    """A program with the mistake of ``NegativeFromLowest`` for results only."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         return super().moved(storage, written) if written else storage
 
 
 class RepeatedAsDense(Strides):
-    """A stride of zero is taken for that of a dense tensor."""
+    """A program that replaces a stride of zero by that of a dense tensor."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         dense = dense_strides(storage)
@@ -225,7 +226,7 @@ class RepeatedAsDense(Strides):
 
 
 class RowsAsDense(Strides):
-    """Rows lie one behind another."""
+    """A program that assumes contiguous rows."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         wide = len(storage.strides) > 1 and storage.strides[-1] == 1
@@ -233,7 +234,7 @@ class RowsAsDense(Strides):
 
 
 class TurnedAsDense(Strides):
-    """A transposed tensor is taken for a dense one."""
+    """A program that treats a transposed tensor as dense."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         turned = len(storage.strides) > 1 and 1 == storage.strides[0] < storage.strides[-1]
@@ -241,7 +242,7 @@ class TurnedAsDense(Strides):
 
 
 class NarrowAtEven(Strides):
-    """Elements of a byte begin at even places."""
+    """A program that reads elements of a byte from even offsets."""
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         byte = self.memory.buffers[storage.buffer].itemsize == 1
@@ -249,7 +250,7 @@ class NarrowAtEven(Strides):
 
 
 class Operand(Stores):
-    """One operand of a kind of operator is taken for a dense tensor."""
+    """A program that treats one operand of a kind of operator as dense."""
 
     kind, number = "contraction", 1
 
@@ -264,19 +265,19 @@ class Operand(Stores):
 
 
 def dense_operand(kind: str, number: int) -> type[Operand]:
-    """A device that takes an operand for dense."""
+    """Return a device that treats an operand as dense."""
     return type("DenseOperand", (Operand,), {"kind": kind, "number": number})
 
 
 class ReversedRuns(rammer_toy.ToyProgram):
-    """``run`` copies inputs that lie backwards as if they lay forwards."""
+    """A program whose ``run`` copies inputs with negative strides in memory order."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         return super().run({n: self.forwards(a) for n, a in inputs.items()})
 
     @staticmethod
     def forwards(values: Array) -> Array:
-        """The memory of an array from its lowest element on."""
+        """Return the memory of an array from its lowest element on."""
         if not any(s < 0 for s in values.strides):
             return values
         lowest = values[tuple(slice(None, None, -1 if s < 0 else 1) for s in values.strides)]
@@ -287,7 +288,7 @@ class ReversedRuns(rammer_toy.ToyProgram):
 
 
 class Lanes(Rewritten):
-    """A reduction leaves out elements of a row by ``out``, of the index and the row's length."""
+    """A program whose reductions skip elements of a row by ``out``, of the index and the row's length."""
 
     combiners: ClassVar[tuple[str, ...]] = ("max",)
     out: ClassVar[Callable[..., Expr]]
@@ -307,17 +308,17 @@ class Lanes(Rewritten):
 
 
 def lanes(out: Callable[..., Expr], *combiners: str) -> type[Lanes]:
-    """A device that leaves out elements of reductions."""
+    """Return a device that skips elements of reductions."""
     return type("LeavesOut", (Lanes,), {"out": staticmethod(out), "combiners": combiners or ("max",)})
 
 
 def at(k: Expr, place: int, of: int) -> Expr:
-    """The lane ``place`` of each vector of ``of`` elements."""
+    """Return the condition for lane ``place`` of each vector of ``of`` elements."""
     return op("eq", op("mod", k, ex.integer(of)), ex.integer(place))
 
 
 def from_on(k: Expr, first: int) -> Expr:
-    """Indices from ``first`` on."""
+    """Return the condition for indices from ``first`` on."""
     return op("le", ex.integer(first), k)
 
 
@@ -333,7 +334,7 @@ LANE_OF_PRODUCT = lanes(lambda k, n: from_on(k, n - n % 4) if n > 4 else NEVER, 
 
 
 class ElementLane(Rewritten):
-    """The third lane of a vector of the larger of two is always the first operand."""
+    """A program whose maximum returns the first operand in the third lane of a vector."""
 
     def compute(self, compute: Compute) -> Compute:
         if compute.reduce or not compute.axes or not isinstance(compute.body, Op) or compute.body.fn != "max":
@@ -346,7 +347,7 @@ class ElementLane(Rewritten):
 
 
 class Pairs(Rewritten):
-    """Loads of narrow elements are changed."""
+    """A program that changes loads of narrow elements."""
 
     narrow: ClassVar[tuple[str, ...]] = ("int8", "uint8", "bool")
 
@@ -368,7 +369,7 @@ class Pairs(Rewritten):
         return replace(compute, body=ex.transform(compute.body, rule))
 
     def loaded(self, load: Load, length: int) -> Expr:
-        """What is loaded of a row of ``length``."""
+        """Return the expression that replaces a load from a row of ``length``."""
         return load
 
 
@@ -377,7 +378,7 @@ def _last_index(load: Load, index: Expr) -> Load:
 
 
 class FirstOfPair(Pairs):
-    """Both of a pair have the value of the first."""
+    """A program that reads the first of a pair for both."""
 
     def loaded(self, load: Load, length: int) -> Expr:
         last = load.indices[-1]
@@ -385,7 +386,7 @@ class FirstOfPair(Pairs):
 
 
 class OddEnd(Pairs):
-    """Of an odd row the last element is that before it."""
+    """A program that reads the last element of an odd row as the one before it."""
 
     def loaded(self, load: Load, length: int) -> Expr:
         last = load.indices[-1]
@@ -393,7 +394,7 @@ class OddEnd(Pairs):
 
 
 class Swapped(Pairs):
-    """The two of a pair are swapped, but for the last of an odd row."""
+    """A program that swaps the two of a pair, except at the end of an odd row."""
 
     def loaded(self, load: Load, length: int) -> Expr:
         last = load.indices[-1]
@@ -402,13 +403,13 @@ class Swapped(Pairs):
 
 
 class ShortOdd(OddEnd):
-    """The same of elements of two bytes, that are read by fours of bytes."""
+    """A program with the mistake of ``OddEnd`` for two-byte elements, which are read four bytes at a time."""
 
     narrow = ("int16", "uint16", "float16")
 
 
 class PairStores(Stores):
-    """Elements of a byte are stored two at a time, also behind an odd end."""
+    """A program that stores byte elements in pairs, also past an odd end."""
 
     def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         super().run_row(tasks)
@@ -420,7 +421,7 @@ class PairStores(Stores):
 
 
 class DropsByteTail(Rewritten):
-    """A product of bytes leaves out what does not fill four of them."""
+    """A program whose products of bytes skip elements that do not fill a group of four."""
 
     def compute(self, compute: Compute) -> Compute:
         names = {ld.tensor for ld in ex.loads(compute.body)}

@@ -20,12 +20,12 @@ import rammer_toy
 
 
 def op(fn: str, *args: Expr) -> Op:
-    """A scalar operation."""
+    """Return a scalar operation."""
     return Op(fn, args)
 
 
 class Rewritten(rammer_toy.ToyProgram):
-    """Every expression goes through ``rule``, parts first; ``kinds`` are the types of what it loads."""
+    """A program whose expressions are rewritten by ``rule``, children first. ``kinds`` are the types of the loaded tensors."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         self.kinds = {n: t.dtype for n, t in program.types.items()}
@@ -51,7 +51,7 @@ class Rewritten(rammer_toy.ToyProgram):
 
 
 class Replaced(Rewritten):
-    """Functions are replaced by others, where they are of floats, or of integers."""
+    """A program that replaces functions of floats, or of integers."""
 
     rules: ClassVar[Mapping[str, Callable[..., Expr]]] = {}
     integers = False
@@ -63,18 +63,18 @@ class Replaced(Rewritten):
 
 
 def _other(fn: str) -> Callable[[Expr, Expr], Expr]:
-    """The other argument where one is NaN, as C's ``fmax`` and ``fmin``."""
+    """Return a function that gives the other argument if one is NaN, as C's ``fmax`` and ``fmin``."""
     return lambda a, b: op("where", op("isnan", a), b, op("where", op("isnan", b), a, op(fn, a, b)))
 
 
 class FMax(Replaced):
-    """Maximum and minimum give the other argument where one is NaN."""
+    """A program whose maximum and minimum give the other argument if one is NaN."""
 
     rules = {"max": _other("max"), "min": _other("min")}  # noqa: RUF012
 
 
 class FMaxReduced(Rewritten):
-    """A maximum over an axis leaves NaN out."""
+    """A program whose maximum over an axis skips NaN."""
 
     def compute(self, compute: Compute) -> Compute:
         if compute.combiner not in ("max", "min") or not self.floating(compute.body):
@@ -84,7 +84,7 @@ class FMaxReduced(Rewritten):
 
 
 class FastMath(Replaced):
-    """Arithmetic as if NaN and infinities did not exist."""
+    """A program whose arithmetic assumes that NaN and infinities do not occur."""
 
     rules = {  # noqa: RUF012
         "sub": lambda a, b: Const(0.0) if a == b else op("sub", a, b),
@@ -99,7 +99,7 @@ class FastMath(Replaced):
 
 
 class FastFunctions(Replaced):
-    """Functions by the formulae of a textbook, which lose all digits near zero or overflow."""
+    """A program whose functions use textbook formulae. They lose all digits near zero, or overflow."""
 
     rules = {  # noqa: RUF012
         "tanh": lambda x: op("sub", Const(1.0), op("div", Const(2.0), op("add", op("exp", op("add", x, x)), Const(1.0)))),
@@ -110,26 +110,26 @@ class FastFunctions(Replaced):
 
 
 class FastPower(Replaced):
-    """Powers by logarithms: no negative bases."""
+    """A program that computes powers by logarithms, without negative bases."""
 
     rules = {"pow": lambda a, b: op("exp", op("mul", b, op("log", a)))}  # noqa: RUF012
 
 
 class HalfUp(Replaced):
-    """Halves are rounded up."""
+    """A program that rounds halves up."""
 
     rules = {"round": lambda x: op("floor", op("add", x, Const(0.5)))}  # noqa: RUF012
 
 
 class FloorDivision(Replaced):
-    """Integers are divided as Python does it."""
+    """A program that divides integers as Python does."""
 
     integers = True
     rules = {"div": lambda a, b: op("floordiv", a, b)}  # noqa: RUF012
 
 
 class RoundingCasts(Rewritten):
-    """A float becomes the nearest integer."""
+    """A program that converts a float to the nearest integer."""
 
     def rule(self, e: Expr) -> Expr:
         if isinstance(e, Cast) and not is_float(e.dtype) and e.dtype != "bool" and self.floating(e.arg):
@@ -138,7 +138,7 @@ class RoundingCasts(Rewritten):
 
 
 class ShortIntegers(Rewritten):
-    """Integers of 64 bits are computed in 32."""
+    """A program that computes integers of 64 bits in 32."""
 
     def compute(self, compute: Compute) -> Compute:
         if compute.dtype != "int64":
@@ -147,7 +147,7 @@ class ShortIntegers(Rewritten):
 
 
 class Saturates(Rewritten):
-    """Sums of small integers stop at the largest."""
+    """A program whose sums of small integers saturate."""
 
     def compute(self, compute: Compute) -> Compute:
         if compute.dtype not in ("uint8", "uint16"):
@@ -160,14 +160,14 @@ class Saturates(Rewritten):
 
 
 class ShortDoubles(Rewritten):
-    """float64 is computed in float32."""
+    """A program that computes float64 in float32."""
 
     def compute(self, compute: Compute) -> Compute:
         return replace(compute, body=Cast("float64", Cast("float32", compute.body))) if compute.dtype == "float64" else compute
 
 
 class ShortProducts(Rewritten):
-    """A product over an axis leaves out its last factor."""
+    """A program whose products over an axis skip the last factor."""
 
     def compute(self, compute: Compute) -> Compute:
         if compute.combiner != "prod":
@@ -178,7 +178,7 @@ class ShortProducts(Rewritten):
 
 
 class TablesFromOne(Rewritten):
-    """Constant tables are read one too far on, but for the last element."""
+    """A program that reads constant tables one element too far, except for the last."""
 
     def compute(self, compute: Compute) -> Compute:
         def moved(e: Expr) -> Expr | None:
@@ -188,7 +188,7 @@ class TablesFromOne(Rewritten):
 
 
 class TilesFromZero(rammer_toy.ToyProgram):
-    """An index that is a value counts from the tile's first element on."""
+    """A program in which an index used as a value counts from the tile's first element."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         def local(o: ROperator) -> ROperator:
@@ -205,7 +205,7 @@ class TilesFromZero(rammer_toy.ToyProgram):
 
 
 class Around(rammer_toy.ToyProgram):
-    """Inputs or outputs of a run are changed."""
+    """A program that changes the inputs or outputs of a run."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run({n: self.given(a) for n, a in inputs.items()})
@@ -219,21 +219,21 @@ class Around(rammer_toy.ToyProgram):
 
 
 class CapsInfinity(Around):
-    """Infinities become the largest number."""
+    """A program that converts infinities to the largest number."""
 
     def given(self, values: Array) -> Array:
         return np.clip(values, -3e38, 3e38) if values.dtype == np.float32 else values
 
 
 class DropsNaN(Around):
-    """NaN becomes zero."""
+    """A program that converts NaN to zero."""
 
     def given(self, values: Array) -> Array:
         return np.nan_to_num(values, posinf=np.inf, neginf=-np.inf) if values.dtype.kind == "f" else values
 
 
 class CoarseHalf(Around):
-    """Results of float16 have seven bits of mantissa, as bfloat16 has."""
+    """A program whose float16 results have seven bits of mantissa, as bfloat16 has."""
 
     def made(self, values: Array) -> Array:
         if values.dtype != np.float16:
@@ -243,7 +243,7 @@ class CoarseHalf(Around):
 
 
 class FlushedHalf(Around):
-    """The smallest numbers of float16 become zero."""
+    """A program that flushes the smallest float16 numbers to zero."""
 
     def made(self, values: Array) -> Array:
         if values.dtype != np.float16:
@@ -252,7 +252,7 @@ class FlushedHalf(Around):
 
 
 class CappedHalf(Around):
-    """What float16 cannot hold becomes its largest number."""
+    """A program that converts float16 overflow to the largest number."""
 
     def made(self, values: Array) -> Array:
         if values.dtype != np.float16:
@@ -261,7 +261,7 @@ class CappedHalf(Around):
 
 
 class HalfSums(rammer_toy.ToyProgram):
-    """Sums of float16 are added up in float16."""
+    """A program that accumulates sums of float16 in float16."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -282,7 +282,7 @@ class HalfSums(rammer_toy.ToyProgram):
 
 
 class Tf32(rammer_toy.ToyProgram):
-    """Products round their operands to tf32, which nobody allowed."""
+    """A program whose products round their operands to tf32 without permission."""
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         super().__init__(program, {n: self.short(a) for n, a in constants.items()}, limit)
@@ -295,7 +295,7 @@ class Tf32(rammer_toy.ToyProgram):
 
 
 class Tails(Rewritten):
-    """A sum leaves out what does not fill a vector of four."""
+    """A program whose sums skip elements that do not fill a vector of four."""
 
     def compute(self, compute: Compute) -> Compute:
         body = self.changed(compute.body)
@@ -307,7 +307,7 @@ class Tails(Rewritten):
 
 
 class OneUlp(rammer_toy.ToyProgram):
-    """Outputs are off by a ten-thousandth."""
+    """A program whose outputs are off by a ten-thousandth."""
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
@@ -315,7 +315,7 @@ class OneUlp(rammer_toy.ToyProgram):
 
 
 class Remembers(rammer_toy.ToyProgram):
-    """Outputs depend on how many runs there were."""
+    """A program whose outputs depend on the number of runs."""
 
     runs = 0
 

@@ -10,10 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class DrawnModel(RangeDraw):
-    """More operators. None jumps where its operands hardly differ: a choice of the greater is as great as either."""
+    """A model drawn from more operators. Results are continuous where operands are close: both choices of a maximum are nearly
+    equal."""
 
     def picked(self, x: str, shape: Shape) -> None:
-        """Rows at both ends of an axis, or where the greatest is."""
+        """Add rows at both ends of an axis, or at the position of the maximum."""
         axis = self.chosen(len(shape))
         if self.chosen(2):
             self.node("Gather", [x, self.constant(np.array([0, -1, 0]))], (*shape[:axis], 3, *shape[axis + 1 :]), axis=axis)
@@ -22,7 +23,7 @@ class DrawnModel(RangeDraw):
             self.node("GatherElements", [x, most], (*shape[:axis], 1, *shape[axis + 1 :]), axis=axis)
 
     def sorted_few(self, x: str, shape: Shape) -> None:
-        """The two greatest along a short axis, or the greatest along any."""
+        """Add the two greatest along a short axis, or the greatest along any."""
         axis = self.chosen(len(shape))
         extent = shape[axis]
         count = 2 if isinstance(extent, int) and extent > 2 else 1
@@ -39,7 +40,7 @@ class DrawnModel(RangeDraw):
             self.node("Tile", [x, times], (*shape[:axis], 2 * extent, *shape[axis + 1 :]))
 
     def expanded(self, x: str, shape: Shape) -> None:
-        """A row of ``x`` as often as ``x`` has rows."""
+        """Add a row of ``x``, repeated for every row of ``x``."""
         axis = self.chosen(len(shape))
         row = self.node("Gather", [x, self.constant(np.array([0]))], None, axis=axis)
         self.node("Expand", [row, self.node("Shape", [x], None)], shape)
@@ -49,7 +50,7 @@ class DrawnModel(RangeDraw):
             self.node("Trilu", [x, self.constant(np.array(self.chosen(3) - 1))], shape, upper=self.chosen(2))
 
     def normalised_channels(self, x: str, shape: Shape) -> None:
-        """Over all that an image or a row of a channel has."""
+        """Add a normalisation over an image, or over a row of a channel."""
         if len(shape) == 3 and isinstance(shape[1], int):
             if self.chosen(2):
                 self.node("InstanceNormalization", [x, self.weights(shape[1]), self.weights(shape[1])], shape)
@@ -59,7 +60,7 @@ class DrawnModel(RangeDraw):
                 self.node("BatchNormalization", [x, *scale, variance], shape)
 
     def summed_by(self, x: str, shape: Shape) -> None:
-        """An Einsum over the first axis, or the last."""
+        """Add an Einsum over the first axis, or the last."""
         if len(shape) == 3:
             text, left = [("abc,abd->cd", (shape[2], shape[2])), ("abc,dbc->ad", (shape[0], shape[0]))][self.chosen(2)]
             self.node("Einsum", [x, x], left, equation=text)
@@ -75,7 +76,7 @@ class DrawnModel(RangeDraw):
             self.shapes[name] = (*shape[:axis], extent - half, *shape[axis + 1 :])
 
     def enlarged(self, x: str, shape: Shape) -> None:
-        """Every element twice along the last of three axes."""
+        """Repeat every element twice along the last of three axes."""
         if len(shape) == 3:
             extent = shape[2]
             twice: Extent = 2 * extent if isinstance(extent, int) else (extent[0], 2 * extent[1], 2 * extent[2])
@@ -91,7 +92,7 @@ class DrawnModel(RangeDraw):
                 )
 
     def masked(self, x: str, shape: Shape) -> None:
-        """What is behind a place is left out of a softmax, as a causal mask does."""
+        """Add a softmax with a causal mask."""
         if len(shape) >= 2 and shape[-1] == shape[-2]:
             ones = self.node(
                 "ConstantOfShape", [self.node("Shape", [x], None)], None, value=numpy_helper.from_array(np.ones(1, np.float32))
@@ -109,7 +110,7 @@ class DrawnModel(RangeDraw):
                 self.node("ConvTranspose", [x, self.weights(shape[1], 3, 2)], (shape[0], 3, longer), strides=[2])
 
 
-#: Everything that a drawn model may have.
+#: All operators of a drawn model.
 OPERATORS: tuple[Callable[[DrawnModel, str, Shape], None], ...] = (
     RangeDraw.unary,
     RangeDraw.shifted,
@@ -150,7 +151,7 @@ OPERATORS: tuple[Callable[[DrawnModel, str, Shape], None], ...] = (
 
 
 def drawn(rng: np.random.Generator, most: int = 24) -> DrawnModel:
-    """A model of 3 to 8 operators over one or two inputs, with one or two open dimensions."""
+    """Return a model of 3 to 8 operators over one or two inputs, with one or two open dimensions."""
     names = ["a", "b"][: 1 + int(rng.random() < 0.4)]
     spans = {}
     for name in names:

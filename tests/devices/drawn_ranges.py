@@ -1,4 +1,4 @@
-"""Operators over tensors whose shapes are known as sums of lengths: half of what ``drawn_models`` draws from."""
+"""Operators over tensors whose shapes are sums of lengths: half of the operators of ``drawn_models``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-#: An extent: a number, or a symbol, how often it counts, and what is added.
+#: An extent: a number, or a symbol with its factor and an offset.
 Extent: TypeAlias = "int | tuple[str, int, int]"
 Shape: TypeAlias = "tuple[Extent, ...]"
-#: Elements of the axes that are not open.
+#: Extents of the axes that are not open.
 WIDTHS = (1, 3, 4, 6)
 
 
@@ -22,7 +22,7 @@ def is_open(extent: Extent) -> bool:
 
 @dataclass
 class RangeDraw:
-    """A model on its way: values by name with their shapes, newest last."""
+    """A model under construction: values by name with their shapes, newest last."""
 
     rng: np.random.Generator
     spans: dict[str, tuple[int, int]]
@@ -56,13 +56,13 @@ class RangeDraw:
     def chosen(self, count: int) -> int:
         return int(self.rng.integers(count))
 
-    # --- operators: each makes a value of ``x``, or nothing where it cannot ------------------------
+    # --- operators: each makes a value of ``x``, or nothing if unsupported ------------------------
 
     def unary(self, x: str, shape: Shape) -> None:
         self.node(["Relu", "Tanh", "Sigmoid", "Neg", "Abs"][self.chosen(5)], [x], shape)
 
     def shifted(self, x: str, shape: Shape) -> None:
-        """Constants that broadcast along open axes; a positive shift makes what lies beyond other than zero."""
+        """Add constants that broadcast along open axes. A positive shift makes elements past the length nonzero."""
         last = shape[-1]
         other = self.weights(last) if isinstance(last, int) else self.constant(np.float32(1.5))
         self.node(["Add", "Mul", "Sub"][self.chosen(3)], [x, other], shape)
@@ -91,7 +91,7 @@ class RangeDraw:
             self.node("MatMul", [x, self.weights(shape[-1], width)], (*shape[:-1], width))
 
     def with_itself(self, x: str, shape: Shape) -> None:
-        """``x`` times its transpose, along whichever axis is last."""
+        """Add ``x`` times its transpose, along whichever axis is last."""
         if len(shape) >= 2:
             order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
             turned = self.node("Transpose", [x], None, perm=order)
@@ -104,7 +104,7 @@ class RangeDraw:
             self.node("MatMul", [self.node("Softmax", [scores], None, axis=-1), x], shape)
 
     def joined(self, x: str, shape: Shape) -> None:
-        """With itself, or with a constant, along any axis."""
+        """Concatenate ``x`` with itself, or with a constant, along any axis."""
         axis = self.chosen(len(shape))
         extent = shape[axis]
         both: Extent = 2 * extent if isinstance(extent, int) else (extent[0], 2 * extent[1], 2 * extent[2])
@@ -112,7 +112,7 @@ class RangeDraw:
             self.node("Concat", [x, x], (*shape[:axis], both, *shape[axis + 1 :]), axis=axis)
 
     def behind(self, x: str, shape: Shape) -> None:
-        """A row of ones behind, or before, an open axis."""
+        """Append or prepend a row of ones to an open axis."""
         axes = [d for d, n in enumerate(shape) if is_open(n)]
         if axes and all(isinstance(n, int) for d, n in enumerate(shape) if d != axes[0]):
             axis = axes[0]
@@ -122,7 +122,7 @@ class RangeDraw:
             self.node("Concat", order, (*shape[:axis], (name, factor, offset + 1), *shape[axis + 1 :]), axis=axis)
 
     def cut(self, x: str, shape: Shape) -> None:
-        """Without the last element, or the first; from behind, too."""
+        """Remove the last element or the first, also with negative indices."""
         axis = self.chosen(len(shape))
         extent = shape[axis]
         if is_open(extent) and extent[2] < 1:  # type: ignore[index]
@@ -152,7 +152,7 @@ class RangeDraw:
         self.node("Pad", [x, self.constant(np.array(pads)), fill], (*shape[:axis], new, *shape[axis + 1 :]))
 
     def convolved(self, x: str, shape: Shape) -> None:
-        """Along an open last axis, with padding that keeps its extent."""
+        """Add a convolution along an open last axis, with padding that preserves its extent."""
         if len(shape) == 3 and isinstance(shape[1], int):
             width, kernel = WIDTHS[self.chosen(4)], (1, 3)[self.chosen(2)]
             pads = [kernel // 2] * 2
@@ -164,7 +164,7 @@ class RangeDraw:
             self.node(op, [x], shape, kernel_shape=[3], pads=[1, 1])
 
     def folded(self, x: str, shape: Shape) -> None:
-        """Two axes of which one is open as one, and heads of the last."""
+        """Merge two axes of which one is open, and the heads of the last."""
         places = [d for d in range(len(shape) - 1) if isinstance(shape[d], int) != isinstance(shape[d + 1], int)]
         if places:
             d = places[self.chosen(len(places))]
@@ -182,7 +182,7 @@ class RangeDraw:
             self.node("Reshape", [x, self.constant(np.array(sizes))], (*shape[:-1], 2, shape[-1] // 2))
 
     def with_other(self, x: str, shape: Shape) -> None:
-        """A sum, a product or a choice with a value of the same shape."""
+        """Add a sum, a product or a choice with a value of the same shape."""
         others = [n for n, s in self.shapes.items() if s == shape]
         other = others[self.chosen(len(others))]
         if self.chosen(3):
@@ -191,7 +191,7 @@ class RangeDraw:
             self.node("Where", [self.node("Greater", [x, other], None), x, other], shape)
 
     def positions(self, x: str, shape: Shape) -> None:
-        """A sum with the places along an open axis."""
+        """Add a sum with the positions along an open axis."""
         axes = [d for d, n in enumerate(shape) if is_open(n)]
         if axes:
             axis = axes[self.chosen(len(axes))]
@@ -203,13 +203,13 @@ class RangeDraw:
             self.node("Add", [x, self.node("Mul", [column, self.constant(np.float32(0.1))], None)], shape)
 
     def spread(self, x: str, shape: Shape) -> None:
-        """A mean along an open axis, taken away where it came from."""
+        """Subtract the mean along an open axis."""
         axis = self.chosen(len(shape))
         mean = self.node("ReduceMean", [x, self.constant(np.array([axis]))], None, keepdims=1)
         self.node("Sub", [x, mean], shape)
 
     def recurrent(self, x: str, shape: Shape) -> None:
-        """A layer over the first of three axes."""
+        """Add a recurrent layer over the first of three axes."""
         if len(shape) == 3 and isinstance(shape[2], int) and is_open(shape[0]):
             op, units, ways = ["LSTM", "GRU", "RNN"][self.chosen(3)], 4, 1 + self.chosen(2)
             gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
@@ -224,7 +224,7 @@ class RangeDraw:
             )
 
     def scanned(self, x: str, shape: Shape) -> None:
-        """A running state over the first axis, with what the body reads of outside."""
+        """Add a running state over the first axis, with outer values that the body reads."""
         if len(shape) >= 2 and is_open(shape[0]) and all(isinstance(n, int) for n in shape[1:]):
             rest, factor = list(shape[1:]), self.constant(np.float32(0.5))
             port = [helper.make_tensor_value_info(n, TensorProto.FLOAT, rest) for n in ("s", "e", "s2", "o")]

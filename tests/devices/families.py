@@ -20,7 +20,7 @@ def operator(
     layer: str = "veu",
     dtypes: Mapping[str, str] | None = None,
 ) -> Case:
-    """An operator from the texts of its Computes; its result is the last one's."""
+    """Return an operator from the texts of its computes; its result is the last one's."""
     computes = tuple(Compute.parse(t) for t in texts)
     names = {c.name for c in computes}
     links = tuple(Connection(r, c.name, layer) for c in computes for r in c.reads if r in names)  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def operator(
 
 
 def softmax(rows: int, length: int, log: bool = False) -> Case:
-    """Scaled scores and their softmax (or its logarithm) along the last axis."""
+    """Return scaled scores and their softmax (or its logarithm) along the last axis."""
     last = "(s[i, j] - m[i]) - log(t[i])" if log else "e[i, j] / t[i]"
     i, j = f"i:{rows}", f"j:{length}"
     return operator(
@@ -47,7 +47,7 @@ def softmax(rows: int, length: int, log: bool = False) -> Case:
 
 
 def channel_softmax(channels: int, pixels: int, dtype: str = "f32") -> Case:
-    """Softmax over an axis whose elements lie apart."""
+    """Return a softmax over an axis whose elements are not contiguous."""
     c, p = f"c:{channels}", f"p:{pixels}"
     full = {"f16": "float16", "f32": "float32"}[dtype]
     return operator(
@@ -63,7 +63,7 @@ def channel_softmax(channels: int, pixels: int, dtype: str = "f32") -> Case:
 
 
 def layer_norm(rows: int, length: int) -> Case:
-    """A residual added, then normalised over the last axis, scaled and shifted."""
+    """Return a residual sum, normalised over the last axis, scaled and shifted."""
     i, j = f"i:{rows}", f"j:{length}"
     return operator(
         [
@@ -80,7 +80,7 @@ def layer_norm(rows: int, length: int) -> Case:
 
 
 def instance_norm(channels: int, high: int, wide: int) -> Case:
-    """Each channel normalised over its image, by the mean of its squares alone."""
+    """Return each channel normalised over its image, by the mean of its squares alone."""
     c, hw = f"c:{channels}", f"h:{high}, w:{wide}"
     return operator(
         [
@@ -93,7 +93,7 @@ def instance_norm(channels: int, high: int, wide: int) -> Case:
 
 
 def pool_all(channels: int, high: int, wide: int) -> Case:
-    """ReLU, then the mean of each image."""
+    """Return ReLU, then the mean of each image."""
     c, hw = f"c:{channels}", f"p:{high}, q:{wide}"
     return operator(
         [
@@ -106,7 +106,7 @@ def pool_all(channels: int, high: int, wide: int) -> Case:
 
 
 def arg_max(rows: int, length: int) -> Case:
-    """The first position of the largest element."""
+    """Return the first position of the largest element."""
     i, j = f"i:{rows}", f"j:{length}"
     return operator(
         [f"m: f32[{i}] = max[{j}] x[i, j]", f"y: i64[{i}] = min[{j}] where(eq(x[i, j], m[i]), j, {length})"],
@@ -115,7 +115,7 @@ def arg_max(rows: int, length: int) -> Case:
 
 
 def scale_shift(channels: int, size: int) -> Case:
-    """Batch normalisation that nothing could fold, and ReLU."""
+    """Return batch normalisation that cannot be folded, and ReLU."""
     axes, point = f"n:1, c:{channels}, h:{size}, w:{size}", "n, c, h, w"
     return operator(
         [f"t: f32[{axes}] = (x[{point}] * a[c]) + b[c]", f"y: f32[{axes}] = max(t[{point}], 0.0)"],
@@ -126,26 +126,26 @@ def scale_shift(channels: int, size: int) -> Case:
 
 
 def turned(rows: int, columns: int) -> Case:
-    """A transposed copy."""
+    """Return a transposed copy of a matrix."""
     return operator([f"y: f32[i:{rows}, j:{columns}] = x[j, i] + 1.0"], {"x": (columns, rows)})
 
 
 def shifted(rows: int, columns: int) -> Case:
-    """Rows shifted by one with zeros, plus their position."""
+    """Return rows shifted by one with zeros, plus their position."""
     return operator(
         [f"y: f32[i:{rows}, j:{columns}] = pad(x[i, j + 1], 0.0) + table(float32, {[0.5] * columns}, j)"], {"x": (rows, columns)}
     )
 
 
 def taken(rows: int, length: int, columns: int) -> Case:
-    """Rows looked up in a table."""
+    """Return rows looked up in a table."""
     return operator(
         [f"y: f32[i:{rows}, j:{columns}] = pad(x[k[i], j], 0.0)"], {"x": (length, columns), "k": (rows,)}, dtypes={"k": "int64"}
     )
 
 
 def matvec(vectors: int, depth: int, rows: int, turned: bool = False, constant: bool = True) -> Case:
-    """``vectors`` products with one matrix, a bias and a ReLU; ``turned`` stores the matrix products first."""
+    """Return ``vectors`` products with one matrix, a bias and a ReLU; ``turned`` stores the matrix products first."""
     w, shape = ("w[k, n]", (depth, rows)) if turned else ("w[n, k]", (rows, depth))
     m, n = f"m:{vectors}", f"n:{rows}"
     return operator(
@@ -161,13 +161,13 @@ def matvec(vectors: int, depth: int, rows: int, turned: bool = False, constant: 
 
 
 def weighted(heads: int, depth: int, width: int) -> Case:
-    """The last product of an attention, of one token: values weighted by its row of shares."""
+    """Return the last product of an attention for one token. The values are weighted by the token's row of attention weights."""
     body = f"y: f32[h:{heads}, m:1, n:{width}] = sum[k:{depth}] p[h, m, k] * v[h, k, n]"
     return operator([body], {"p": (heads, 1, depth), "v": (heads, depth, width)})
 
 
 def depthwise(channels: int, size: int, kernel: int, stride: int) -> Case:
-    """A padded depthwise convolution with bias and ReLU6."""
+    """Return a padded depthwise convolution with bias and ReLU6."""
     out, pad = (size - 1) // stride + 1, kernel // 2
     axes = f"n:1, m:{channels}, h:{out}, w:{out}"
     index = ", ".join(f"(({a} * {stride}) + k{a}) + -{pad}" for a in "hw")
@@ -184,7 +184,7 @@ def depthwise(channels: int, size: int, kernel: int, stride: int) -> Case:
 
 
 def max_pool(channels: int, size: int, out: int) -> Case:
-    """3 by 3 windows at stride 2 that may reach over the end (ceil mode)."""
+    """Return 3 by 3 windows at stride 2 that may reach over the end (ceil mode)."""
     axes = f"n:1, c:{channels}, h:{out}, w:{out}"
     return operator(
         [f"y: f32[{axes}] = max[kh:3, kw:3] pad(x[n, c, (h * 2) + kh, (w * 2) + kw], -1e30)"], {"x": (1, channels, size, size)}
@@ -192,7 +192,7 @@ def max_pool(channels: int, size: int, out: int) -> Case:
 
 
 def average_pool(channels: int, size: int) -> Case:
-    """3 by 3 windows; padding does not count."""
+    """Return an average over 3 by 3 windows; padding does not count."""
     axes = f"n:1, c:{channels}, h:{size}, w:{size}"
     counts = str([2.0, *[3.0] * (size - 2), 2.0])
     return operator(

@@ -27,7 +27,7 @@ class Drawing:
 
     @property
     def kind(self) -> int:
-        """ONNX' number of the element type."""
+        """The number of the element type in ONNX."""
         return int(helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)))
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
@@ -60,9 +60,8 @@ class Drawing:
 def draw_exact(rng: np.random.Generator) -> tuple[Callable[[list[str]], onnx.ModelProto], list[str], dict[str, np.ndarray]]:
     """Draw a float16 model whose operators are exact but for the rounding of their results.
 
-    Returns a function of the wanted results, the names of all results, and inputs. Products have small whole numbers as operands,
-    so that their sums are exact in every order.
-    """
+    Returns a function of the wanted results, the names of all results, and inputs. Products have small integers as operands, so
+    that their sums are exact in every order."""
     draw, shape = Drawing(rng, np.float16), (int(rng.integers(1, 6)), int(rng.integers(1, 40)))
     values, inputs = ["x", "w"], {"x": shape, "w": shape}
     feeds = {"x": rng.choice([60000, 300, -300, 7, 2e-4, 3.1, 0.1, -1], shape), "w": rng.choice([1000, 3, -0.3, 1e-3, 11], shape)}
@@ -93,7 +92,7 @@ class Chain(Drawing):
         self.rows, self.width = int(rng.integers(2, 6)), int(rng.choice([8, 24, 64, 96]))
 
     def axes(self, *axes: int) -> str:
-        """Add axes of a reduction."""
+        """Add axes of a reduction as a constant."""
         return self.constant(list(axes or (-1,)), np.int64)
 
     def square(self, x: str) -> str:
@@ -108,7 +107,7 @@ class Chain(Drawing):
         )
 
     def divided(self, x: str, variance: str) -> str:
-        """Divide by the square root of ``variance``, in one of the ways in which exporters write it."""
+        """Divide by the square root of ``variance``, in one of the forms that exporters write."""
         safe = self.node("Add", variance, self.constant(self.pick(1e-5, 1e-6, 1e-3)))
         if self.rng.random() < 0.2:
             return self.node("Mul", x, self.node("Pow", safe, self.constant(-0.5)))
@@ -152,7 +151,7 @@ class Chain(Drawing):
         return self.node("Div", powers, self.node("ReduceSum", powers, self.axes()))
 
     def attention(self, x: str) -> str:
-        """Scores without a scale, or with one that follows; keys and values are products with weights."""
+        """Add attention: scores without a scale, or with one that follows. Keys and values are products with weights."""
         keys = self.node("Transpose", self.linear(x), perm=[1, 0])
         scores = self.node("MatMul", self.linear(x), keys)
         if self.rng.random() < 0.6:
@@ -163,13 +162,13 @@ class Chain(Drawing):
         return self.node("MatMul", self.softmax(scores), self.linear(x))
 
     def gram(self, x: str) -> str:
-        """A matrix of second moments, normalised by its largest element."""
+        """Add a matrix of second moments, normalised by its largest element."""
         moments = self.node("MatMul", self.node("Transpose", x, perm=[1, 0]), x)
         largest = self.node("ReduceMax", self.node("Abs", moments), self.axes(0, 1))
         return self.node("MatMul", self.unit(x), self.node("Div", moments, self.node("Add", largest, self.constant(1))))
 
     def gate(self, x: str) -> str:
-        """A product of two activations before a quotient, or of one and a gate."""
+        """Add a product of two activations before a quotient, or of one and a gate."""
         other = self.linear(x)
         if self.rng.random() < 0.3:
             return self.node("Mul", other, self.node("Sigmoid", x))
@@ -199,7 +198,7 @@ class Chain(Drawing):
         return self.node("Log", squares if self.rng.random() < 0.5 else self.node("Mul", squares, squares))
 
     def deviation(self, x: str) -> str:
-        """A row's standard deviation as a number for each element."""
+        """Add a row's standard deviation as a number for each element."""
         centred = self.node("Sub", x, self.mean(x))
         return self.node("Add", self.node("Mul", x, self.constant(0.5)), self.node("Sqrt", self.mean(self.square(centred))))
 
@@ -217,7 +216,7 @@ BLOCKS = (
 
 
 def draw_chain(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.ndarray], str]:
-    """Draw a model of one to three blocks, with activations some of whose channels reach 10,000, and the names of its blocks."""
+    """Draw a model of one to three blocks and the names of its blocks. In some channels, activations reach 10,000."""
     draw = Chain(rng)
     names = [str(n) for n in rng.choice(BLOCKS, int(rng.integers(1, 4)))]
     value = "x"

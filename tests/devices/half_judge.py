@@ -14,7 +14,8 @@ LIMIT, UNIT, FACTOR = 65504.0, 2.0**-11, 6.0
 
 
 def spread_of(graph: ComputeGraph, feeds: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return how far results move where every value has a relative error of half precision, at most, of four trials."""
+    """Return the largest change of results in four trials. In a trial, every value has a relative error of at most half
+    precision."""
     want, found = run_graph(graph, feeds), dict[str, np.ndarray]()
     for _ in range(4):
 
@@ -31,7 +32,7 @@ def spread_of(graph: ComputeGraph, feeds: Mapping[str, np.ndarray], rng: np.rand
 
 
 def complaint(have: np.ndarray, want: np.ndarray, spread: np.ndarray) -> str:
-    """Return what is wrong with ``have``, or an empty string."""
+    """Return the difference between ``have`` and ``want`` as a message, or an empty string."""
     inside = np.isfinite(want) & (np.abs(want) <= LIMIT)
     if not np.isfinite(have[inside]).all():
         return "not finite where float32 is finite and within float16's range"

@@ -1,7 +1,7 @@
 """Many lengths of one model: right results, few programs, bounded memory, one copy of the weights on disk.
 
 An encoder runs at ``lengths`` lengths from 1 to ``most``, twice in random order. A decoder generates ``tokens`` tokens from an
-empty past, first by runs and then by a bound call that keeps its caches. With ``runs``, the encoder runs at random lengths from
+empty past, first by runs and then by a bound call with in-place caches. With ``runs``, the encoder runs at random lengths from
 ``threads`` threads instead. Every result is compared with ONNX Runtime's. The models are BERT and GPT-2 (``zoo/ranged.py``).
 """
 
@@ -25,9 +25,9 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.shape_buckets import BUCKETS
 
 Array = np.ndarray
-#: Relative to the largest value of an output: float32, and sums in another order.
+#: Relative to the largest value of an output: float32, with sums in another order.
 TOLERANCE = 2e-5
-#: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
+#: Bytes that a process may grow by if nothing new is compiled: allocators retain memory that threads freed.
 GROWTH = 8 << 20
 
 
@@ -51,8 +51,8 @@ class Asked:
 
 @dataclass
 class Found:
-    """What a measurement found: programs that were compiled, the largest error, bytes by which the process grew while nothing new
-    was needed, and bytes on disk for each byte of weights (0: not asked)."""
+    """The result of a measurement. It has the number of compiled programs and the largest error. ``growth`` is that of the
+    process in bytes while nothing new was needed. ``disk`` is the bytes on disk for each byte of weights (0: not measured)."""
 
     what: str
     runs: int
@@ -64,7 +64,7 @@ class Found:
 
     @property
     def fine(self) -> bool:
-        """Whether all is as it should be."""
+        """True if all results are within their limits."""
         return self.programs <= self.most_programs and self.error <= TOLERANCE and self.growth <= GROWTH and self.disk < 1.5
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Found:
 
 @dataclass
 class Judge:
-    """ONNX Runtime on the same model; its answers are kept by length, since inputs are, too."""
+    """ONNX Runtime on the same model; its inputs and results are cached by length."""
 
     model: Open
     proto: onnx.ModelProto
@@ -89,7 +89,7 @@ class Judge:
         self.of = onnx_runtime(self.proto, 1).run
 
     def at(self, length: int) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Inputs of this length, and what comes out."""
+        """Return inputs of this length, and ONNX Runtime's results."""
         if length not in self.known:
             inputs = self.model.inputs_at(self.proto, length, np.random.default_rng(self.seed + length))
             self.known[length] = inputs, self.of(inputs)
@@ -97,7 +97,7 @@ class Judge:
 
 
 def many_lengths(model: Open, lengths: Sequence[int], asked: Asked) -> Found:
-    """All lengths in random order, and again."""
+    """Run all lengths in random order, twice."""
     proto = model.build(asked.seed)
     judge, rng = Judge(model, proto, asked.seed), np.random.default_rng(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,13 +119,13 @@ def many_lengths(model: Open, lengths: Sequence[int], asked: Asked) -> Found:
 
 
 def opened(proto: onnx.ModelProto | Path, model: Open, asked: Asked) -> Executable:
-    """The model for its range."""
+    """Return the model compiled for its range."""
     options = dict(o.split("=", 1) for o in asked.options)
     return rammer.compile(proto, asked.device, shapes={model.symbol: model.span}, options=options)
 
 
 def tokens(model: Open, asked: Asked) -> list[Found]:
-    """A sequence by runs, and one by a bound call: keys and values of the past stay in its memory."""
+    """Generate a sequence by runs, and one by a bound call that stores past keys and values in place."""
     proto, count = model.build(asked.seed), model.span[1] + 1
     judge, exe, kept = Judge(model, proto, asked.seed), opened(proto, model, asked), model.caches(proto)
     bound = exe.bind({"ids": np.array([[3]])}, kept)
@@ -154,7 +154,7 @@ def tokens(model: Open, asked: Asked) -> list[Found]:
 
 
 def from_threads(model: Open, asked: Asked) -> Found:
-    """Runs at random lengths from several threads, the memory measured after a tenth of them."""
+    """Run random lengths from several threads; memory is first measured after a tenth of the runs."""
     proto, span = model.build(asked.seed), model.span
     judge, exe, lock = Judge(model, proto, asked.seed), opened(proto, model, asked), threading.Lock()
     for length in range(span[0], span[1] + 1):

@@ -11,7 +11,7 @@ from rammer.ir.types import TensorType
 
 
 def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:
-    """A padded convolution with bias, residual and ReLU; ``c`` channels a group."""
+    """Return a padded convolution with bias, residual and ReLU; ``c`` channels a group."""
     out, pad = (size - 1) // stride + 1, kernel // 2
     channel = make_add(make_mul(make_floordiv("m", m // groups), c), "c") if groups > 1 else Ref("c")
     x = Load("x", (Ref("n"), channel, *(make_add(make_add(make_mul(a, stride), f"k{a}"), -pad) for a in "hw")), 0.0)
@@ -29,7 +29,7 @@ def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 
 
 
 def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperator, Binding]:
-    """``y[i, j] = sum[k] x[i, k] * w[k, j]``."""
+    """Return ``y[i, j] = sum[k] x[i, k] * w[k, j]``."""
     body = Op("mul", (Load("x", (Ref("i"), Ref("k"))), Load("w", (Ref("k"), Ref("j")))))
     y = Compute("y", "float32", (Axis("i", rows), Axis("j", columns)), body, (Axis("k", depth),), "sum")
     shapes = {"x": (rows, depth), "w": (depth, columns)}
@@ -37,8 +37,8 @@ def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperat
 
 
 def normalised(m: int, c: int, size: int, kernel: int, stride: int = 1, first: bool = True) -> tuple[ROperator, Binding]:
-    """A convolution of ``relu(x * f + g)``, with bias: padding is 0 after these maps. ``first``: weights are the second
-    factor of the product."""
+    """Return a convolution of ``relu(x * f + g)``, with bias. Padding is 0 after these maps. With ``first``, weights are the
+    second factor of the product."""
     image, index = f"n:1, c:{c}, h:{size}, w:{size}", [f"(({a} * {stride}) + k{a}) + -{kernel // 2}" for a in "hw"]
     axes = f"n:1, m:{m}, h:{(size - 1) // stride + 1}, w:{(size - 1) // stride + 1}"
     load = f"pad(v[n, c, {', '.join(index)}], 0.0)" if kernel > 1 else f"v[n, c, h * {stride}, w * {stride}]"
@@ -56,7 +56,7 @@ def normalised(m: int, c: int, size: int, kernel: int, stride: int = 1, first: b
 
 
 def bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]) -> tuple[ROperator, Binding]:
-    """Types and dense storages of everything, in float32."""
+    """Return types and dense storages of all tensors, in float32."""
     types = {n: TensorType("float32", s) for n, s in shapes.items()} | {c.name: c.type for c in operator.computes}
     stored = (*operator.inputs, *operator.outputs)
     return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in stored}, constants)
@@ -73,8 +73,8 @@ CASES = {
     "constant": matmul(16, 96, 40, True),
     "row": matmul(1, 256, 100, True),
 }
-#: Maps before a contraction: batch normalisation and ReLU. "row" has fewer channels than a block of products, "odd" rows that
-#: no copy of 16 bytes fits, "first layer" a flat walk.
+#: Maps before a contraction: batch normalisation and ReLU. "row" has fewer channels than a block of products. "odd" has rows that
+#: do not fit copies of 16 bytes, "first layer" a flat walk.
 PROLOGUES = {
     "pointwise": normalised(48, 64, 12, 1),
     "odd": normalised(24, 40, 7, 1),

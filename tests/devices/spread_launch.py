@@ -1,4 +1,4 @@
-"""Runs of ``spread_ranks`` in processes of MPI, some of which are killed, stopped or held."""
+"""Runs of ``spread_ranks`` in processes of MPI, some of which are killed, stopped or paused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from spread_ranks import Wanted
 
 RANKS = Path(__file__).with_name("spread_ranks.py")
-#: Seconds that processes may take to start and to end, on a machine that does other things.
+#: Seconds that processes may take to start and to end on a busy machine.
 STARTING = 60.0
-#: Seconds until a run is given up, and each of those that shall all be done besides: what hangs ends by itself long before, so
-#: this is for a machine that does other things. Looks (each half a second) until one that was left alone goes on: a launcher ends
-#: who is left in less where others have failed. Looks until a launcher that has no process any more is one that hangs.
+#: Seconds until a run is given up, and further seconds for each expected run. Hanging processes end long before, so this limit is
+#: for busy machines. ALONE: polls (each half a second) until a stopped process that is left alone continues. A launcher ends such
+#: processes sooner after a failure of others. EMPTY: polls until a launcher without processes counts as hanging.
 LONGEST, EACH = 200.0, 0.5
 ALONE, EMPTY = 16, 60
-#: What processes get that shall fail, by fault.
+#: Signals that faulty processes receive, by fault.
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}
 needs_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"
@@ -34,9 +34,11 @@ needs_mpi = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Ended:
-    """How processes ended; ``seconds`` from the fault on, or from their begin, and ``files`` of shared memory
-    that they leave. A fault comes before MPI has ``begun`` in its process, or later. ``hung`` is a launcher that stays when all
-    its processes have ended."""
+    """The end of a run's processes.
+
+    ``seconds`` counts from the fault on, or from the start, and ``files`` of shared memory are left over. ``begun`` is false if
+    the fault came before MPI had begun in its process. ``hung`` is true if the launcher stays when all its processes have ended.
+    """
 
     code: int
     out: str
@@ -49,7 +51,7 @@ class Ended:
 
 
 def launched(wanted: Wanted) -> Ended:
-    """A run in processes, with shared memory in a folder of its own, and the fault that is wanted."""
+    """Run processes with a separate folder of shared memory, and with the wanted fault."""
     shared = Path("/dev/shm")
     with TemporaryDirectory(dir=shared if shared.exists() else None) as memory, TemporaryDirectory() as told:
         line = ["mpirun", "-n", str(wanted.devices), "--oversubscribe", sys.executable, str(RANKS)]
@@ -66,7 +68,7 @@ def launched(wanted: Wanted) -> Ended:
                 out, err, hung = waited(process, Path(told), wanted.victim if wanted.fault == "stop" else -1, longest)
                 seconds = time.monotonic() - begin
             finally:
-                until = time.monotonic() + 2.0  # what was told to end may still be ending
+                until = time.monotonic() + 2.0  # terminated processes may still be ending
                 while (left := members(process.pid)) and time.monotonic() < until:
                     time.sleep(0.05)
                 if left:
@@ -77,8 +79,8 @@ def launched(wanted: Wanted) -> Ended:
 
 
 def waited(process: subprocess.Popen[str], told: Path, stopped: int, longest: float) -> tuple[str, str, bool]:
-    """Stdout and stderr. A stopped process that is left alone, for whom only the launcher waits, goes on. A launcher that hangs
-    when it has no process any more is killed, which is told last."""
+    """Return stdout, stderr, and True if the launcher hung. A stopped process continues if only the launcher waits for it. A
+    launcher that hangs without processes is killed."""
     until, alone, empty, hung = time.monotonic() + longest, 0, 0, False
     while True:
         try:
@@ -98,7 +100,7 @@ def waited(process: subprocess.Popen[str], told: Path, stopped: int, longest: fl
 
 
 def alive(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """Return True if a process has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -106,14 +108,14 @@ def alive(pid: int) -> bool:
 
 
 def surroundings(memory: str) -> dict[str, str]:
-    """Variables of processes whose shared memory is in a folder."""
+    """Return environment variables of processes whose shared memory is in a folder."""
     places = {f"OMPI_MCA_{n}_backing_directory": memory for n in ("btl_vader", "osc_sm", "osc_rdma")}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return os.environ | places | root
 
 
 def faulted(process: subprocess.Popen[str], wanted: Wanted, told: Path) -> bool:
-    """Wait for all processes, and then give one its signal; False where it had ended."""
+    """Wait for all processes, and then send one its signal. Return False if the process had ended."""
     until, files = time.monotonic() + STARTING, [told / str(n) for n in range(wanted.devices)]
     while not all(f.exists() for f in files) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
@@ -132,7 +134,7 @@ def faulted(process: subprocess.Popen[str], wanted: Wanted, told: Path) -> bool:
 
 
 def members(group: int) -> list[str]:
-    """Command lines of the processes in a session that are alive."""
+    """Return command lines of the processes in a session that are alive."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,8 +1,7 @@
-"""A pipeline over all processes of an MPI run, or over devices of this one: what ``test_spread_runs`` starts.
+"""A pipeline over all processes of an MPI run, or over devices of this process, for ``test_spread_runs``.
 
-``mpirun -n 2 python spread_ranks.py '{"device": "rocm", "runs": 20, ...}'``. Each device doubles what the one
-before it made, so a run's output says through how many it went.
-"""
+``mpirun -n 2 python spread_ranks.py '{"device": "rocm", "runs": 20, ...}'``. Each device doubles its predecessor's result, so a
+run's output shows the number of devices passed."""
 
 from __future__ import annotations
 
@@ -41,17 +40,18 @@ from rammer.ir.types import TensorType
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, adding
 
-#: Seconds that processes may start one behind the other, at least.
+#: Least difference in seconds that is allowed between the starts of processes.
 PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run, and what goes wrong in it ``after`` seconds: device ``victim`` raises, gets slow (each step takes ``pause`` seconds
-    more), or its process gets a signal from who started it: kill, stop, or pause, a stop for ``pause`` seconds. That counts from
-    the process's begin where it is ``early``, else from the first run; ``told`` is a folder where processes then write who they
-    are. Each step takes up to ``delay`` seconds more. Where a ``trace`` is wanted, of some runs more, each process's clock is
-    ``ahead`` of that of the one before by so many seconds."""
+    """A run with a fault ``after`` some seconds.
+
+    Device ``victim`` raises, becomes slow (each step takes ``pause`` seconds more), or gets a signal from its parent. Signals are
+    kill, stop, or pause, a stop for ``pause`` seconds. The time counts from the process's start if ``early``, else from the first
+    run. Processes then write their ids to the folder ``told``. Each step takes up to ``delay`` seconds more. With ``trace``, some
+    more runs are traced, and each process's clock is ``ahead`` seconds ahead of the previous one's."""
 
     device: str = "rocm"
     devices: int = 2
@@ -74,13 +74,13 @@ class Wanted:
 
 
 def adds(reads: str, makes: str, length: int) -> RProgram:
-    """``makes`` is ``reads`` and its neighbour."""
+    """Return a program that computes ``makes`` as ``reads`` plus itself."""
     net = TaskNet().tensor(reads, length).add(adding(makes, length, [reads, reads], 16))
     return replace(net.program(Wavefront(), 2), inputs=(Port(reads, reads),), outputs=(Port(makes, makes),))
 
 
 def late_chain(devices: int, length: int) -> DistributedProgram:
-    """As ``chain``; of what crosses there are ``n`` elements in a run, which every device knows."""
+    """Return ``chain`` with transfers of ``n`` elements, a length that every device reads."""
     made = chain(devices, length)
     late = RunShape((AffineExtent((("n", 1),), 0),), (0.0,))
     lengths = SpreadInput("n", "n", TensorType("int64", ()), tuple(range(devices)))
@@ -88,7 +88,7 @@ def late_chain(devices: int, length: int) -> DistributedProgram:
 
 
 def chain(devices: int, length: int) -> DistributedProgram:
-    """Each device adds; the last one's result goes back to the first, which has a second step for it."""
+    """Return a chain of additions over devices. The last result returns to the first device, which has a second step for it."""
     kind = TensorType("float32", (length,))
     transfers = [Transfer(f"t{d}", f"v{d}", kind, d, (d + 1) % devices) for d in range(devices)]
     parts = []
@@ -104,7 +104,7 @@ def chain(devices: int, length: int) -> DistributedProgram:
 
 
 def troubled(part: BoundPart, wanted: Wanted) -> None:
-    """Steps take longer, at random, and one device does what it should not."""
+    """Delay steps at random, and make one device fail."""
     chance, whole, until = random.Random(f"{wanted.seed} {part.device}"), part.compute, time.monotonic() + wanted.after
 
     def compute(bound: BoundStep) -> float:
@@ -119,7 +119,7 @@ def troubled(part: BoundPart, wanted: Wanted) -> None:
 
 
 def present(wanted: Wanted, rank: int) -> None:
-    """Tell who started this process which one it is."""
+    """Report the rank of this process to its parent."""
     if wanted.told:
         made = Path(wanted.told, f"making {rank}")
         made.write_text(str(os.getpid()))
@@ -127,11 +127,11 @@ def present(wanted: Wanted, rank: int) -> None:
 
 
 def main(wanted: Wanted) -> dict[str, Any]:
-    """Counters and times, where device 0 is; raises where outputs are not what one device makes."""
+    """Return counters and times on device 0. Raise AssertionError if outputs differ from those of one device."""
     registry, count = Registry(), wanted.devices
     if wanted.early:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
-    # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
+    # A late start on a loaded machine is not a fault, unless faults at the start are wanted.
     patience = PATIENCE if wanted.early else 3 * PATIENCE
     rank, size = mpi_launch.rank_and_size(patience / mpi_launch.STARTS) if mpi_launch.launched_processes() > 1 else (0, 1)
     if wanted.told:

@@ -1,5 +1,5 @@
-"""Over several devices: layers in turns, operators on the host and outputs that nothing computes, by what one device makes; and
-what a device with memory of its own copies."""
+"""Models over several devices: alternating layers, host operators and outputs without a compute give one device's results.
+Devices with separate memory copy as needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
 from rammer.frontend.read.reader import read_model
-from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 from rammer.passes.pass_pipeline import default_passes
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
@@ -45,7 +45,7 @@ HOSTED = HEAD + (
 def ran(
     spread: DistributedProgram, backends: Sequence[Backend], inputs: Mapping[str, Array], runs: int = 3
 ) -> tuple[Any, list[Counters]]:
-    """Outputs of all of some runs, of which two are in flight, and what was counted."""
+    """Return the outputs and counters of several runs, two of which are in flight."""
     sites = tuple(Site("any") for _ in backends)
     made = SpreadRuns(spread, dict(enumerate(backends)), Joined(sites, LOCAL, 2, 60.0))
     try:
@@ -63,7 +63,7 @@ def test_layers_in_turns_are_steps(device: str, rng: np.random.Generator, seed: 
     registry, devices = Registry(), int(rng.integers(2, 4))
     backend = registry.open(device, options={"tiles": "16"} if device == "ipu_sim" else {})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry)
-    made.passes = (*default_passes()[:-1], RollRecurrences(int(rng.integers(2, steps)), int(rng.integers(2, 9))))
+    made.passes = (*default_passes()[:-1], ChunkRecurrent(int(rng.integers(2, steps)), int(rng.integers(2, 9))))
     inputs, read = net.inputs(rng), read_model(net.model(np.random.default_rng(seed)))
     shapes = {n: v.shape for n, v in inputs.items()}
     spread = compile_spread([(device, made)] * devices, read, shapes)
@@ -111,7 +111,7 @@ def test_a_device_that_queues_all_its_steps_refuses_the_host() -> None:
 
 
 class Apart:
-    """An array in a memory of its own."""
+    """An array in separate device memory."""
 
     def __init__(self, values: Array) -> None:
         self.values, self.shape, self.dtype = values.copy(), values.shape, values.dtype
@@ -119,7 +119,7 @@ class Apart:
 
 
 class ApartBound:
-    """A bound call that reads and writes arrays that the host cannot."""
+    """A bound call whose arrays the host cannot access."""
 
     notes, clock, stream = (), "wall", None
 
@@ -145,7 +145,7 @@ class ApartBound:
 
 
 class ApartBackend:
-    """A device with memory of its own, as the core sees it."""
+    """A device with separate memory, as the core sees it."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -163,7 +163,7 @@ class ApartBackend:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(6))
 def test_devices_with_memory_of_their_own_hand_on_what_is_there(number: int, rng: np.random.Generator, seed: int) -> None:
-    """Steps of one device, one behind the other, with another between; some devices see the host's memory."""
+    """Check consecutive steps of one device with another device's step between them; some devices see host memory."""
     random, made, read = Random(seed), compiler(), read_model(hosted() if number % 2 else dense_layers(4))
     names = ["a", "b", "s"] if number % 2 else [f"m{k}" for k in range(4)]
     text = "\n".join(f"{n} {random.randrange(2)}" for n in names)

@@ -1,4 +1,4 @@
-"""Products that become one, on devices: how many operators are left, that none copies, and what they compute."""
+"""Batching of products on devices: number of operators, absence of copies, and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer.runtime.model_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-#: Random models of a run of the tests.
+#: Random models in each run of the tests.
 COUNT = {"ipu_sim": 4, "rocm": 2}
 Maker = Callable[[np.random.Generator], onnx.ModelProto]
 
@@ -78,7 +78,7 @@ def test_random_siblings_agree_with_onnxruntime(device: str, seed: int) -> None:
 
 @pytest.mark.parametrize("device", COUNT)
 def test_a_batch_in_float16(device: str, rng: np.random.Generator) -> None:
-    """What is batched after tensors became 16 bits wide is what it was apart, but for roundings."""
+    """Check that batching after the conversion to 16 bits changes results only by roundings."""
     proto = widths(rng, 8, 8, 5)
     runs = list[dict[str, np.ndarray]]()
     for batching in ("off", "all"):
@@ -91,7 +91,7 @@ def test_a_batch_in_float16(device: str, rng: np.random.Generator) -> None:
 
 
 def test_tasks_that_keep_several_veus_busy_cost_that_many() -> None:
-    """Three products of 14 tasks of 8 blocks fill 132 vEUs three times; a schedule counts tasks only."""
+    """Check three products of 14 tasks of 8 blocks, which fill 132 vEUs three times; a schedule counts only tasks."""
     pytest.importorskip("cuda.bindings")
     backend = Registry().open("cuda", target="sm_90a")
     compiler = Compiler(backend, CompileOptions(), KernelStore(None))

@@ -1,4 +1,4 @@
-"""Bound calls on host arrays, on every device: what may be bound, that runs read and write it where it is, what is refused."""
+"""Bound calls on host arrays, on every device: supported arrays, access in place, and refusals."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_values_are_not_written_into_an_input_whose_elements_share_memory(twice:
 
 
 def test_overlaps_are_found_exactly(rng: np.random.Generator) -> None:
-    """Random strides, by every place of an array; other libraries give them in elements, or in ``__cuda_array_interface__``."""
+    """Check random strides by enumerating an array's offsets. Other libraries give strides in elements, or in
+    ``__cuda_array_interface__``."""
     found = [0, 0]
     for _ in range(2000):
         shape = tuple(int(n) for n in rng.integers(0, 5, rng.integers(0, 4)))

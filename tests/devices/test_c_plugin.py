@@ -1,4 +1,4 @@
-"""The second example plugin, `rammer_c`: generated C on threads. It passes the kit, and uses nothing private."""
+"""The second example plugin, `rammer_c`: generated C on threads. It passes the kit, and uses only public names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer_testing.subject import Subject
 
 import rammer_c
 
-#: Lines that a page can quote.
+#: Largest number of lines that a page can quote.
 LONGEST = 260
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
@@ -54,7 +54,7 @@ def test_errors_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_a_strangers_plugin() -> None:
-    """Short, and with imports of public names of the core alone."""
+    """Check that it is short and imports only public names of the core."""
     text = Path(rammer_c.__file__).read_text()
     assert len(text.splitlines()) <= LONGEST
     imports = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.module]

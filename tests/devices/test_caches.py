@@ -1,4 +1,4 @@
-"""Bound calls whose lengths change, and caches that grow in their inputs' memory: right at every step, on every device."""
+"""Bound calls whose lengths change, and caches that grow in place: right at every step, on every device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORPUS = Path(__file__).parents[1] / "corpus" / "models"
 
 
 def _whole(model: RangedModel, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``inputs`` in arrays of the greatest lengths, with what is no number, or no place, behind them."""
+    """Return ``inputs`` in arrays of the greatest lengths, with NaN or invalid positions past the lengths."""
     high = model.inputs({s: most for s, (_, most) in model.spans.items()}, np.random.default_rng(0))
     for name, array in high.items():
         array[...] = np.nan if array.dtype.kind == "f" else 1 << 40
@@ -39,7 +39,7 @@ def _whole(model: RangedModel, inputs: dict[str, np.ndarray]) -> dict[str, np.nd
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
 def test_bound_calls_take_every_length(device: str, name: str, rng: np.random.Generator) -> None:
-    """One program for the whole range, whatever arrays hold beyond the length."""
+    """Check one program for the whole range, for any data past the length."""
     model = RANGED[name](rng)
     exe, session = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _session(model.proto)
     bound = exe.bind(_whole(model, model.inputs({s: low for s, (low, _) in model.spans.items()}, rng)))
@@ -69,7 +69,7 @@ def _program(exe: Executable) -> RProgram:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_grows_where_it_lies(device: str, rng: np.random.Generator) -> None:
-    """Two sequences one after the other, the second one shorter, then one that begins with what is there already."""
+    """Check two sequences in a row, the second one shorter, then one that continues an existing cache."""
     model = RANGED["cache"](rng)
     exe, session = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _session(model.proto)
     bound = exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
@@ -87,18 +87,18 @@ def test_a_cache_grows_where_it_lies(device: str, rng: np.random.Generator) -> N
             np.testing.assert_allclose(bound.to_host("y")["y"], y, 1e-4, 1e-5)
         np.testing.assert_array_equal(bound.to_host("present")["present"], past)
     bound.close()
-    assert not exe.cache  # its memory was of this call alone
+    assert not exe.cache  # its memory was released with this call
     exe.close()
 
 
 def test_a_step_writes_one_row(rng: np.random.Generator) -> None:
-    """Tasks of the operator that appends are one row each, and all but one of them end at once."""
+    """Check that tasks of the appending operator are one row each, and all but one are skipped."""
     model = RANGED["cache"](rng)
     exe = rammer.compile(model.proto, "ipu_sim", shapes={"past": (0, 63)}, options={"tiles": "8"})
     exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
     (operator,) = (o for o in _program(exe).operators if "present" in o.outputs)
     assert operator.tile[1] == 1
-    assert [str(e) for e in operator.endings] == ["i1 at length_past + 1", "i1 below length_past"]
+    assert [str(e) for e in operator.skips] == ["i1 from length_past + 1", "i1 before length_past"]
     exe.close()
 
 
@@ -107,7 +107,7 @@ def test_a_step_writes_one_row(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("batch", "tokens", "mode"), [(1, 1, "linear"), (1, 3, "linear"), (2, 1, "circular"), (3, 2, "linear")])
 def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int, mode: str, rng: np.random.Generator) -> None:
-    """Opset 24's caches of a fixed size, with the position as an input."""
+    """Check opset 24's caches of a fixed size, with the position as an input."""
     proto = parser.parse_model(f"""<ir_version: 11, opset_import: ["" : 24]>
         scatter (float[{batch}, 2, {tokens}, 4] q, float[{batch}, 2, {tokens}, 4] k, float[{batch}, 2, {tokens}, 4] v,
                  float[{batch}, 2, 12, 4] keys, float[{batch}, 2, 12, 4] values, int64[{batch}] at)
@@ -134,7 +134,7 @@ def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int,
     program = _program(exe)
     assert "all of output 'more_keys' is written" not in " ".join(bound.notes)
     assert [b.kind for b in program.buffers].count("state") == 2
-    assert [e.beside is not None for o in program.operators for e in o.endings if e.below] == [batch > 1] * 2
+    assert [e.window is not None for o in program.operators for e in o.skips if e.before] == [batch > 1] * 2
     exe.close()
 
 
@@ -142,7 +142,7 @@ def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int,
 @pytest.mark.parametrize("number", range(40))
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_of_each_sequence_are_all_that_is_written(device: str, number: int, rng: np.random.Generator) -> None:
-    """Caches of any rank, along any axis but the first, at places that end with the cache or go round."""
+    """Check caches of any rank, along any axis but the first, at positions that end with the cache or wrap around."""
     shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(2, 5)))
     axis, circular = int(rng.integers(1, len(shape))), bool(rng.integers(2))
     count = int(rng.integers(1, shape[axis] + 1))
@@ -169,12 +169,12 @@ def test_rows_of_each_sequence_are_all_that_is_written(device: str, number: int,
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("beside at by i0 for 2 of 6", "beside at by i0 for 1 of 6"),
-        ("beside at by i0 for 2 of 6", "beside at by i0 for 2"),
-        ("beside at by i0 for 2 of 6", "beside at by i2 for 2 of 6"),
-        ("beside at by i0 for 2 of 6", "beside at by i0 for 2 of 5"),
-        ("beside at by", "beside other by"),
-        ("i1 beside", "i2 beside"),
+        ("outside at by i0 for 2 of 6", "outside at by i0 for 1 of 6"),
+        ("outside at by i0 for 2 of 6", "outside at by i0 for 2"),
+        ("outside at by i0 for 2 of 6", "outside at by i2 for 2 of 6"),
+        ("outside at by i0 for 2 of 6", "outside at by i0 for 2 of 5"),
+        ("outside at by", "outside other by"),
+        ("i1 outside", "i2 outside"),
         ("lt((i1 - at[i0]) % 6, 2)", "lt((i1 - at[i0]) % 6, 3)"),
     ],
 )
@@ -195,7 +195,7 @@ def test_the_verifier_refuses_rows_that_are_not_all(old: str, new: str) -> None:
 
 
 def _reopened(exe: Executable, path: Path, device: str) -> Executable:
-    """The compiled file of a model."""
+    """Return the compiled file of a model, loaded."""
     save_artifact(path, exe.artifact(exe.compile_whole({})))
     exe.close()
     return rammer.compile(path, device, options=OPTIONS.get(device))
@@ -205,7 +205,7 @@ def _reopened(exe: Executable, path: Path, device: str) -> Executable:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_states_of_a_compiled_file_are_copied(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    """As those of a model in every number; two calls have states of their own, and plain runs go on."""
+    """Check bitwise equality with the model's states; two calls have separate states, and plain runs still work."""
     model = RANGED["cache"](rng)
     exe = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device))
     exe, session = _reopened(exe, tmp_path / "cache.rammer", device), _session(model.proto)
@@ -248,7 +248,7 @@ def test_states_of_fixed_shapes_of_a_compiled_file(device: str, rng: np.random.G
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_does_not_continue_its_input_is_copied(device: str, rng: np.random.Generator) -> None:
-    """A state that every step computes anew from all of the old one."""
+    """Check a state that every step recomputes from all of the old one."""
     proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         cell (float[3] x, float[3, 3] h) => (float[3, 3] next, float[3] y) {
             turned = Transpose (h)  sum = Add (turned, x)  next = Tanh (sum)  y = ReduceSum <keepdims = 0> (next, axis)
@@ -271,12 +271,12 @@ def test_what_cannot_be_bound_is_refused(rng: np.random.Generator) -> None:
     exe, x = rammer.compile(model.proto, "toy", shapes=model.spans), np.zeros((2, 1, 4), np.float32)
     for outputs, why in (
         ({"other": "past"}, "no output"),
-        ({"present": "other"}, "has not"),
+        ({"present": "other"}, "does not have"),
         ({"present": "past", "y": "past"}, "two outputs"),
     ):
         with pytest.raises(BadInput, match=why):
             exe.bind({"x": x}, outputs)
-    with pytest.raises(BadInput, match="stays in input"):
+    with pytest.raises(BadInput, match="the state in input"):
         exe.bind({"x": x, "past": np.zeros((2, 11, 4), np.float32)}, {"present": "past"})
     bound = exe.bind({"x": x}, {"present": "past"})
     for lengths, why in (({"past": 10}, "range is 0..9"), ({"past": 1.5}, "range"), ({"seq": 1}, "no length 'seq'")):
@@ -288,10 +288,10 @@ def test_what_cannot_be_bound_is_refused(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("past[i0, i1, i2], where", "past[i0, i1, i2] * 2.0, where"),  # another number where the old one stays
+        ("past[i0, i1, i2], where", "past[i0, i1, i2] * 2.0, where"),  # another value where the old one stays
         ("past[i0, i1, i2], where", "past[i0, i1, 0], where"),  # another element
         ("lt(i1, length_past[()]), past", "lt(i1, length_past[()] + -1), past"),  # tasks that end too early
-        ("ends i1 below length_past", "ends i1 below length_past + 1"),
+        ("skip i1 before length_past", "skip i1 before length_past + 1"),
         ("tnew[b0, m, k] *", "past[b0, k, k] *"),  # another reader of the old cache
         ("buffer present: f32 80 state", "buffer present: f32 80 output"),
     ],
@@ -318,7 +318,7 @@ def test_the_verifier_refuses_states_that_are_none(old: str, new: str, rng: np.r
     ],
 )
 def test_the_loop_of_the_readme_decodes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedily, the tokens that ONNX Runtime finds: a model with random weights, for which they are hardly ever close."""
+    """Check that greedy decoding finds ONNX Runtime's tokens; with random weights, ties are very unlikely."""
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (code,) = (block for block in text.split("```") if "step.run" in block)
     assert len(code.strip().splitlines()) <= 11

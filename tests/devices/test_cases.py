@@ -1,4 +1,4 @@
-"""Tables for parts of a range: whatever tilings they have, that for a length is right at it, in runs, bound calls and files."""
+"""Length variants for parts of a range: results at each length, with any tiling, in runs, bound calls and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
 def drawn(device: str, model: RangedModel, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Executable:
-    """The model as one program on a device that wants three cases, each with other tilings than the one before."""
+    """Return the model as one program on a device that requests three length variants. Each variant has other tilings than the
+    one before."""
     exe = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device))
     exe.lengths = replace(exe.lengths, buckets=1)
     backend = exe.backend
@@ -39,13 +40,13 @@ def drawn(device: str, model: RangedModel, monkeypatch: pytest.MonkeyPatch, rng:
     def load_case(program: RProgram, constants: Mapping[str, Any], first: Loaded) -> Loaded:
         return backend.load(program, constants)
 
-    for name, value in {"cases": 3, "recast": recast, "load_case": load_case}.items():
+    for name, value in {"cases": 3, "retile_for": recast, "load_case": load_case}.items():
         monkeypatch.setattr(backend, name, value, raising=False)
     return exe
 
 
 def saved(exe: Executable, compiled: Compiled, path: Path) -> Executable:
-    """The program, read from a file."""
+    """Return the program, read from a file."""
     save_artifact(path, exe.artifact(compiled))
     return rammer.compile(path)
 
@@ -57,7 +58,7 @@ def saved(exe: Executable, compiled: Compiled, path: Path) -> Executable:
 def test_every_case_is_right(
     device: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Beside ONNX Runtime, at the ends of all parts: by runs, a bound call, and a file's program."""
+    """Compare with ONNX Runtime at the ends of all parts: by runs, a bound call, and a file's program."""
     model = RANGED[name](rng)
     exe, reference = drawn(device, model, monkeypatch, rng), PeerSession(model.proto)
     ((symbol, span),) = model.spans.items()
@@ -85,18 +86,18 @@ def test_every_case_is_right(
 
 
 def test_operators_that_are_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """By part; and each of them gets what the first did."""
+    """Check one request for each part; equal operators get the first one's answer."""
     lines = "".join(f"a{i} = MatMul({f'h{i - 1}' if i else 'x'}, w{i})  h{i} = Softmax<axis = 0>(a{i})  " for i in range(5))
     weights = {f"w{i}": rng.standard_normal((8, 8)).astype(np.float32) for i in range(5)}
     model = RangedModel(parsed(f"layers (float[seq, 8] x) => (float[seq, 8] h4) {{ {lines} }}", **weights), {"seq": (1, 60)})
     exe = drawn("ipu_sim", model, monkeypatch, rng)
-    recast, asked = exe.backend.recast, list[str]()  # type: ignore[attr-defined]
+    recast, asked = exe.backend.retile_for, list[str]()  # type: ignore[attr-defined]
 
     def counted(operator: ROperator, binding: Binding, within: float) -> Any:
         asked.append(binding.key(operator))
         return recast(operator, binding, within)
 
-    monkeypatch.setattr(exe.backend, "recast", counted)
+    monkeypatch.setattr(exe.backend, "retile_for", counted)
     exe.prepare(model.inputs({"seq": 60}, rng))
     (segment,) = next(iter(exe.cache.values())).compiled.segments
     assert isinstance(segment, ProgramSegment) and segment.cases is not None
@@ -110,7 +111,7 @@ def test_operators_that_are_alike_are_asked_about_once(monkeypatch: pytest.Monke
 
 
 def test_parts_of_a_range(rng: np.random.Generator) -> None:
-    """They cover it, each length once, and none is much larger than its share."""
+    """Check that they cover the range, each length once, in parts of similar size."""
     for _ in range(200):
         low = int(rng.integers(0, 50))
         span, count = (low, low + int(rng.integers(1, 600))), int(rng.integers(1, 9))

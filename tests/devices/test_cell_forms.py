@@ -1,4 +1,4 @@
-"""However a recurrent cell is written, it becomes what ONNX's LSTM or GRU becomes."""
+"""Recurrent cells in any form: they become the same as ONNX's LSTM or GRU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-#: How gates lie in exporters' weights: ONNX, Keras, PyTorch, TensorFlow 1; TensorFlow's GRU.
+#: Orders of gates in exporters' weights: ONNX, Keras, PyTorch, TensorFlow 1; TensorFlow's GRU.
 ORDERS = {"LSTM": ("iofc", "ifco", "ifoc", "icfo"), "GRU": ("zrn", "rzn")}
 WIDTHS = (8, 13, 24, 48, 57, 64, 100, 128, 256)
 BATCHES = (1, 1, 2, 8, 32)
@@ -27,7 +27,7 @@ DEVICES = ("cuda", "rocm", "ipu_sim")
 
 
 def device_of(name: str) -> Backend:
-    """A device that need not be there: programs are only predicted."""
+    """Return a device that may be absent: programs are only predicted."""
     return Registry().open("cuda", target="sm_90a") if name == "cuda" else opened(name)
 
 
@@ -38,7 +38,7 @@ def made(proto: onnx.ModelProto, backend: Backend) -> ProgramSegment:
 
 
 def drawn(rng: np.random.Generator, written: str, steps: int, kind: str = "LSTM") -> CellForm:
-    """A form without peepholes, of one cell a run or a few."""
+    """Return a form without peepholes, of one or a few cells in a run."""
     width, order = int(rng.choice(WIDTHS)), str(rng.choice(ORDERS[kind]))
     linear = kind == "GRU" and written != "joint" and bool(rng.integers(2))
     bias = str(rng.choice(["", "first", "both"] if linear else ["", "first", "last", "both"]))
@@ -47,7 +47,7 @@ def drawn(rng: np.random.Generator, written: str, steps: int, kind: str = "LSTM"
     return CellForm(written, steps, width, depth, batch, order, bias, turned, together, False, linear, kind)
 
 
-#: Of one size each, as drawn ones take long: what a layer is predicted to take, of ONNX's, at most.
+#: Forms of one size each, since drawn ones take long, with the largest allowed ratio to the predicted time of ONNX's layer.
 FORMS = {
     **{f"lstm {w}": (CellForm(w, 2, 48, 48, bias="first", together=w == "hoisted"), 1.01) for w in WRITTEN if w != "gates"},
     **{f"gru {w}": (CellForm(w, 2, 24, 24, 1, "rzn", "first", True, kind="GRU"), 1.1) for w in ("whole", "joint")},
@@ -68,7 +68,7 @@ def test_a_cell_is_predicted_as_a_layer_however_it_is_written(device: str, name:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cell_of_a_product_for_each_gate_is_predicted_as_an_lstm(device: str, rng: np.random.Generator) -> None:
     backend, form = device_of(device), drawn(rng, "gates", 3)
-    # Sums of floats are not regrouped: a bias that is added last stays in every step, which may cost the simulator 9%.
+    # Sums of floats are not reassociated: a bias that is added last stays in every step, which may cost the simulator 9%.
     form = replace(form, batch=1, bias=form.bias and "first")
     products, given = (made(proto, backend).program for proto in cell_form(rng, form))
     # Names decide between kernels that are equally good.
@@ -78,7 +78,8 @@ def test_a_cell_of_a_product_for_each_gate_is_predicted_as_an_lstm(device: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_how_weights_lie_changes_nothing(device: str, rng: np.random.Generator) -> None:
-    """Weights of [depth, columns] and of [columns, depth] give programs that take as long, but for tiles that take the same."""
+    """Check that weights of [depth, columns] and of [columns, depth] give programs of equal predicted time. Only tiles of equal
+    time may differ."""
     backend, form = device_of(device), replace(drawn(rng, "gates", 2), batch=1, bias="first")
     turned, straight = (made(cell_form(rng, replace(form, turned=t))[0], backend) for t in (True, False))
     assert turned.program.predicted == pytest.approx(straight.program.predicted, rel=1e-9), form

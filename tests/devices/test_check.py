@@ -16,7 +16,7 @@ from rammer.errors import BadInput
 from rammer.runtime.operator_check import RULES, VARIABLE
 
 DEVICES = ("toy", "rocm", "ipu_sim")
-#: Inputs of ONNX's operators that are called indices, and are free or refused at other places.
+#: Inputs of ONNX's operators named indices that are unrestricted or checked elsewhere.
 FREE = {
     "OneHot": "an index out of range gives the off value",
     "MaxUnpool": "a flat place in a result",
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def problem(proto: onnx.ModelProto, device: str, inputs: dict[str, np.ndarray]) -> str:
-    """What a run says, "" if it is good."""
+    """Return the error message of a run, or "" if it succeeds."""
     exe = rammer.compile(proto, device)
     try:
         exe.run(inputs)
@@ -86,7 +86,7 @@ def test_the_operator_and_the_index_are_named(op: str, device: str, rng: np.rand
 
 
 def test_every_operator_with_indices_has_a_rule() -> None:
-    """By the names that ONNX gives to inputs."""
+    """Check this by ONNX's names of inputs."""
     named = {
         s.name
         for s in defs.get_all_schemas()
@@ -117,7 +117,7 @@ def test_the_operator_that_makes_nan_is_named(device: str) -> None:
 
 
 def test_infinities_of_the_model_are_its_own(device: str, rng: np.random.Generator) -> None:
-    """A mask of minus infinity is usual; a row of nothing else makes NaN, and that is an error."""
+    """Check that a mask of minus infinity passes; a row of nothing else makes NaN, which is an error."""
     nodes = [
         helper.make_node("Constant", [], ["inf"], value_float=float("inf")),
         helper.make_node("Neg", ["inf"], ["low"]),
@@ -133,7 +133,7 @@ def test_infinities_of_the_model_are_its_own(device: str, rng: np.random.Generat
 
 @pytest.mark.slow
 def test_what_waits_for_values_is_checked(device: str) -> None:
-    """Rows whose number data decides, and a loop that stays one."""
+    """Check rows whose number depends on data, and a loop that is not unrolled."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["g"]), helper.make_node("Add", ["s", "s"], ["t"])],
         "b",

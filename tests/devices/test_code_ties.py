@@ -1,4 +1,4 @@
-"""Numbers at ties of their rounding become the codes that ONNX names: every operation before QuantizeLinear rounds once."""
+"""Quantisation of numbers at rounding ties: every operation before QuantizeLinear rounds once, as in ONNX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rammer
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Element types of codes with their ends.
+#: Limits of the integer element types.
 ENDS: Final = {
     "uint8": (0, 255),
     "int8": (-128, 127),
@@ -22,8 +22,8 @@ ENDS: Final = {
     "uint4": (0, 15),
     "int4": (-8, 7),
 }
-#: Whole numbers ``k`` times a scale ``s``, and a half of the scale besides: ties, of which a product and a sum in one rounding
-#: moves some. ``v`` is quantised; ``ones`` is a matrix of 1, with which a product repeats its first column.
+#: Integers ``k`` times a scale ``s``, plus half of the scale: ties. Rounding product and sum only once moves some of them. ``v``
+#: is quantised; ``ones`` is a matrix of 1, with which a product repeats its first column.
 BYTES: Final = "bytes = Cast <to = 2> (k)"
 FORMS: Final = {
     "map": "p = Mul(k, s) v = Add(p, half)",
@@ -36,13 +36,13 @@ FORMS: Final = {
     "sum": "m = ReduceSum <keepdims = 1> (k, axes) p = Mul(m, s) v = Add(p, half)",
     "transposed": "t = Transpose(k) p = Mul(t, s) v = Add(p, half)",
 }
-#: Rows and columns of ``k``: whole vectors and a rest, or none that is whole.
+#: Rows and columns of ``k``: whole vectors with a remainder, or less than one vector.
 SHAPES: Final = ((256, 16), (37, 7))
 SCALES: Final = 12
 
 
 def model(form: str, kind: str, columns: int, zero: int) -> ModelProto:
-    """A model of float inputs ``k``, ``s`` and ``half``, whose codes are the output as floats."""
+    """Return a model of float inputs ``k``, ``s`` and ``half``; its output is the codes as floats."""
     constants = [
         numpy_helper.from_array(np.ones((columns, columns), np.float32), "ones"),
         numpy_helper.from_array(np.ones((columns, columns), np.int8), "codes"),
@@ -57,7 +57,7 @@ def model(form: str, kind: str, columns: int, zero: int) -> ModelProto:
 
 
 def wanted(form: str, k: Array, s: Array, half: Array) -> Array:
-    """The numbers before QuantizeLinear, each operation of float32."""
+    """Return the numbers before QuantizeLinear, with each operation in float32."""
     if form in ("integer product", "product", "sum"):
         k = np.repeat(k.sum(1, keepdims=True), 1 if form == "sum" else k.shape[1], 1)
     p = (k.T if form == "transposed" else k) * s
@@ -69,14 +69,14 @@ def wanted(form: str, k: Array, s: Array, half: Array) -> Array:
 
 
 def coded(v: Array, s: Array, zero: int, kind: str) -> Array:
-    """The codes of float32 numbers, as ONNX defines QuantizeLinear."""
+    """Return the codes of float32 numbers, as ONNX defines QuantizeLinear."""
     return np.clip(np.rint(v / s) + np.float32(zero), *ENDS[kind])
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_ties_become_the_codes_of_two_roundings(form: str, device: str, seed: int, rng: np.random.Generator) -> None:
-    """``--seed`` repeats which element type and shape a form has."""
+    """Check with an element type and a shape that ``--seed`` reproduces."""
     random = Random(f"{seed} {form}")
     kind, (rows, columns) = random.choice(sorted(ENDS)), random.choice(SHAPES)
     first = 0 if "bytes" in FORMS[form] else -(rows // 2)

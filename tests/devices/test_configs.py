@@ -1,4 +1,4 @@
-"""Families and configurations that a device says it has are those that its search offers: others are refused in files."""
+"""Declared families and configurations of a device equal those that its search offers; files with others are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rammer_testing.cases import Sampler
 from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
 
-#: Sampled cases, and candidates that are looked at of each operator.
+#: Sampled cases, and the largest number of candidates examined of each operator.
 CASES, MOST = 12, 60
 
 
@@ -38,7 +38,7 @@ def test_what_is_offered_is_declared(device: str, seed: int) -> None:
     seen = set[str]()
     for _ in range(CASES):
         for subject in some(subjects(sampler.next(), backend)):
-            for tiled in islice(backend.offered(subject.operator, subject.binding), MOST):
+            for tiled in islice(backend.all_candidates(subject.operator, subject.binding), MOST):
                 keys = backend.families[tiled.family]
                 assert all(value in keys[key] for key, value in tiled.config), tiled.head()
                 seen.add(tiled.family)

@@ -1,4 +1,4 @@
-"""One contract for every device: the conformance kit, and one program text that runs unchanged on all of them."""
+"""The contract of every device: the conformance kit, and one program text that runs unchanged on all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEVICES = ("rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda
 @pytest.mark.slow
 @pytest.mark.sampled(3, of="device")
 @pytest.mark.parametrize("check", [pytest.param(c, marks=[pytest.mark.alone] if c in TIMED else []) for c in CHECKS])
-@pytest.mark.parametrize("device", [d for d in DEVICES if d != "toy"])  # toy has tests of its own, as it was made
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "toy"])  # toy has separate tests
 def test_conformance(device: str, check: str) -> None:
     with subject(device) as opened:
         CHECKS[check](opened)
@@ -67,7 +67,8 @@ NET = SmallModel(
 
 @cache
 def neutral() -> tuple[str, ProgramSegment, dict[str, Array], Array]:
-    """Text, constants, inputs and float64 outputs of NET with tiles that fit any device and no kernel family."""
+    """Return text, constants, inputs and float64 outputs of NET. Its tiles fit any device, and its operators have the generic
+    kernel family."""
     maker = Subject("ipu_sim", options={"tiles": "24"})
     exe = maker.executable(NET)
     compiled = exe.compile_only({})

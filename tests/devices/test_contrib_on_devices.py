@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators on devices, against their bodies in NumPy, which ONNX Runtime judges elsewhere."""
+"""ONNX Runtime's contrib operators on devices, against their bodies in NumPy; other tests compare these with ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Random models cut in every way that there is, planned and not compiled, so that many cuts are searched for steps that wait for
-each other: their tables are proved, and some run with several runs in flight, where the host mixes what each step reads."""
+"""Random models cut in every way, planned but not compiled, to search many cuts for cyclic waits between steps. Their tables are
+verified. Some run with several runs in flight, with checksums of inputs as results of steps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Mixture:
 
 
 class Planned(Hosting):
-    """Every step as the table of all devices has what is no program: each output is one task that reads all inputs."""
+    """Hosting of every step, as host steps in the table of all devices: each output is one task that reads all inputs."""
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
         table = outline_program(piece, 1e-6, compiler.options.precision)
@@ -74,7 +74,7 @@ class Planned(Hosting):
 
 
 class Unpriced(Spreading):
-    """Cuts whose computes are not priced."""
+    """Partitioning without cost estimates of computes."""
 
     @property
     def costs(self) -> list[Costs]:
@@ -91,7 +91,7 @@ class Case:
     devices: int
 
     def planned(self, graph: ComputeGraph, where: Spots, made: Compiler, random: Random) -> tuple[Cut, DistributedProgram]:
-        """A cut, and its proved table."""
+        """Return a cut, and its verified table."""
         names, links = ("ipu_sim",) * self.devices, ways(random, self.devices)
         spreading = Unpriced(graph, [made] * self.devices, names, links, self.hosting, states=self.states)
         found = spreading.made(graph, where, "planned")
@@ -99,7 +99,7 @@ class Case:
         return found.found, found.joined(graph.name)
 
     def placements(self, random: Random) -> Iterator[tuple[str, ComputeGraph, Spots]]:
-        """The graph cut in every way that is tried for it."""
+        """Yield the graph with its placement, for every strategy."""
         graph, devices = self.graph, self.devices
         yield "by hand", graph, assign_stages(graph, spots(graph, random, devices))
         found = assign_pipeline(graph, [costs(graph, random) for _ in range(devices)], ways(random, devices))
@@ -122,7 +122,7 @@ def costs(graph: ComputeGraph, random: Random) -> Costs:
 
 
 def recurrent(random: Random) -> onnx.ModelProto:
-    """Recurrent layers that read any two earlier results, in either direction."""
+    """Return recurrent layers that read any two earlier results, in either direction."""
     helper, hidden, steps = onnx.helper, random.choice([2, 3]), random.randint(4, 9)
     rng, known = np.random.default_rng(random.randrange(2**31)), ["x"]
     nodes, values = [], [onnx.numpy_helper.from_array(np.array([1]), "axes")]
@@ -143,7 +143,7 @@ def recurrent(random: Random) -> onnx.ModelProto:
 
 
 def bound(seed: int, made: Compiler, random: Random) -> Iterator[Graph]:
-    """Random models after all passes."""
+    """Yield random models after all passes."""
     for index in range(10**6):
         case = graph(seed, index, longest=random.choice([6, 12, 30]))
         layers = recurrent(random) if random.random() < 0.3 else None
@@ -157,11 +157,11 @@ def bound(seed: int, made: Compiler, random: Random) -> Iterator[Graph]:
             if rest is None:
                 yield made.rewritten(found, made.passes)[0]
         except (RammerError, CannotLower):
-            continue  # the reader refuses it, or a shape is known late
+            continue  # the reader refuses it, or a shape is data-dependent
 
 
 def cases(seed: int, made: Compiler, random: Random) -> Iterator[Case]:
-    """Most have operators on the host, some have states, and some serve a range of lengths."""
+    """Yield cases, most with host operators, some with states, and some for a range of lengths."""
     for whole in bound(seed, made, random):
         kinds, devices = sorted({(n.domain, n.bare) for n in whole.nodes}), random.randint(2, 4)
         hosted = set(random.sample(kinds, min(len(kinds), random.randint(1, 3)))) if random.random() < 0.6 else set()
@@ -175,7 +175,7 @@ def cases(seed: int, made: Compiler, random: Random) -> Iterator[Case]:
 
 
 def states(found: ComputeGraph, random: Random) -> dict[str, str]:
-    """Outputs that are an input of their type in the next run."""
+    """Return outputs that are an input of their type in the next run."""
     chosen, free = dict[str, str](), list(found.inputs)
     for name in found.outputs:
         fitting = [n for n in free if found.types[n] == found.types[name]]
@@ -186,7 +186,7 @@ def states(found: ComputeGraph, random: Random) -> dict[str, str]:
 
 
 def check_runs(found: Cut, spread: DistributedProgram, random: Random) -> None:
-    """Runs in flight make what the pieces make one after another."""
+    """Check that concurrent runs give the results of the pieces computed one after another."""
     count, made = len(spread.parts), compiler().backend
     inputs = [{i.name: drawn(i.type, random) for i in spread.inputs} for _ in range(5)]
     joined = Joined((Site("ipu_sim"),) * count, LOCAL, random.randint(1, 3), 20.0)
@@ -209,7 +209,7 @@ def drawn(kind: TensorType, random: Random) -> np.ndarray:
 
 
 def search(seed: int, count: int) -> Counter[str]:
-    """How many cuts of each kind were proved, and run."""
+    """Return the number of verified cuts of each kind, and of runs."""
     made, random, found = compiler(), Random(seed), Counter[str]()
     for _, case in zip(range(count), cases(seed, made, random), strict=False):
         for how, part, where in case.placements(random):
@@ -237,7 +237,7 @@ def test_no_steps_of_many_models_wait_for_each_other(part: int, seed: int) -> No
 
 
 def test_spots_are_put_in_order_and_others_are_refused() -> None:
-    """Of devices at one stage the lower one comes first, so what it reads of a higher one moves it to the next stage."""
+    """Check that of devices at one stage the lower one comes first. Reads from a higher device move it to the next stage."""
     made = compiler()
     text = '<ir_version: 8, opset_import: ["" : 17]> m (float[4] x) => (float[4] c) { a = Tanh(x) b = Neg(a) c = Add(a, b) }'
     whole, _ = bind_until(read_model(onnx.parser.parse_model(text)), {"x": (4,)}, made.lowerings)

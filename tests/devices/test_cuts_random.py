@@ -1,4 +1,4 @@
-"""Random models cut at random, and in shares, compute what one device does; and all processes make the same of a model."""
+"""Random models cut at random, or in tensor-parallel slices: one device's results, and equal programs in all processes."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, GraphCase, 
                     on_its_own(made, found)
                     yield found, case, bound
         except (RammerError, CannotLower):
-            continue  # not on this device, or not all of it
+            continue  # unsupported on this device, at least in part
 
 
 def spots(found: ComputeGraph, random: Random, devices: int) -> dict[str, int]:
-    """Mostly where the operands are."""
+    """Return a device for each compute, mostly that of its operands."""
     where: dict[str, int] = {}
     for c in found.computes:
         near = [where[n] for n in c.reads if n in where]
@@ -96,7 +96,7 @@ def check(spread: DistributedProgram, found: ComputeGraph, case: GraphCase, made
 
 
 def ways(random: Random, devices: int) -> dict[tuple[int, int], Link]:
-    """Links of any speed, some of which share a stretch; others are assumed."""
+    """Return links of random speed, some of which share a segment; others are left to defaults."""
     found = dict[tuple[int, int], Link]()
     for pair in [(a, b) for a in range(devices) for b in range(devices) if a != b and random.random() < 0.8]:
         bandwidth = 10 ** random.uniform(7, 11)
@@ -106,7 +106,7 @@ def ways(random: Random, devices: int) -> dict[tuple[int, int], Link]:
 
 
 def search(seed: int, count: int) -> tuple[int, int, int]:
-    """Cuts, of them in shares, and transfers."""
+    """Return the number of cuts, of tensor-parallel cuts, and of transfers."""
     made, cuts, shares, moves = compiler(), 0, 0, 0
     for number, (found, case, _) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
@@ -139,7 +139,8 @@ def test_many_random_models_cut_at_random(seed: int) -> None:
 
 
 def apart(seed: int, count: int) -> int:
-    """Cuts of models of which an operator or two have no lowering, so that the host computes them; how many of these."""
+    """Check cuts of models with one or two operators without a lowering, which the host computes. Return the number of host
+    steps."""
     made, hosted = compiler(), 0
     for number, (found, case, bound) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
@@ -176,7 +177,7 @@ print(*digests())
 
 
 def digests() -> list[str]:
-    """Of a pipeline, a wavefront and shares."""
+    """Return digests of a pipeline, a wavefront and a tensor-parallel cut."""
     from test_place import lstms, spread_of
     from test_shares import model_of
     from test_shares import spread_of as shared
@@ -187,7 +188,7 @@ def digests() -> list[str]:
 
 @pytest.mark.slow
 def test_every_process_makes_the_same() -> None:
-    """Whatever order sets have there."""
+    """Check this for any iteration order of sets."""
     here = digests()
     env = {**os.environ, "PYTHONHASHSEED": "1"}
     code = PROGRAM.format(folder=os.path.dirname(__file__))

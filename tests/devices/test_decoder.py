@@ -1,4 +1,4 @@
-"""Decoders with weights of a few bits against ONNX Runtime, first tokens and later ones."""
+"""Decoders with weights of a few bits against ONNX Runtime, for first and later tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer_testing.peer_process import PeerSession
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_decoders_are_right(device: str, seed: int) -> None:
-    """Bits, blocks, zero points and what came before at random; all but the smallest weights stay codes."""
+    """Check random bits, blocks, zero points and pasts; all but the smallest weights stay codes."""
     status = Registry().status(device)
     if status.state != "ok":
         pytest.skip(status.reason or status.state)
@@ -38,7 +38,7 @@ def test_decoders_are_right(device: str, seed: int) -> None:
         compiled = exe.compile_only({k: v.shape for k, v in feeds.items()})
         programs = [s.program for s in compiled.segments if hasattr(s, "program")]
         products = [o for p in programs for o in p.operators if o.main.decoded is not None]
-        assert len(products) == 6  # keys and values have fewer weights than are worth it
+        assert len(products) == 6  # keys and values have too few weights to stay codes
         assert device != "rocm" or {o.family for o in products} == {"codes"}
     finally:
         exe.close()

@@ -1,4 +1,4 @@
-"""The dialects of the devices under their own compilers, where those are installed."""
+"""The dialects of the devices under their native compilers, where those are installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rammer_rocm.kernels.task_guards import ended
 
 
 def cases(rng: np.random.Generator) -> dict[str, HostCase]:
-    """One operator for each kind of code that the emitter writes."""
+    """Return one operator for each kind of code that the emitter writes."""
 
     def rand(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
@@ -71,7 +71,7 @@ def cases(rng: np.random.Generator) -> dict[str, HostCase]:
 
 
 def kernel(target: CTarget, function: CFunction, item: HostCase, head: str, group: str) -> str:
-    """A kernel that runs every task, one after another, on one group."""
+    """Return a kernel that runs every task, one after another, on one group."""
     types = item.binding.types
     pointers = ", ".join(f"{target.global_} {target.types[types[n].dtype]} *p{k}" for k, (n, _) in enumerate(function.arguments))
     passed = "".join(f"p{k}, " for k in range(len(function.arguments)))
@@ -131,7 +131,8 @@ def test_opencl_computes_the_reference(device: Any, threads: int, rng: np.random
 
 @pytest.mark.parametrize("length", [1, 37, 70])
 def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.random.Generator) -> None:
-    """Work-items compute nothing beyond it, where operands hold no numbers, and write what lies there, be it within a task."""
+    """Check that work-items skip elements past the length, where operands are NaN, and store the fill value there. The length may
+    be inside a task."""
     import pyopencl as cl
 
     context, queue = device
@@ -140,7 +141,7 @@ def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.rand
     x[length:], x[:, length:] = np.nan, np.nan
     texts = ["t: f32[i:70] = sum[j:70] x[i, j]", "y: f32[i:70] = t[i] * 2.0"]
     item = case(texts, {"x": x, "n": np.array(length)}, (16,), "thread")
-    operator = replace(item.operator, endings=(SkipTasks("i", extent, (7.0,)),), stops=(ReduceBound("t", "j", extent),))
+    operator = replace(item.operator, skips=(SkipTasks("i", extent, (7.0,)),), reduce_bounds=(ReduceBound("t", "j", extent),))
     binding = replace(item.binding, storages={**item.binding.storages, "n": Storage("n", "b_n", 0, (), ())})
     made = ended(operator, write_generic_task(operator, binding, GPU_DIALECT), binding, GPU_DIALECT)
     assert made.inner is not None and made.inner.stops
@@ -186,7 +187,7 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any, rng: np.random.Gener
         pytest.skip("no C++ compiler")
     items = cases(rng)
     source = tmp_path / "codelets.cpp"
-    half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's own type
+    half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's half type
     source.write_text(half + IPU.preamble + "".join(emit_operator(i.operator, i.binding, IPU).text for i in items.values()))
     done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
 def accepted(rng: np.random.Generator) -> tuple[DrawnModel, onnx.ModelProto, PeerSession]:
-    """A model that ONNX Runtime takes: its kernels lack some operators over no elements."""
+    """Return a model that ONNX Runtime supports: its kernels lack some operators over empty tensors."""
     while True:
         net = drawn(rng)
         model = net.model()
@@ -36,7 +36,7 @@ def accepted(rng: np.random.Generator) -> tuple[DrawnModel, onnx.ModelProto, Pee
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_models_are_right_at_random_lengths(device: str, number: int, rng: np.random.Generator) -> None:
-    """Whether one program serves a range or each length has its own: shapes, numbers, and where there are none."""
+    """Check shapes and values, with one program for a range or one for each length, including empty tensors."""
     net, model, session = accepted(rng)
     exe = rammer.compile(model, device, shapes=net.spans, options=OPTIONS.get(device))
     points = [{n: int(rng.integers(low, high + 1)) for n, (low, high) in net.spans.items()} for _ in range(3)]
@@ -57,7 +57,8 @@ def test_random_models_are_right_at_random_lengths(device: str, number: int, rng
 
 
 def test_columns_that_end_within_others_lie_apart(rng: np.random.Generator) -> None:
-    """A product over one element, whose columns are two open axes: found by the search, wrong from the second row on."""
+    """Check a product over one element whose columns are two open axes. The random search found it; its rows were wrong from the
+    second on."""
     made = RangeDraw(rng, {"a": (1, 9), "b": (4, 6)})
     x = made.port((("b", 1, 0), ("a", 1, 0), 1))
     made.node("MatMul", [x, made.weights(1, 4)], (("b", 1, 0), ("a", 1, 0), 4))

@@ -1,4 +1,4 @@
-"""A small rotating sample of the search over kernels, on every device here."""
+"""A small rotating sample of the search over kernels, on every available device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer_testing.single import check, subjects, trial_of
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_a_sample_of_every_kind_is_right(device: str, seed: int) -> None:
-    """A few candidates of a fresh case of every kind: the search itself runs for hours."""
+    """Check a few candidates of a fresh case of every kind: the full search runs for hours."""
     status = Registry().status(device)
     if status.state != "ok":
         pytest.skip(status.reason or status.state)

@@ -1,4 +1,4 @@
-"""Hosts with 1 ms between them, as network namespaces: a model over some is what one device makes, and nothing stays behind."""
+"""Hosts with 1 ms between them, as network namespaces: results of one device, and no processes left over."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces he
 #: Seconds that processes may take to start, run and end on a busy machine.
 PATIENCE = 240.0
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-#: Asks for hosts, starts something on one of them, tells who that and who keeps the hosts is, and waits.
+#: Script: create hosts, start a process on one, print the ids of this process and of the hosts' owner, and wait.
 ASKS = f"""
 import subprocess, sys
 sys.path.insert(0, {str(Path(delayed_file).parent)!r})
@@ -41,7 +41,7 @@ with far_apart(1.0) as hosts:
     print(sleeper.pid, hosts.places[0].split("/")[2], flush=True)
     sleeper.wait()
 """
-#: An ``nsenter`` that opens the host's file and goes there later.
+#: An ``nsenter`` that opens the host's file and enters it later.
 ENTERS_LATE = """
 import ctypes, os, sys, time
 place = os.open(sys.argv[1].split("=", 1)[1], os.O_RDONLY)
@@ -53,7 +53,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def output(line: list[str]) -> str:
-    """What a command prints."""
+    """Return the standard output of a command."""
     environment = os.environ | ROOT | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,7 +92,7 @@ def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np
 
 @pytest.mark.parametrize("late", [False, True])
 def test_hosts_end_with_who_asked_for_them(late: bool, tmp_path: Path) -> None:
-    """Also where what was started is not on its host yet when those who look for it do."""
+    """Check this also if the started process has not entered its host when leftover processes are searched."""
     if late:
         (tmp_path / "nsenter").write_text(f"#!{sys.executable}\n{ENTERS_LATE}")
         (tmp_path / "nsenter").chmod(0o755)
@@ -110,7 +110,7 @@ def test_hosts_end_with_who_asked_for_them(late: bool, tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Return True if a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Models whose operators meet on chip are computed right on every device."""
+"""Models whose operators are fused on chip: right results on every device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_devices_compute_models_with_prologues(name: str, kernel: int) -> None:
 def test_a_normalisation_of_groups_is_one_operator(
     name: str, shape: tuple[int, ...], groups: int, rng: np.random.Generator
 ) -> None:
-    """Its groups are rows of a view, and its result is a view of theirs."""
+    """Check that the groups are rows of a view, and that the result is a view of theirs."""
     kind = f"float[{','.join(map(str, shape))}]"
     text = f"({kind} x, float[6] w_s, float[6] w_b) => ({kind} y) {{ y = GroupNormalization<num_groups={groups}>(x, w_s, w_b) }}"
     model = SmallModel("groups", text)
@@ -45,7 +45,7 @@ def test_a_normalisation_of_groups_is_one_operator(
 
 
 def test_statistics_of_a_normalisation_are_written_where_they_are_wanted(rng: np.random.Generator) -> None:
-    """Mean and InvStdDev are results of the kernel that normalises, one for each row that it writes."""
+    """Check that Mean and InvStdDev are results of the normalising kernel, one for each row that it writes."""
     rows, wide = "float[2,9,1]", "float[2,9,40]"
     text = f"({wide} x, float[40] w) => ({wide} y, {rows} m, {rows} i) {{ y, m, i = LayerNormalization(x, w) }}"
     model = SmallModel("statistics", text)

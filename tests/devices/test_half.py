@@ -1,4 +1,4 @@
-"""float16 on devices that have it, and that nothing kept is mixed up with what is kept of another precision."""
+"""float16 on devices that support it, and separate cache entries for each precision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_float16_on_devices(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.slow
 def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same model, device and options but for the precision: two programs, two keys; a file names its own."""
+    """Check one model, device and options with two precisions: two programs, two keys, and a file that names its precision."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "m.onnx"
     onnx.save(LITTLE.build(np.random.default_rng(5)), str(path))
@@ -76,7 +76,7 @@ def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy"])
 def test_float16_between_operators_is_rounded_as_if_it_were_stored(device: str, rng: np.random.Generator) -> None:
-    """Whatever is fused, by whatever policy, and whichever results are outputs, every bit is that of results that are stored."""
+    """Check that every bit equals that of stored results, for any fusion, policy and choice of outputs."""
     open_or_skip(device)
     for _ in range(12):
         build, names, feeds = draw_exact(rng)
@@ -104,7 +104,7 @@ def test_a_result_that_overflows_float16_is_infinite_for_its_readers(device: str
 
 @pytest.mark.slow
 def test_values_that_outgrow_float16_stay_float32(rng: np.random.Generator) -> None:
-    """Norms, attention, statistics and quotients in ``float16``, with activations of up to 10,000, against float32."""
+    """Check norms, attention, statistics and quotients in ``float16``, with activations of up to 10,000, against float32."""
     for _ in range(30):
         model, feeds, names = draw_chain(rng)
         graph = Pipeline(default_passes()).run(bind(read_model(model), {}))[0]
@@ -137,7 +137,7 @@ NORM = """<ir_version: 9, opset_import: ["": 17]> g (float[2,8] x) => (float[2,8
 
 
 def named_model() -> onnx.ModelProto:
-    """A model of three operators, two of which have names."""
+    """Return a model of three operators, two of which have names."""
     model = onnx.parser.parse_model(NORM)
     model.graph.node[0].name, model.graph.node[1].name = "/first/Abs", "/first/Relu"
     return model

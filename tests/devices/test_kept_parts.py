@@ -1,5 +1,5 @@
-"""What only a run compiles (bodies of loops, many turns as one program, what waits for values) is kept for the next process, as
-programs of input shapes are."""
+"""Parts that are compiled during a run are cached for the next process, like programs of input shapes. These are bodies of loops,
+chunks of iterations as one program, and parts that wait for values."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ node = helper.make_node
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Models that were compiled, in order, and whether a part of one waits for values of a run; several turns are soon worth a
-    program, and the cache is empty."""
+    """Return the names of compiled models in order, with a note if a part waits for values of a run. Chunks of iterations are
+    compiled soon, and the cache is empty."""
     names, compiles = list[str](), Compiler.compile_model
 
     def compiled(self: Compiler, model: Model, *more: Any) -> Compiled:
@@ -57,7 +57,7 @@ def agreed(session: PeerSession, exe: Executable, feeds: Feeds) -> dict[str, np.
 
 
 def growing(weight: float = 1.01) -> onnx.ModelProto:
-    """A Loop that goes on until its state is large: how often, only a run knows."""
+    """Return a Loop that runs until its state is large; its trip count depends on the data."""
     body = [
         node("Mul", ["s", "w"], ["s2"]),
         node("ReduceMax", ["s2"], ["top"], keepdims=0),
@@ -75,7 +75,7 @@ def growing(weight: float = 1.01) -> onnx.ModelProto:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_path: Path) -> None:
-    """And it does not wait for many turns before it takes the program of several."""
+    """Check also that it uses the program of several iterations without waiting for many iterations."""
     path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
     onnx.save(proto, path)
     session = PeerSession(proto)
@@ -131,7 +131,7 @@ def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: 
 @pytest.mark.parametrize("number", range(100))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path, rng: np.random.Generator) -> None:
-    """Whatever a body reads of outside, constants among it, and whatever its turns gather."""
+    """Check bodies with outer values, constants among them, and with any scan outputs."""
     loop, path = drawn(rng), tmp_path / "m.onnx"
     onnx.save(loop.proto, path)
     session = PeerSession(loop.proto)
@@ -148,7 +148,7 @@ def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path,
 
 
 def test_what_waits_for_values_is_kept(made: list[str], tmp_path: Path, rng: np.random.Generator) -> None:
-    """For each shape found, and not for another."""
+    """Check caching for each shape that occurs, and not for another."""
     nodes = [node("Reshape", ["x", "shape"], ["r"]), node("Softmax", ["r"], ["y"])]
     proto = model(nodes, [tensor("x", [12], FLOAT), tensor("shape", [2], INT64)], ["y"])
     path, compiled = tmp_path / "m.onnx", list[int]()
@@ -162,4 +162,4 @@ def test_what_waits_for_values_is_kept(made: list[str], tmp_path: Path, rng: np.
         exe.close()
         compiled.append(len(made))
         made.clear()
-    assert compiled == [3, 1, 2]  # what is before it is compiled in every process
+    assert compiled == [3, 1, 2]  # the part before it is compiled in every process

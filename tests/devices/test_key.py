@@ -1,4 +1,4 @@
-"""Operators of equal keys are one and the same to a device, however their tensors are named and wherever they lie."""
+"""Keys of operators: equal keys are one operator to a device, for any names and addresses of tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rammer.tuning.tuner import Tuner
 from rammer_testing.nonempty import some
 
 Case = tuple[ROperator, Binding]
-#: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.
+#: Facts about a stored tensor or the operator in a key; some device's choice depends on each.
 FACTS = {
     "constant": r" constant",
     "reused": r" reused",
@@ -52,7 +52,7 @@ def backend_of(device: str) -> Backend:
 
 
 def base_cases() -> list[Case]:
-    """One operator of each kind, of sizes where families have a choice."""
+    """Return one operator of each kind, of sizes where families have a choice."""
     rows = [families.softmax(12, 128), families.layer_norm(9, 96), families.channel_softmax(9, 24), families.taken(6, 5, 24)]
     others = [families.depthwise(6, 12, 3, 1), families.max_pool(5, 14, 7), families.scale_shift(6, 8), families.turned(24, 16)]
     vectors = [families.matvec(1, 256, 64), families.matvec(4, 128, 32), families.matvec(2, 128, 32, turned=True)]
@@ -68,7 +68,7 @@ def base_cases() -> list[Case]:
 
 
 def lstm_cell(hidden: int, depth: int) -> Case:
-    """The gates of a cell of one row, and its new state."""
+    """Return the gates of a cell of one row, and its new state."""
     g, j = "g:4", f"j:{hidden}"
     return families.operator(
         [
@@ -83,7 +83,7 @@ def lstm_cell(hidden: int, depth: int) -> Case:
 
 
 def altered(case: Case, rng: Random, facts: Sequence[str] = tuple(FACTS)) -> Case:
-    """The same expressions on tensors that differ in one to three of ``facts``."""
+    """Return the same expressions on tensors that differ in one to three of ``facts``."""
     operator, binding = case
     for _ in range(rng.randint(1, 3)):
         name = rng.choice([*operator.inputs, *operator.outputs])
@@ -104,7 +104,7 @@ def altered(case: Case, rng: Random, facts: Sequence[str] = tuple(FACTS)) -> Cas
 
 
 def spread(storage: Storage, rng: Random) -> Storage:
-    """The tensor as a part of a larger one, or in another order."""
+    """Return a storage of the tensor as a part of a larger one, or in another order."""
     strides = [s * rng.choice((1, 1, 2, 3)) if n > 1 else s for s, n in zip(storage.strides, storage.shape, strict=True)]
     if rng.random() < 0.3:
         order = sorted(range(len(strides)), key=lambda _: rng.random())
@@ -115,7 +115,7 @@ def spread(storage: Storage, rng: Random) -> Storage:
 
 
 def twin(case: Case, rng: Random) -> Case:
-    """The same with other names and buffers, at other places that are aligned alike."""
+    """Return the case with other names, buffers and offsets of equal alignment."""
     operator, binding = case
     inside = [c.name for c in operator.computes]
     fresh = [f"v{n}" for n in rng.sample(range(10_000), len(operator.inputs) + len(inside))]
@@ -134,7 +134,7 @@ def twin(case: Case, rng: Random) -> Case:
 
 
 def outcome(backend: Backend, case: Case, kernels: int = 2) -> list[Any]:
-    """What a device makes of an operator: all candidates and the first few kernels, without names."""
+    """Return a device's candidates and first few kernels for an operator, without names."""
     operator, binding = case
     options = list(backend.candidates(operator, binding))
     result: list[Any] = [(o.tile, o.family, o.config) for o in options]
@@ -150,7 +150,8 @@ def outcome(backend: Backend, case: Case, kernels: int = 2) -> list[Any]:
 
 
 def collisions(backend: Backend, cases: Sequence[Case], key: Callable[[str], str] = str) -> list[str]:
-    """The first differing part of each pair of cases that ``key`` of their keys makes equal and the device tells apart."""
+    """Return the first differing part of each pair of cases. The pairs have equal ``key`` of their keys, but the device
+    distinguishes them."""
     found, seen = list[str](), dict[str, list[Any]]()
     for operator, binding in cases:
         made = outcome(backend, (operator, binding))
@@ -162,7 +163,7 @@ def collisions(backend: Backend, cases: Sequence[Case], key: Callable[[str], str
 
 
 def drawn(rng: Random, each: int) -> list[Case]:
-    """Every kind of operator, altered ``each`` times, each with a twin."""
+    """Return every kind of operator, altered ``each`` times, each with a twin."""
     cases = [c for base in base_cases() for c in (base, *(altered(base, rng) for _ in range(each)))]
     return [t for c in cases for t in (c, twin(c, rng))]
 
@@ -181,7 +182,7 @@ def test_operators_of_equal_keys_have_equal_kernels(device: str, seed: int) -> N
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_first_kernel_alone_is_that_of_all(device: str, seed: int) -> None:
-    """What an operator is predicted to take does not hang on whether its other kernels were looked for."""
+    """Check that the predicted time of an operator does not depend on the search for its other kernels."""
     backend, random = backend_of(device), Random(seed)
     alone, tuner = (Tuner(backend, KernelStore(None)) for _ in range(2))
     cases = [altered(c, random) for c in random.sample(base_cases(), 6)]
@@ -192,7 +193,7 @@ def test_the_first_kernel_alone_is_that_of_all(device: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("device", "fact"), [*(("cuda", f) for f in FACTS), ("rocm", "constant"), ("rocm", "strides")])
 def test_a_key_without_one_fact_is_found_out(device: str, fact: str) -> None:
-    """The search above sees each fact that some family depends on: a key that leaves it out makes different kernels equal."""
+    """Check that the search above detects each fact: a key without it makes different kernels equal."""
     rng, backend = Random(7), backend_of(device)
     bases = base_cases()
     for _ in range(4):
@@ -208,7 +209,9 @@ def test_a_key_without_one_fact_is_found_out(device: str, fact: str) -> None:
 def test_products_that_differ_in_a_constant_weight_get_kernels_of_their_own(
     constant_first: bool, rng: np.random.Generator
 ) -> None:
-    """In one order no kernel of the computed one could be written; in the other the constant one got the slower family."""
+    """Check both orders.
+
+    In one, the computed product had no valid kernel; in the other, the constant one got the slower family."""
     families_of = {}
     for names in (("constant",), ("computed",), ("constant", "computed") if constant_first else ("computed", "constant")):
         compiler = Compiler(backend_of("cuda"), CompileOptions(), KernelStore(None))
@@ -218,7 +221,7 @@ def test_products_that_differ_in_a_constant_weight_get_kernels_of_their_own(
 
 
 def two_products(rng: np.random.Generator, names: Sequence[str]) -> onnx.ModelProto:
-    """Products of 4096 x 256 x 256, with a constant weight or with a computed one."""
+    """Return products of 4096 x 256 x 256, with a constant weight or with a computed one."""
     weights = {"w": rng.standard_normal((256, 256)).astype(np.float32)} if "constant" in names else {}
     factors = {"constant": "w", "computed": "v"}
     nodes = [onnx.helper.make_node("MatMul", [f"x_{n}", factors[n]], [n], name=n) for n in names]
@@ -227,7 +230,7 @@ def two_products(rng: np.random.Generator, names: Sequence[str]) -> onnx.ModelPr
 
 
 def test_a_kernel_is_measured_with_its_alignment() -> None:
-    """In a program of its own an operator has the key that it has in the model: the same kernel is measured."""
+    """Check that an operator in a probe program has its key from the model, so that the same kernel is measured."""
     operator, binding = families.scale_shift(6, 8)
     tiled = replace(operator, tile=(1, 1, 8, 8))
     for offset in (0, 1, 3, 8, 23):
@@ -244,7 +247,7 @@ def test_a_kernel_is_measured_with_its_alignment() -> None:
 
 
 def test_what_is_compiled_again_for_its_resources_is_what_was_chosen() -> None:
-    """Constants that several operators read are known as such where the program alone is left."""
+    """Check that constants with several readers are recognised if only the program is available."""
     compiler = Compiler(backend_of("cuda"), CompileOptions(precision="tf32"), KernelStore(None))
     seen = list[Binding]()
     make = compiler.backend.kernel
@@ -252,7 +255,7 @@ def test_what_is_compiled_again_for_its_resources_is_what_was_chosen() -> None:
     w = np.ones((64, 64), np.float32)
     steps = [onnx.helper.make_node("MatMul", [x, "w"], [y], name=y) for x, y in (("x", "h"), ("h", "y"))]
     compiled = compiler.compile_model(read_model(model(steps, [tensor("x", (1, 64))], ["y"], constants={"w": w})), {})
-    chosen = {(b.precision, b.reused & {"w"}) for b in seen}  # beside its other order, which is tried
+    chosen = {(b.precision, b.reused & {"w"}) for b in seen}  # besides its other order, which is tried
     seen.clear()
     compiler.resources(compiled)
     assert {(b.precision, b.reused) for b in seen} == chosen == {("tf32", frozenset(("w",)))}

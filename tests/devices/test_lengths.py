@@ -1,4 +1,4 @@
-"""Programs for a range of lengths, on devices: right at each of them against ONNX Runtime, with a few programs."""
+"""Programs for a range of lengths, on devices: right at each length against ONNX Runtime, with a few programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _reference(model: RangedModel) -> PeerSession:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
 def test_every_length_is_right(device: str, name: str, rng: np.random.Generator) -> None:
-    """The longest bucket's lengths in random order, and the shortest bucket's."""
+    """Check the longest bucket's lengths in random order, and the shortest bucket's."""
     model = RANGED[name](rng)
     longest = {s: find_bucket(span, span[1]) for s, span in model.spans.items()}
     exe, reference = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _reference(model)
@@ -46,7 +46,7 @@ def test_every_length_is_right(device: str, name: str, rng: np.random.Generator)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["gpt2_script", "llama_script"])
 def test_exported_decoders_grow_their_caches(device: str, name: str) -> None:
-    """Twelve tokens from no past on, each chosen by the one before."""
+    """Check twelve tokens from an empty past, each chosen by the previous output."""
     path = Path(__file__).parents[1] / "corpus" / "models" / f"{name}.onnx"
     session = PeerSession(path)
     exe = rammer.compile(path, device, shapes={"past": (0, 24), "total": "past + 1"}, options=OPTIONS.get(device))
@@ -84,7 +84,7 @@ def test_lengths_outside_the_range_are_compiled_on_their_own(rng: np.random.Gene
     exe.close()
 
 
-@pytest.mark.parametrize("name", [n for n in UNRANGED if n != "recurrent"])  # of which turns are made
+@pytest.mark.parametrize("name", [n for n in UNRANGED if n != "recurrent"])  # which becomes a loop program
 def test_what_is_no_one_program_is_compiled_for_each_shape(
     name: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:

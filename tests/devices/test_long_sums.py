@@ -21,9 +21,9 @@ from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.search import Search
 from rammer_testing.single import UntiledOperator, images, placed, subjects
 
-#: Terms of a sum, small extents around it, and one case for each way of walking a sum.
+#: Terms of a sum; the small extents around it make one case for each order of summation.
 DEPTH = 40_000
-#: Cases of a run: these, and some of the others.
+#: Number of OTHERS in a run, besides ALWAYS.
 SAMPLE = 3
 ALWAYS = (
     f"conv n=1 c={DEPTH} m=16 h=7 w=7 k=1 s=1 d=1 p=0 q=-1 g=1 off=1",
@@ -55,14 +55,14 @@ OTHERS = (
     f"stitched b=1 m={DEPTH} depth=20 t=1 off=1 +var +sum",
     f"stitched b={DEPTH} m=1 depth=17 t=0 off=1 +sum +square",
 )
-#: Units of the last place of float32 by which results may be off, as a root mean square: pairwise summation of so many numbers
-#: is off by one or two, a chain of additions by 50 and more.
+#: Largest root mean square of errors, in units of the last place of float32. Pairwise summation of this many numbers is off by
+#: one or two, a chain of additions by 50 and more.
 MOST = 12.0
 UNIT = 2.0**-24
 
 
 def values_of(subject: UntiledOperator, rng: np.random.Generator) -> dict[str, Array]:
-    """Positive floats for all operands, whose sums only grow; other constants as the model has them."""
+    """Return positive floats for all operands, so that sums only grow; other constants are the model's."""
     found = dict[str, Array]()
     for name in subject.operator.inputs:
         kind, known = subject.binding.types[name], subject.constants.get(name)
@@ -76,7 +76,7 @@ def values_of(subject: UntiledOperator, rng: np.random.Generator) -> dict[str, A
 
 
 def results_of(backend: Backend, tiled: ROperator, subject: UntiledOperator, values: dict[str, Array]) -> dict[str, Array]:
-    """The outputs of a tiled operator on the device."""
+    """Return the outputs of a tiled operator on the device."""
     binding = subject.binding
     fixed = {n: v for n, v in values.items() if n in binding.constants and binding.storages[n].row_major}
     place = placed(tiled, binding, fixed, backend.vdevice.veus)
@@ -89,8 +89,8 @@ def results_of(backend: Backend, tiled: ROperator, subject: UntiledOperator, val
 
 
 def errors_of(search: Search, case: NetCase, rng: np.random.Generator) -> Iterator[tuple[ROperator, float]]:
-    """Candidates of each family for the operators of a case that sum, with the error of their results in units of the last
-    place."""
+    """Yield candidates of each family for the operators of a case that sum, with the errors of their results. Errors are in units
+    of the last place."""
     for subject in subjects(case, search.backend):
         if not any(c.combiner == "sum" for c in subject.operator.computes):
             continue
@@ -103,7 +103,7 @@ def errors_of(search: Search, case: NetCase, rng: np.random.Generator) -> Iterat
 
 
 def error(have: Array, want: Array) -> float:
-    """The root mean square of the errors, in units of the last place of the largest result's mean size."""
+    """Return the root mean square of the errors. It is in units of the last place of the largest result's mean size."""
     size = np.sqrt(np.mean(np.square(want.astype(np.float64))))
     return float(np.sqrt(np.mean(np.square(have.astype(np.float64) - want))) / size / UNIT)
 
@@ -111,7 +111,7 @@ def error(have: Array, want: Array) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_long_sums_are_nearly_as_accurate_as_pairwise_ones(device: str, rng: np.random.Generator, seed: int) -> None:
-    """Every way of walking a sum in turn: some cases a run."""
+    """Check every order of summation, some cases in each run."""
     status = Registry().status(device)
     if status.state != "ok":
         pytest.skip(status.reason or status.state)

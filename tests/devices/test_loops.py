@@ -1,4 +1,4 @@
-"""Loops, Scans and branches drawn at random, on devices: what comes of them is what ONNX Runtime makes of each turn."""
+"""Random Loops, Scans and branches on devices: ONNX Runtime's results in each iteration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def agrees(session: PeerSession, exe: Any, feeds: Feeds) -> None:
 @pytest.mark.parametrize("number", range(200))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_loops(device: str, number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 to 13 turns, or to 999, by programs of 2 to 8 turns that are made at once or after a few."""
+    """Check 0 to 13 iterations, or up to 999. Programs of 2 to 8 iterations are compiled at once or after a few iterations."""
     monkeypatch.setattr(control_flow, "LONGEST", 1.0)
     monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
     loop = drawn(rng, 1000 if rng.random() < 0.2 else 14)
@@ -53,7 +53,7 @@ def test_random_loops(device: str, number: int, rng: np.random.Generator, monkey
 @pytest.mark.parametrize("number", range(200))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_branches(device: str, number: int, rng: np.random.Generator) -> None:
-    """Two of them or more, on conditions that are given or computed: in the program, or beside it."""
+    """Check two or more branches on given or computed conditions, in the program or on the host."""
     kinds = [(int(rng.choice([FLOAT, INT64, BOOL])), shape) for shape in ((3,), (), (2, 3), (1,))]
     ports = {f"x{i}": kind for i, kind in enumerate(kinds)} | {"outside": (FLOAT, (3,)), "flag": (BOOL, ())}
     constants = {n: (helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in CONSTANTS.items()}

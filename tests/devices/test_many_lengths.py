@@ -12,7 +12,7 @@ DEVICES = ["rocm", *DEVICES, pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def problems(device: str, seed: int, **sizes: int) -> list[str]:
-    """Return the measurements that are not as they should be."""
+    """Return the measurements that exceed their limits."""
     options = ("tiles=16",) if device == "ipu_sim" else ()
     return [str(f) for f in some(measured(Asked(device, seed, options, **sizes))) if not f.fine]
 

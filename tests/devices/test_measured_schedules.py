@@ -1,4 +1,4 @@
-"""Schedules chosen by the device's own clock: whole programs for ``auto``, stages for ``ios``."""
+"""Schedules chosen by the device's clock: whole programs for ``auto``, stages for ``ios``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POLICIES = ("sequential", "wavefront", "wavefront{lean=0}", "ios")
 
 
 def branches(rng: np.random.Generator) -> ComputeGraph:
-    """Four products of different depths on one input, two of which meet again."""
+    """Return four products of different depths on one input, two of which are combined later."""
     kinds = {"x": TensorType("float32", (24, 32))}
     lines, weights = [], {}
     for name, width in zip("abcd", rng.integers(8, 60, 4).tolist(), strict=True):
@@ -67,7 +67,7 @@ def test_no_policy_is_faster_by_the_simulators_clock(rng: np.random.Generator) -
 
 @pytest.mark.parametrize("device", ["rocm", "toy"])
 def test_what_is_kept_was_timed_and_is_right(device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of schedules that are far apart by prediction, too, so that there are always two."""
+    """Check this with schedules of very different predicted times too, so that two or more exist."""
     monkeypatch.setattr("rammer.schedule.policy_registry.FAR", float("inf"))
     graph = branches(rng)
     chosen, compiler = compiled(device, "auto", graph)
@@ -115,15 +115,14 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
     backend = Registry().open(device)
     first = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     (measured,) = [timer.measured for timer in timers.values()]
-    # Products of equal widths, which are drawn, are measured once.
+    # Equal widths may be drawn; products of equal widths are measured once.
     assert len({str(p) for p in run}) >= measured >= 3 and max(len(p.operators) for p in run) >= 2
     again = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     assert [timer.measured for timer in timers.values()] == [measured, 0] and again.program == first.program
 
 
 def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever single stages seem to take, a whole program is kept that is not slower than the one by prediction, but for what
-    counts as the same."""
+    """Check that for any stage times the chosen program is not slower than the predicted best, up to measurement noise."""
     graph, made = branches(rng), dict[str, tuple[ProgramSegment, float]]()
     ports, store = tuple(Port(n, n) for n in graph.outputs), KernelStore(None)
     backend = Registry().open("ipu_sim", options={"tiles": "16"})
@@ -161,7 +160,7 @@ def test_what_was_measured_is_known_when_it_is_compiled_again(
 
 @dataclass(frozen=True)
 class Spoilt:
-    """What ``auto`` proposes, of which those that ``spoils`` names by place lack a task."""
+    """A policy with the proposals of ``auto``. Those selected by ``spoils``, by position, lack a task."""
 
     spoils: tuple[bool, ...]
     name: str = "spoilt"
@@ -197,7 +196,7 @@ def test_what_is_not_legal_is_left_out(
 
 
 def scaled(extent: int | str) -> onnx.ModelProto:
-    """Two branches over rows, of which there are ``extent``."""
+    """Return two branches over ``extent`` rows."""
     text = f"""<ir_version: 9, opset_import: ["" : 21]>
         rows (float[{extent}, 16] x) => (float[{extent}, 16] y) {{
             a = Exp(x)
@@ -215,7 +214,7 @@ def test_of_lengths_that_runs_tell_it_is_the_best_prediction_and_says_so() -> No
 
 
 def test_over_several_devices_nothing_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process would choose otherwise, and they compile all devices' parts."""
+    """Check this because each process compiles all devices' parts and must choose alike."""
     path = tmp_path / "layers.onnx"
     onnx.save(dense_layers(8), path)
     found = open_spread(path, ("ipu_sim", "ipu_sim"), Request("auto", device_options={"tiles": "8"}), Joining(timeout=30))

@@ -1,4 +1,4 @@
-"""Weights are in memory once, as a device packs them, and on disk once, whatever number of programs reads them."""
+"""Memory and disk use of weights: one copy each, as the device packs them, for any number of programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rammer.ir.constants.recipes import Constants
 from rammer.runtime.executable import Executable
 from rammer_testing.nonempty import some
 
-#: What a process does: open a model and run it at every extent of its open dimension, then say its most memory in bytes.
+#: Script of a process: open a model, run it at every extent of its open dimension, print its peak memory in bytes.
 CHILD = """
 import json, sys
 import numpy as np
@@ -41,8 +41,8 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 
 def saved(path: Path, count: int, width: int, external: bool = False, wide: int = 0, scaled: bool = False) -> Path:
-    """Products in a row, of ``count`` weights of 4 * width ** 2 bytes, and a last one to ``wide`` columns; ``scaled`` by
-    constants, which passes fold into the weights."""
+    """Write consecutive products with ``count`` weights of 4 * width ** 2 bytes, and a last one to ``wide`` columns. With
+    ``scaled``, results are scaled by constants, which passes fold into the weights."""
     rng = np.random.default_rng(0)
     shapes = [(width, width)] * count + ([(width, wide)] if wide else [])
     weights = [rng.standard_normal(s, np.float32) / np.float32(width**0.5) for s in shapes]
@@ -65,7 +65,7 @@ def saved(path: Path, count: int, width: int, external: bool = False, wide: int 
 
 
 def measured(path: Path, device: str, extents: list[int], cache: Path) -> tuple[int, list[int]]:
-    """Most bytes of memory of a fresh process, and what it has after each run."""
+    """Return the peak memory of a fresh process, and its memory after each run, in bytes."""
     arguments = map(json.dumps, (str(path), device, extents, OPTIONS.get(device, {})))
     environment = {**os.environ, "RAMMER_CACHE": str(cache)}
     done = subprocess.run([sys.executable, "-c", CHILD, *arguments], env=environment, capture_output=True, text=True, check=True)
@@ -74,7 +74,7 @@ def measured(path: Path, device: str, extents: list[int], cache: Path) -> tuple[
 
 
 def kept(cache: Path) -> int:
-    """Bytes of programs and constants in a cache folder."""
+    """Return the bytes of programs and constants in a cache folder."""
     return sum(f.stat().st_size for folder in ("programs", "constants") for f in (cache / folder).glob("*") if f.is_file())
 
 
@@ -82,8 +82,8 @@ def kept(cache: Path) -> int:
 @linux
 @pytest.mark.parametrize(("device", "external"), [("rocm", False), pytest.param("ipu_sim", True, marks=pytest.mark.large)])
 def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path) -> None:
-    """Cold and warm; a small model says what the process takes besides, and no second copy fits into the bound: of weights of
-    1 MB, each thread arranges one at a time. A device's runtime may keep kernels of its own, and takes memory to make them."""
+    """Check cold and warm starts. A small model gives the base memory of the process. A second copy exceeds the bound: of weights
+    of 1 MB, each thread packs one at a time. A device's runtime may cache kernels, and needs memory to compile them."""
     path, weights = saved(tmp_path / "m.onnx", 64, 512, external), 64 * 4 * 512**2
     small = saved(tmp_path / "small.onnx", 1, 16)
     for model in (small, path):
@@ -92,13 +92,13 @@ def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path)
     for what in ("cold", "warm"):
         most, _ = measured(path, device, [4], tmp_path / "cache")
         assert most - least < 1.6 * weights, (what, most, least)
-        assert kept(tmp_path / "cache") < 0.05 * weights  # what the model's own files hold is nowhere else
+        assert kept(tmp_path / "cache") < 0.05 * weights  # data of the model's files is not stored again
 
 
 @pytest.mark.slow
 @linux
 def test_weights_that_passes_changed_are_made_of_the_model_again(tmp_path: Path) -> None:
-    """By a warm start, as it packs them: they are in memory once, and nowhere else on disk."""
+    """Check that a warm start packs them again: one copy in memory, and none elsewhere on disk."""
     path, weights = saved(tmp_path / "m.onnx", 64, 512, external=True, scaled=True), 64 * 4 * 512**2
     small = saved(tmp_path / "small.onnx", 1, 16, scaled=True)
     (least, _), (most, _) = ([measured(m, "rocm", [4], tmp_path / m.stem) for _ in range(3)][-1] for m in (small, path))
@@ -112,21 +112,21 @@ def test_weights_that_passes_changed_are_made_of_the_model_again(tmp_path: Path)
     "device", ["toy", pytest.param("ipu_sim", marks=pytest.mark.large), pytest.param("rocm", marks=pytest.mark.large)]
 )
 def test_many_shapes_take_no_more_than_few(device: str, tmp_path: Path) -> None:
-    """Each has 3 MB of inputs and outputs: 120 MB, if none were freed."""
+    """Check 40 shapes of 3 MB of inputs and outputs each: 120 MB, if none were freed."""
     path = saved(tmp_path / "m.onnx", 0, 128, wide=8192)
     _, had = measured(path, device, list(range(90, 130)), tmp_path / "cache")
     assert len(had) == 40 and max(had[20:]) - had[9] < 45e6
 
 
 def test_constants_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """On disk: of a model in memory, programs for three shapes have one copy; another process's programs find it, too."""
+    """Check one copy on disk for three shapes of a model in memory; another process's programs use it too."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     data, weights = saved(tmp_path / "m.onnx", 4, 256).read_bytes(), 4 * 4 * 256**2
     x = rng.standard_normal((9, 256)).astype(np.float32)
     wanted = {n: rammer.compile(data, "toy").run({"x0": x[:n]})["x4"] for n in (1, 4, 9)}
     assert len(list((tmp_path / "cache/programs").glob("*.rammer"))) == 3
     assert weights <= kept(tmp_path / "cache") < 1.1 * weights
-    monkeypatch.setattr("rammer.compiler.compiler.Compiler.compile_model", None)  # nothing is compiled again
+    monkeypatch.setattr("rammer.compiler.compiler.Compiler.compile_model", None)  # compilation is disabled
     again = rammer.compile(data, "toy")
     for n, values in wanted.items():
         np.testing.assert_array_equal(again.run({"x0": x[:n]})["x4"], values)
@@ -155,17 +155,18 @@ def test_damaged_constants_are_made_again(
 
 
 def test_a_compiled_file_names_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for the cache is no compiled model for anybody else, who could have a file of his read by it."""
+    """Check that cache data is not a valid compiled model. As a compiled model it could make another user's process read local
+    files."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     rammer.compile(saved(tmp_path / "m.onnx", 2, 256), "toy").run({"x0": np.ones((1, 256), np.float32)})
     (program,) = (tmp_path / "cache/programs").glob("*.rammer")
-    with pytest.raises(BadInput, match="impossible type, shape or place"):
+    with pytest.raises(BadInput, match="invalid type, shape or offset"):
         rammer.compile(program, "toy")
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_programs_share_constants_on_the_device(device: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Two shapes with one tile: every form once, and freed when nobody has it."""
+    """Check two shapes with one tile: one copy of every form, freed after its last use."""
     data = saved(tmp_path / "m.onnx", 3, 256).read_bytes()
     exe = rammer.compile(data, device, options=OPTIONS.get(device))
     held = _shared(exe).held
@@ -182,7 +183,7 @@ def test_programs_share_constants_on_the_device(device: str, tmp_path: Path, rng
 
 
 def _shared(exe: Executable) -> SharedConstants[object]:
-    """The constants of an executable's device."""
+    """Return the constants of an executable's device."""
     found: object = getattr(exe.backend, "constants")  # noqa: B009
     shared = getattr(found, "shared", found)
     assert isinstance(shared, SharedConstants)
@@ -190,7 +191,7 @@ def _shared(exe: Executable) -> SharedConstants[object]:
 
 
 def siblings(path: Path, rng: np.random.Generator, extents: list[int]) -> Path:
-    """Products of one tensor, with weights of their own, that one product reads."""
+    """Write products of one tensor with separate weights, which batching merges."""
     columns = [192 * n for n in extents]
     nodes = [helper.make_node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(len(columns))]
     nodes += [helper.make_node("Tanh", [f"p{i}"], [f"t{i}"]) for i in range(len(columns))]
@@ -210,7 +211,7 @@ def siblings(path: Path, rng: np.random.Generator, extents: list[int]) -> Path:
 def test_weights_of_siblings_are_kept_nowhere_else(
     device: str, extents: list[int], rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    """Products that are one: a process that compiles, and one that finds the program."""
+    """Check merged products in a process that compiles, and in one that loads the program."""
     path = siblings(tmp_path / "m.onnx", rng, extents)
     x = rng.standard_normal((24, 192), np.float32)
     results = []
@@ -220,7 +221,7 @@ def test_weights_of_siblings_are_kept_nowhere_else(
         special = exe.prepare({"x": x})
         constants = [s.constants for s in special.compiled.segments if isinstance(getattr(s, "constants", None), Constants)]
         recipes = [p for c in some(constants) for p in c.parts.values() if not isinstance(p, np.ndarray)]
-        assert recipes and (device == "ipu_sim" or not any(p.alive for p in recipes))  # what simulated memory holds is the array
+        assert recipes and (device == "ipu_sim" or not any(p.alive for p in recipes))  # simulated memory holds the array itself
         results.append(exe.run({"x": x})["y"])
         exe.close()
     assert not (tmp_path / "kept" / "constants").exists()
@@ -229,7 +230,7 @@ def test_weights_of_siblings_are_kept_nowhere_else(
 
 
 def test_programs_of_a_range_pack_weights_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as they may: here they may take any time."""
+    """Check this with the limit on predicted time removed."""
     monkeypatch.setattr(capabilities, "WITHIN", 1e9)
     forms = dict[str, set[str]]()
     before = SharedConstants.take

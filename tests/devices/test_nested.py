@@ -1,4 +1,4 @@
-"""A model's own long Scans and Loops as programs that repeat: turns of many steps, on devices that can."""
+"""Long Scans and Loops of a model as loop programs: chunks of many steps, on devices that support them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(
 
 
 def scan(steps: int, rng: np.random.Generator, ways: tuple[int, int, int]) -> onnx.ModelProto:
-    """Two states, slices from either side, one of which nobody has as a state, and a value of outside that a run knows."""
+    """Return a Scan with two states, slices from either side, and an outer value that is an input."""
     lines = [("Mul", "s", "k", "a"), ("Add", "a", "x_t", "b"), ("Tanh", "b", "s_next"), ("Sub", "c", "z_t", "d")]
     lines += [("Mul", "d", "half", "c_next"), ("Add", "s_next", "c_next", "o")]
     made = [helper.make_node(op, names[:-1], [names[-1]]) for op, *names in lines]
@@ -47,7 +47,7 @@ def scan(steps: int, rng: np.random.Generator, ways: tuple[int, int, int]) -> on
 
 
 def loop(trips: int, condition: str, shown: bool) -> onnx.ModelProto:
-    """A state that the index goes into; ``condition`` of the next turn."""
+    """Return a Loop whose state depends on the index; ``condition`` is that of the next iteration."""
     made = [helper.make_node("Cast", ["i"], ["f"], to=FLOAT), helper.make_node("Mul", ["s", "w"], ["a"])]
     made += [helper.make_node("Sin", ["f"], ["t"]), helper.make_node("Add", ["a", "t"], ["s_next"])]
     made += [helper.make_node("Identity", [condition], ["go"]), helper.make_node("Neg", ["s_next"], ["o"])]
@@ -60,7 +60,7 @@ def loop(trips: int, condition: str, shown: bool) -> onnx.ModelProto:
 
 
 def agree(proto: onnx.ModelProto, device: str, rng: np.random.Generator) -> Compiled:
-    """Ours and ONNX Runtime's results of two runs; what was compiled."""
+    """Compare two runs with ONNX Runtime, and return the compiled model."""
     exe = rammer.compile(proto, device, options=OPTIONS.get(device))
     session = PeerSession(proto)
     for _ in range(2):
@@ -105,13 +105,13 @@ def test_loops_whose_trips_are_known_are_scans_of_indices(
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm"])
 def test_what_is_no_turns_runs_as_before(device: str, rng: np.random.Generator) -> None:
-    """A condition that fails at once, and steps that no turn divides."""
+    """Check a condition that fails at once, and a number of steps without a suitable divisor."""
     assert not turns(agree(loop(300, "no", False), device, rng))
     assert not turns(agree(scan(509, rng, (0, 0, 0)), device, rng))
 
 
 def test_a_loop_that_hardly_ends_is_watched_by_the_host() -> None:
-    """Nobody stops what a device repeats."""
+    """Check this because a repeating program cannot be interrupted on the device."""
     exe = rammer.compile(loop(1 << 40, "c", False), "rocm")
     assert not turns(exe.compile_only({}))
     exe.close()
@@ -119,6 +119,6 @@ def test_a_loop_that_hardly_ends_is_watched_by_the_host() -> None:
 
 @pytest.mark.slow
 def test_turns_of_loops_are_kept_with_the_model(rng: np.random.Generator) -> None:
-    """They are part of its program, so another process has nothing to compile."""
+    """Check that they are part of its program, so another process compiles nothing."""
     compiled = agree(loop(300, "c", True), "rocm", rng)
     assert [type(s).__name__ for s in some(compiled.segments)] == ["ProgramSegment"] * len(compiled.segments)

@@ -1,4 +1,4 @@
-"""Loops and Scans whose steps are a length, drawn at random: one table of some steps for all lengths of a range."""
+"""Random Loops and Scans whose steps are a length: one table of some steps for all lengths of a range."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from rammer_testing.peer_process import PeerSession
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
-#: None is empty: of nothing that a Scan gathers ONNX Runtime makes a division by zero.
+#: Shapes, none of them empty: ONNX Runtime divides by zero for empty scan outputs.
 SHAPES = ((), (1,), (3,), (2, 3), (4,))
 OUTER = {n: (helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in CONSTANTS.items()}
 
 
 @dataclass
 class OpenLoopModel:
-    """A model with one Loop or Scan over ``seq`` steps, or as many as follow from it; ``ports`` by element type and shape, whose
-    open dimensions have names. The greatest ``seq`` is ``most``."""
+    """A model with one Loop or Scan over ``seq`` steps, or a number derived from it. ``ports`` are by element type and shape,
+    whose open dimensions have names. The greatest ``seq`` is ``most``."""
 
     proto: onnx.ModelProto
-    inferred: bool  #: Whether ONNX's inference is sure to tell all shapes: of what Loops gather it is not.
+    inferred: bool  #: True if ONNX's inference determines all shapes, which fails for scan outputs of Loops.
     ports: dict[str, tuple[int, tuple[Any, ...]]]
     most: int
 
     def feeds(self, rng: np.random.Generator, point: dict[str, int]) -> Feeds:
-        """Inputs at these lengths."""
+        """Return inputs at these lengths."""
         return {n: random_values(rng, (d, tuple(point.get(e, e) for e in s))) for n, (d, s) in self.ports.items()}
 
 
 def opened(shape: tuple[Any, ...], batch: bool) -> tuple[Any, ...]:
-    """``shape`` with 2 as an open dimension where the batch is one."""
+    """Return ``shape`` with 2 as an open dimension if ``batch``."""
     return tuple("b" if batch and n == 2 else n for n in shape)
 
 
 class Drawing:
-    """A model in the making."""
+    """A model under construction."""
 
     def __init__(self, rng: np.random.Generator, batch: bool) -> None:
         self.rng, self.batch = rng, batch
@@ -65,7 +65,7 @@ class Drawing:
         self.before: list[onnx.NodeProto] = []
 
     def steps(self, loop: bool) -> None:
-        """What a turn computes; sometimes of all that ``all`` has, or its row of the step."""
+        """Add the operators of an iteration; some read all of ``all``, or its row of the iteration."""
         if self.rng.random() < 0.3:
             self.body.add("ReduceSum", ["all", "first"], (FLOAT, (3,)), keepdims=0)
         if loop and self.rng.random() < 0.5:
@@ -74,7 +74,7 @@ class Drawing:
             self.body.step(0)
 
     def port(self, name: str, kind: Kind) -> onnx.ValueInfoProto:
-        """One of the body's; shapes that are open stay untold."""
+        """Return a port of the body; open shapes stay undeclared."""
         return tensor(name, None if self.batch and 2 in kind[1] else list(kind[1]), kind[0])
 
     def ends(self, gathered: int) -> list[onnx.ValueInfoProto]:
@@ -82,7 +82,7 @@ class Drawing:
         return [self.port(v.name, self.body.values[v.name]) for v in made]
 
     def loop(self) -> onnx.NodeProto:
-        """As many trips as ``all`` has rows, or some more or less."""
+        """Return a Loop with as many iterations as ``all`` has rows, or some more or less."""
         body, gathered = self.body, int(self.rng.integers(0, 3))
         body.values["i"] = (INT64, ())
         self.steps(True)
@@ -99,7 +99,9 @@ class Drawing:
         return helper.make_node("Loop", names, results, body=graph)
 
     def scan(self) -> onnx.NodeProto:
-        """Over some sequences, along any axis and either way, perhaps of what is computed before."""
+        """Return a Scan over some sequences, along any axis and in either direction.
+
+        Some sequences are computed before the Scan."""
         rng, body, axes, given = self.rng, self.body, list[int](), list[str]()
         for i in range(rng.integers(1, 3)):
             dtype, shape = int(rng.choice([FLOAT, INT64])), SHAPES[rng.integers(len(SHAPES))]
@@ -126,7 +128,6 @@ class Drawing:
         return helper.make_node("Scan", inputs, results, body=graph, num_scan_inputs=len(given), **more)
 
     def model(self, most: int) -> OpenLoopModel:
-        """All of it."""
         node = self.loop() if self.rng.random() < 0.5 else self.scan()
         after = [helper.make_node("Identity", [o], [f"y{i}"]) for i, o in enumerate(node.output)]
         after.append(helper.make_node("Tanh", ["all"], ["shown"]))
@@ -144,7 +145,7 @@ class Drawing:
 def test_random_loops_at_every_length(
     device: str, number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns of a few steps, at the edges of the range and of turns."""
+    """Check chunks of a few steps, at the edges of the range and of chunks."""
     monkeypatch.setattr(dynamic_loop, "MOST_STEPS", int(rng.integers(1, 6)))
     batch, most = bool(rng.integers(2)), int(rng.integers(4, 12))
     drawn = Drawing(rng, batch).model(most)
@@ -159,7 +160,7 @@ def test_random_loops_at_every_length(
             assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape), (name, steps)
             np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=f"{name} at {steps} steps")
     ranged = [s for s in exe.cache.values() if s.compiled.ranged is not None and not s.host_nodes]
-    alone = len(exe.cache) - len(ranged)  # of one step, where no other dimension is open
+    alone = len(exe.cache) - len(ranged)  # of one step, if no other dimension is open
     assert alone <= (len(spans) == 1) or not drawn.inferred
     exe.close()
 
@@ -167,7 +168,7 @@ def test_random_loops_at_every_length(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_thousands_of_steps_are_a_table_of_some(device: str, rng: np.random.Generator) -> None:
-    """And none at all leave the states as they are."""
+    """Check also that zero steps leave the states unchanged."""
     proto = open_scan(rng)
     exe = rammer.compile(proto, device, shapes={"seq": (0, 5000)}, options=OPTIONS.get(device))
     session = PeerSession(proto)
@@ -187,7 +188,7 @@ def test_thousands_of_steps_are_a_table_of_some(device: str, rng: np.random.Gene
 
 
 def open_scan(rng: np.random.Generator) -> onnx.ModelProto:
-    """Two states, slices from either side."""
+    """Return two states with slices from either side."""
     proto = scan(5, rng, (0, 1, 1))
     for value in proto.graph.input:
         if value.name in ("x", "z"):

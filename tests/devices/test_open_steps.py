@@ -1,4 +1,4 @@
-"""Recurrent layers whose steps are known late: one turn's table, which runs as often as the length of a run says."""
+"""Recurrent layers with a dynamic number of steps: the table of one chunk runs as often as the run's length requires."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
 def opened(net: Net, batch: bool, plain: bool = False) -> onnx.ModelProto:
-    """A net whose steps, and perhaps batch, are open."""
+    """Return a net whose steps, and perhaps batch, are open."""
     proto = net.model(np.random.default_rng(3), plain)
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -61,7 +61,7 @@ def turning(compiled: Compiled) -> RProgram:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_layers_at_random_lengths(device: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
-    """A few ranges, each of which is compiled once; the batch may change, too."""
+    """Check a few ranges, each compiled once, with a variable batch in some cases."""
     net, batch = Net.random(rng, 1), bool(rng.integers(2))
     low, high = 1, int(rng.integers(9, 17))
     spans: dict[str, tuple[int, int]] = {"seq": (low, high), **({"batch": (1, 3)} if batch else {})}
@@ -72,14 +72,14 @@ def test_random_layers_at_random_lengths(device: str, rng: np.random.Generator, 
         inputs = drawn.inputs(rng)
         agree(exe.run(inputs), reference, inputs, drawn)
     assert 2 <= len(exe.cache) <= 3 and not capsys.readouterr().err
-    for special in some([s for s in exe.cache.values() if s.compiled.ranged is not None]):  # one step alone needs none
+    for special in some([s for s in exe.cache.values() if s.compiled.ranged is not None]):  # one step alone needs no range
         assert not special.host_nodes and turning(special.compiled).repeat.until is not None
     exe.close()
 
 
 @pytest.mark.slow
 def test_every_length_of_a_small_range_meets_no_poison(rng: np.random.Generator) -> None:
-    """On the simulator, where all that is beyond the length, or not moved, is NaN."""
+    """Check on the simulator, where elements past the length and elements that were not moved are NaN."""
     net = Net("GRU", 1, direction="bidirectional", layers=1, lens=True, states=True)
     exe = rammer.compile(opened(net, True), "ipu_sim", shapes={"seq": (7, 12), "batch": (1, 3)}, options=OPTIONS["ipu_sim"])
     reference = session(opened(net, True))
@@ -95,14 +95,14 @@ def test_every_length_of_a_small_range_meets_no_poison(rng: np.random.Generator)
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [30, pytest.param(5000, marks=pytest.mark.large)])
 def test_many_lengths_are_few_programs(most: int, rng: np.random.Generator) -> None:
-    """What is compiled for the longest is no larger than for others: a turn of 64 steps at most."""
+    """Check that the longest program is not larger than others: a chunk has at most 64 steps."""
     net = Net("LSTM", 1)
     exe, reference = rammer.compile(opened(net, False), "rocm", shapes={"seq": (1, most)}), session(opened(net, False))
     for steps in (1, most, *rng.integers(1, most + 1, 20 if most < 100 else 100)):
         inputs = replace(net, steps=int(steps)).inputs(rng)
         agree(exe.run(inputs), reference, inputs, steps)
     assert len(exe.cache) <= 5
-    ranged = [s.compiled for s in exe.cache.values() if s.compiled.ranged is not None]  # one step alone needs none
+    ranged = [s.compiled for s in exe.cache.values() if s.compiled.ranged is not None]  # one step alone needs no range
     assert max(turning(c).task_count for c in ranged) <= 64 * 3
     assert all(c.programs[0].repeat is not None for c in some(ranged)), "a turn counts its steps itself"
     exe.close()
@@ -140,7 +140,7 @@ def test_bound_calls_and_files(device: str, rng: np.random.Generator, tmp_path: 
 
 @pytest.fixture(scope="module")
 def program() -> RProgram:
-    """A layer from behind, up to 11 steps."""
+    """Return a layer in reverse direction, up to 11 steps."""
     net = Net("LSTM", 1, direction="reverse", states=True)
     exe = rammer.compile(opened(net, False), "ipu_sim", shapes={"seq": (6, 11)}, options=OPTIONS["ipu_sim"])
     return turning(exe.compile_only({}))
@@ -149,13 +149,13 @@ def program() -> RProgram:
 def test_the_text_tells_until_when(program: RProgram) -> None:
     repeat = program.repeat
     assert RProgram.parse(str(program)) == program
-    assert f"\n  repeat {repeat.count} turns of {repeat.step} until length_seq\n" in str(program)
+    assert f"\n  repeat {repeat.count} iterations of {repeat.step} until length_seq\n" in str(program)
     turns = [program.turns_at(lambda _, n=n: n) for n in (-5, 0, 1, repeat.step, repeat.step + 1, 11, 10**9)]
     assert turns == [1, 1, 1, 1, 2, repeat.count, repeat.count]
 
 
 def test_faults_of_open_turns_are_found(program: RProgram) -> None:
-    """A turn more or less, other steps, a length that is none, and slices of the whole that leave something out."""
+    """Check a chunk more or less, other steps, an invalid length, and slices of the whole that omit elements."""
     verify(program)
     repeat = program.repeat
     faults = [replace(repeat, count=n) for n in (0, repeat.count - 1, repeat.count + 1)]
@@ -174,7 +174,9 @@ def test_faults_of_open_turns_are_found(program: RProgram) -> None:
 
 
 def test_turns_leave_out_what_is_beyond() -> None:
-    """Slices of whole turns, from either side, are the first ones in memory; the last may end with its buffer."""
+    """Check that slices of whole chunks, from either side, are the first ones in memory.
+
+    The last slice may end with its buffer."""
     ahead, back = Move("before", "t", 0, 0, "x", 0, 4, 4), Move("before", "t", 0, 0, "x", 8, -4, 4)
     for turns in (1, 2, 3):
         skipped = 3 - turns
@@ -192,7 +194,7 @@ def test_turns_have_as_many_steps_as_pay(between: int) -> None:
 
 
 class OnHost(RepeatedLaunch):
-    """A cuda device's launches with the kernel of moves run here: ``seen`` is what each turn's buffer holds."""
+    """A cuda device's launches with the kernel of moves run on the host: ``seen`` is each chunk's buffer."""
 
     def __init__(self, program: RProgram, buffers: dict[str, np.ndarray], run: Callable[..., None]) -> None:
         placed = {n: SimpleNamespace(data=SimpleNamespace(ptr=a.ctypes.data)) for n, a in buffers.items()}
@@ -214,7 +216,7 @@ class OnHost(RepeatedLaunch):
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 def test_cuda_moves_the_same(tmp_path: Path) -> None:
-    """The kernel of moves on the host, under the launches of a program of 3 turns of 4 elements, of which there are 10."""
+    """Check the kernel of moves on the host, launched for 3 chunks of 4 elements, of which 10 exist."""
     shim = """#include <algorithm>
 #define __global__
 #define __device__

@@ -1,4 +1,4 @@
-"""`bench --per-operator`: every operator of a model with its share of the time on every device, and what the host computes."""
+"""`bench --per-operator`: every operator of a model with its fraction of the time on every device, and host operators."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from rammer.report import operator_times
 from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, operator_shares, table_rows
 from rammer_testing.nonempty import some
 
-#: NumPy, one tile after another, takes long for what shows a difference elsewhere.
+#: Sizes: NumPy, tile by tile, is slow at the size that shows a difference elsewhere.
 SMALL, LARGE = 16, 192
 
 
 def network(rng: np.random.Generator, hosted: bool = False, size: int = SMALL) -> onnx.ModelProto:
-    """A product that takes most of the time, and two maps behind reductions; with two operators of a type on the host."""
+    """Return a product that takes most of the time, and two maps after reductions. With ``hosted``, two operators of one type are
+    on the host."""
     weights = [numpy_helper.from_array(rng.standard_normal((size, size)).astype(np.float32), "w")]
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"], "large"),
@@ -67,7 +68,7 @@ def test_every_operator_has_a_share(device: str, how: str, rng: np.random.Genera
 
 
 def test_host_operators_by_type(rng: np.random.Generator) -> None:
-    """Also behind what waits for values."""
+    """Check this also after an operator that waits for values."""
     found = listed(network(rng, hosted=True), "toy", rng)
     (unique,) = [s for s in found if s.how == HOST]
     assert (unique.types, unique.tasks) == (("Unique",), 2) and unique.seconds > 0
@@ -84,7 +85,7 @@ def test_what_an_operator_runs_inside_is_not_its_own() -> None:
     assert spent.calls == {"Loop": 1, "Unique": 2} and spent.seconds["Loop"] < spent.seconds["Unique"]
     with time_operator("Loop"):
         pass
-    assert spent.calls["Loop"] == 1  # nobody watches
+    assert spent.calls["Loop"] == 1  # times are not collected here
 
 
 def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

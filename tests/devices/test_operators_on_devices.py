@@ -1,7 +1,5 @@
-"""Single operators at the values where C leaves open what NumPy computes: devices against the expressions in NumPy.
-
-``python -m rammer_testing.operators --device rocm --seconds 600 --seed 3`` draws more.
-"""
+"""Single operators at values where C does not define NumPy's result: devices against the expressions in NumPy. ``python -m
+rammer_testing.operators --device rocm --seconds 600 --seed 3`` draws more."""
 
 from __future__ import annotations
 

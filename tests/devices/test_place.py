@@ -1,4 +1,4 @@
-"""Models cut for several devices: cuts are legal, balanced, the same in every process, and compute what one device does."""
+"""Models cut for several devices: cuts are legal, balanced, equal in every process, and give one device's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rammer_testing.spreads import run_steps, run_whole, whole_inputs
 
 
 def compiler(tiles: int = 8) -> Compiler:
-    """For a small simulated chip."""
+    """Return a compiler for a small simulated chip."""
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": str(tiles)})
     return Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
@@ -70,7 +70,7 @@ def test_it_is_balanced_and_known_to_be() -> None:
 
 @pytest.mark.slow
 def test_it_is_balanced_by_what_its_parts_took() -> None:
-    """Device 0 takes four times what is predicted: of all cuts that were measured the best one is taken, and says so."""
+    """Check device 0 at four times its predicted time: the best measured cut is selected, and ``how`` reports it."""
     slow, took = (4.0, 1.0), list[float]()
 
     def clock(parts: Sequence[DevicePart]) -> list[list[float]]:
@@ -85,7 +85,7 @@ def test_it_is_balanced_by_what_its_parts_took() -> None:
     assert len(timed.parts[0].steps[0].program.operators) < len(plain.parts[0].steps[0].program.operators)
     assert "balanced by what the parts took alone" in timed.how and "balanced" not in plain.how
     late = spread_of(model, 2, MeasuredDevices((), clock), "latency")
-    assert "balanced" not in late.how  # of one run nothing is to be balanced
+    assert "balanced" not in late.how  # a single run is not balanced
 
 
 def test_parts_are_measured_by_their_devices() -> None:
@@ -96,7 +96,7 @@ def test_parts_are_measured_by_their_devices() -> None:
 
 @pytest.mark.slow
 def test_a_slow_link_moves_the_cut() -> None:
-    """Between layers of 32 and of 4 numbers; a slow link is worth a stretch of twice the length."""
+    """Check cuts between layers of 32 and of 4 numbers; a slow link justifies a part of twice the length."""
     text = '<ir_version: 8, opset_import: ["" : 17]>\nneck (float[64,64] x) => (float[64,64] y) {\n' + "\n".join(
         (
             "a0 = MatMul(x, w)\n a = Tanh(a0)\n b0 = MatMul(a, w)\n b = Tanh(b0)\n c0 = MatMul(b, w)\n c = Tanh(c0)",
@@ -129,10 +129,10 @@ def test_it_is_the_same_again() -> None:
 
 def test_what_cannot_be_spread_is_refused() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[2] x) => (float[2] y) { y = Tanh(x) }'
-    with pytest.raises(BadInput, match="cannot be cut for 3 devices"):
+    with pytest.raises(BadInput, match="cannot be partitioned for 3 devices"):
         spread_of(onnx.parser.parse_model(text), 3)
     late = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[4] x) => (int64[1,n] y) { a = Tanh(x) y = NonZero(a) }'
-    with pytest.raises(BadInput, match="known before it runs"):
+    with pytest.raises(BadInput, match="do not depend on run-time data"):
         spread_of(onnx.parser.parse_model(late), 2)
     with pytest.raises(BadInput, match="unknown goal"):
         spread_of(dense_layers(4), 2, goal="speed")
@@ -141,16 +141,16 @@ def test_what_cannot_be_spread_is_refused() -> None:
 
 
 def unheard(whole: RProgram) -> Iterator[RProgram]:
-    """``whole`` with all waits for one transfer left out."""
+    """Yield ``whole`` without all waits for one transfer."""
     for name in (o.name for o in whole.operators if o.family == TRANSFER):
         rows = ([replace(t, waits=tuple(w for w in t.waits if w.counter != name)) for t in row] for row in whole.rows)
         edited = replace(whole, rows=tuple(map(tuple, rows)))
-        if edited != whole:  # else who waits for it is the user
+        if edited != whole:  # else only the user waits for it
             yield edited
 
 
 def dropped(whole: RProgram) -> Iterator[RProgram]:
-    """``whole`` with a transfer that sends another tensor of the same type, which nobody has made."""
+    """Yield ``whole`` with a transfer that sends an unwritten tensor of the same type."""
     for one in (o for o in whole.operators if o.family == TRANSFER):
         source = whole.storage[one.inputs[0]]
         end = -(-whole.arena_bytes // ALIGNMENT) * ALIGNMENT
@@ -176,7 +176,7 @@ def test_the_simulated_chip_shows_planted_faults(edit: Callable[[RProgram], Iter
         with pytest.raises(VerifyError):
             verify(edited)
         faults += shown
-    # A barrier of the chip may come in time for who did not wait.
+    # A barrier of the chip may come in time for a task without a wait.
     assert faults >= len(edits) - (edit is unheard)
 
 
@@ -186,7 +186,7 @@ def by_hand(text: str, devices: int = 2) -> DistributedProgram:
 
 
 def test_by_hand() -> None:
-    """Back and forth: h1 alone on device 1."""
+    """Check a path back and forth: only h1 is on device 1."""
     spread = by_hand("# a layer elsewhere\n m0 0\nm1 1\nm2 0\n")
     assert [len(p.steps) for p in spread.parts] == [2, 1] and spread.how == "by hand"
     assert [(t.tensor, t.source, t.target) for t in spread.transfers] == [("h0", 0, 1), ("h1", 1, 0)]
@@ -199,12 +199,12 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("m9 1", "computes no 'm9'"),
-        ("m1", "'m1' is no name with the number of a device"),
-        ("m1 -1", "is no name with the number"),
-        ("m1 2", "placed on device 2, and there are 2"),
+        ("m9 1", "does not compute 'm9'"),
+        ("m1", "'m1' is not a name followed by a device number"),
+        ("m1 -1", "is not a name followed by a device number"),
+        ("m1 2", "placed on device 2, but there are 2 devices"),
         ("m1 0\nm1 1", "on two devices"),
-        ("# nothing\n", "names nothing"),
+        ("# nothing\n", "placement is empty"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(text: str, message: str) -> None:
@@ -213,7 +213,7 @@ def test_what_cannot_be_placed_is_refused(text: str, message: str) -> None:
 
 
 def lstms(layers: int, hidden: int, steps: int) -> onnx.ModelProto:
-    """Stacked LSTMs, as exporters write them."""
+    """Return stacked LSTMs, as exporters write them."""
     rng, helper = np.random.default_rng(0), onnx.helper
     shapes = {"w": (1, 4 * hidden, hidden), "r": (1, 4 * hidden, hidden), "b": (1, 8 * hidden)}
     nodes, values = [], [onnx.numpy_helper.from_array(np.array([1]), "axes")]
@@ -232,7 +232,7 @@ def lstms(layers: int, hidden: int, steps: int) -> onnx.ModelProto:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.large)])
 def test_stacked_layers_run_as_a_wavefront(devices: int) -> None:
-    """A chunk of steps crosses as one tensor, written where it is made: no copy on either side."""
+    """Check that a chunk of steps is transferred as one tensor, written in place: no copy on either side."""
     model, backend = lstms(devices, 8, 8), Registry().open("ipu_sim", options={"tiles": "128"})
     links = tuple(Link(a, b, 1e-7, 1e10) for a in range(devices) for b in range(devices) if a != b)
     spread = spread_of(model, devices, links, "latency")

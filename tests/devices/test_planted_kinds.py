@@ -1,4 +1,4 @@
-"""The conformance kit finds planted mistakes of every kind (``broken_kinds``), by checks that know nothing of them."""
+"""The conformance kit finds planted mistakes of every kind (``broken_kinds``), by checks that are independent of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLANTED = [(kind, name) for kind, broken in KINDS.items() for name in broken]
 @pytest.mark.parametrize(("kind", "name"), PLANTED)
 def test_the_kit_finds(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_checks, "PATIENCE", 4.0)
-    for _ in range(2):  # what goes wrong between threads need not do so every time, on a machine with other work
+    for _ in range(2):  # races need not show every time on a machine with other work
         for check in some(CHECKS_OF[kind]):
             try:
                 CHECKS[check](subject(KINDS[kind][name]))

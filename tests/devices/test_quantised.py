@@ -20,7 +20,7 @@ COUNT = 2
 
 
 def run(model: ModelProto, feeds: dict[str, np.ndarray[Any, Any]], device: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Results of a model that is one program."""
+    """Return the results of a model that is one program."""
     exe = rammer.compile(model, device=device)
     try:
         segments = exe.compile_only({n: a.shape for n, a in feeds.items()}).segments
@@ -42,7 +42,7 @@ def test_groups(kind: str, device: str, seed: int) -> None:
 
 
 def dynamic(signed: bool) -> ModelProto:
-    """A dense layer and a convolution as dynamic quantisation writes them."""
+    """Return a dense layer and a convolution as dynamic quantisation writes them."""
     rng = np.random.default_rng(8)
     dense, filters = (rng.integers(-127, 128, s).astype(np.int8) for s in ((6, 9), (4, 6, 3, 3)))
     moved = [np.zeros((), np.int8)] * 2

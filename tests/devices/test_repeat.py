@@ -1,4 +1,4 @@
-"""Programs whose table repeats: long recurrences on every device, the proof of the seam between turns, and what breaks it."""
+"""Loop programs: long recurrences on every device, the proof of the seam between iterations, and its faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.errors import DeviceFailure
 from rammer.ir.program import Move, Repeat, RProgram
-from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 from rammer.passes.pass_pipeline import default_passes
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import load_segments
@@ -30,14 +30,14 @@ OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
 def opened(net: Net, seed: int, device: str, most: int, turn: int) -> Executable:
-    """A net whose layers roll early."""
+    """Return a net whose layers become loops already at short lengths."""
     exe = rammer.compile(net.model(np.random.default_rng(seed)), device, options=OPTIONS.get(device))
-    exe.compiler.passes = (*default_passes()[:-1], RollRecurrences(most, turn))
+    exe.compiler.passes = (*default_passes()[:-1], ChunkRecurrent(most, turn))
     return exe
 
 
 def agree(net: Net, seed: int, inputs: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
-    """With ONNX Runtime."""
+    """Compare the results with ONNX Runtime."""
     proto = net.model(np.random.default_rng(seed), plain=True)
     session = PeerSession(proto)
     for output, want in zip(proto.graph.output, session.run(None, inputs), strict=True):
@@ -51,7 +51,7 @@ def repeating(compiled: Compiled) -> list[ProgramSegment]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_layers_in_random_turns(device: str, rng: np.random.Generator, seed: int) -> None:
-    """On devices that repeat programs, and on one whose turns the host runs."""
+    """Check devices that repeat programs, and one whose iterations the host runs."""
     net = Net.random(rng, steps := int(rng.integers(8, 40)))
     exe = opened(net, seed, device, int(rng.integers(2, steps)), int(rng.integers(2, 9)))
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_random_layers_in_random_turns(device: str, rng: np.random.Generator, se
 
 @pytest.fixture(scope="module")
 def rolled() -> ProgramSegment:
-    """Two layers of LSTM, 24 steps in 4 turns of 6."""
+    """Return two layers of LSTM, 24 steps in 4 chunks of 6."""
     net = Net("LSTM", 24, layers=2, states=True, direction="reverse")
     exe = opened(net, 0, "ipu_sim", 12, 6)
     (found,) = repeating(exe.compile_only({}))
@@ -80,7 +80,7 @@ def test_the_text_tells_all(rolled: ProgramSegment) -> None:
 
 
 def changed(move: Move) -> list[Move]:
-    """The move, wrong in one way each."""
+    """Return the move with one fault, for every kind of fault."""
     result = [replace(move, size=move.size - 1), replace(move, target_first=move.target_first + 1)]
     result += [replace(move, source_first=move.source_first + 10**6), replace(move, target=move.source)]
     result += [replace(move, source_by=move.source_by + 10**6), replace(move, source="nothing")]
@@ -91,7 +91,7 @@ def changed(move: Move) -> list[Move]:
 
 
 def test_faults_at_the_seam_are_found(rolled: ProgramSegment) -> None:
-    """Every move left out, twice or wrong in one way, and a turn more or less."""
+    """Check every move omitted, repeated or with one fault, and one iteration more or less."""
     program, moves = rolled.program, rolled.program.repeat.moves
     verify(program)
     faults = [Repeat(n, moves) for n in (0, 3, 5)]
@@ -107,7 +107,7 @@ def test_faults_at_the_seam_are_found(rolled: ProgramSegment) -> None:
 
 @pytest.mark.slow
 def test_what_is_not_moved_shows_as_nan(rolled: ProgramSegment, rng: np.random.Generator) -> None:
-    """The simulator finds what the verifier refuses: one move of each time is left out."""
+    """Check that the simulator detects the same faults as the verifier: one move of each phase is omitted."""
     program, moves = rolled.program, rolled.program.repeat.moves
     inputs = {p.external: rng.standard_normal(program.types[p.tensor].shape).astype(np.float32) for p in program.inputs}
     chip = configure_chip({"tiles": "16"})

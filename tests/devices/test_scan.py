@@ -1,4 +1,4 @@
-"""Long running sums on every device: cut in blocks, in as few operations as that takes, and right."""
+"""Long running sums on every device: cut in blocks, with a minimal number of operations, and right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_long_running_sums_are_right_and_not_quadratic(device: str, rng: np.rand
     (special,) = exe.cache.values()
     programs = [s.program for s in special.compiled.segments]
     points = sum(c.points for p in programs for o in p.operators for c in o.computes)
-    assert points < 2 * 60 * sum(math.prod(shape) for shape, _ in SHAPES)  # a row of 1009 alone is 1009 times as many
+    assert points < 2 * 60 * sum(math.prod(shape) for shape, _ in SHAPES)  # a row of 1009 alone would be 1009 times as many
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_long_running_sums_are_right_and_not_quadratic(device: str, rng: np.rand
 @pytest.mark.parametrize("number", range(20))
 @pytest.mark.parametrize("device", DEVICES)
 def test_running_sums_of_open_rows_are_right_and_not_quadratic(device: str, number: int, rng: np.random.Generator) -> None:
-    """Of what is computed, whatever lies beyond the length, and of which a sum is read."""
+    """Check sums over computed values, with any data past the length, and with a sum of the result."""
     rank, most = int(rng.integers(1, 4)), int(rng.integers(200, 400))
     axis, op = int(rng.integers(0, rank)), str(rng.choice(["CumSum", "CumProd"]))
     reverse, exclusive = (bool(n) for n in rng.integers(0, 2, 2))

@@ -1,4 +1,4 @@
-"""Ranges that nobody gave: which program serves a length that comes after others."""
+"""Ranges inferred from runs: selection of the program for a length that follows others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_length_alone_has_no_range() -> None:
 
 
 def test_what_grows_alike_follows() -> None:
-    """A decoder's mask grows with its past; the batch stays what it is, until it does not."""
+    """Check that a decoder's mask grows with its past; the batch stays fixed until it changes."""
     seen = Seen(on=True)
     seen.learned(PORTS, _shapes(2, 9, 10))
     found = seen.learned(PORTS, _shapes(2, 12, 13))
@@ -61,7 +61,7 @@ def test_what_grew_alike_by_chance_is_taken_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["toy", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_second_length_gets_a_range(device: str, rng: np.random.Generator) -> None:
-    """Right at all lengths, and with few programs, of which the first is that of the first length alone."""
+    """Check results at all lengths, with few programs; the first one is that of the first length alone."""
     model = RANGED["attention"](rng)
     exe, plain = rammer.compile(model.proto, device), rammer.compile(model.proto, "toy", shapes=model.spans)
     for seq in (9, 12, 17, 18, 9, 10, 3):
@@ -98,7 +98,8 @@ def test_arrays_are_bound_up_to_their_lengths_where_runs_have_shown_these() -> N
 @pytest.mark.parametrize("device", ["toy", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("given", [False, True])
 def test_arrays_of_any_length_are_bound(device: str, given: bool, rng: np.random.Generator) -> None:
-    """Those of other lengths than a range's greatest for these alone; where runs have shown which change, for shorter ones."""
+    """Check arrays of another length than a range's greatest, which are bound for this length only. If the range is inferred from
+    runs, shorter lengths are supported too."""
     model = RANGED["attention"](rng)
     exe, plain = rammer.compile(model.proto, device, shapes=model.spans if given else {}), rammer.compile(model.proto, "toy")
     plain.seen.on = False
@@ -119,7 +120,7 @@ def test_arrays_of_any_length_are_bound(device: str, given: bool, rng: np.random
 
 
 def test_states_stay_where_runs_have_shown_a_range(rng: np.random.Generator) -> None:
-    """A cache that grows in place, up to the array that was given for it."""
+    """Check a cache that grows in place, up to the size of its array."""
     model = RANGED["cache"](rng)
     exe, plain = rammer.compile(model.proto, "toy"), rammer.compile(model.proto, "toy", shapes=model.spans)
     state = model.inputs({"past": 0}, rng)["past"]
@@ -157,7 +158,7 @@ def test_arrays_of_a_model_without_a_range_are_bound_for_their_shapes(capsys: py
 
 
 def test_what_serves_a_run_is_told(rng: np.random.Generator) -> None:
-    """In words, of a range that was given and of one that runs have shown; nothing where there is none."""
+    """Check the message for a given range and for an inferred one, and its absence without a range."""
     model = RANGED["cache"](rng)
     found = []
     for spans in (model.spans, {}):
@@ -176,8 +177,8 @@ def test_what_serves_a_run_is_told(rng: np.random.Generator) -> None:
         f"past={long[0]}..{long[1]} {of}; 2 so far",
         f"past={last[0]}..{last[1]} {of}; {len({short, long, last})} so far",
         "",
-        "past=9..16, a range that runs have shown; 2 programs so far",
-        "past=1..8, a range that runs have shown; 3 programs so far",
+        "past=9..16, a range observed in earlier runs; 2 programs so far",
+        "past=1..8, a range observed in earlier runs; 3 programs so far",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Reductions of several types over the same elements, which share a loop where both are vectors."""
+"""Reductions of several types over the same elements, which share a loop if both are vectorised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import parser
 
 import rammer
 
-#: Which update comes last, a maximum of int64, and what it adds, a sum of floats, go over the same updates.
+#: The last update (a maximum of int64) and the added updates (a sum of floats) reduce over the same elements.
 MODEL = """<ir_version: 9, opset_import: ["" : 21]> shared (TYPE[4,24] x, int64[4,3] at, TYPE[4,3] u)
     => (TYPE[4,24] y, TYPE[4,24] z) {
     y = ScatterElements<axis=1>(x, at, u)

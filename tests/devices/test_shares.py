@@ -1,4 +1,4 @@
-"""Products shared out over devices: weights once over all of them, one exchange for two layers, and equal results."""
+"""Tensor-parallel products: weights once over all devices, one exchange for two layers, and equal results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer.verify.verifier import verify
 from rammer_testing.spreads import run_steps, run_whole
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
-#: (text, weights by name): what is read in parts and what cannot be.
+#: (text, weights by name): models with products that can be split, and with others.
 MODELS: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]], int]] = {
     "two layers": ("g (float[1,64] x) => (float[1,64] y) { a = Gemm(x, w, b) h = Tanh(a) y = MatMul(h, v) }",
                    {"w": (64, 256), "b": (256,), "v": (256, 64)}, 2),
@@ -49,7 +49,7 @@ def model_of(name: str, seed: int) -> onnx.ModelProto:
 
 
 def spread_of(model: onnx.ModelProto, devices: int) -> DistributedProgram:
-    """Over links that cost nothing, so that whatever can be shared out is."""
+    """Return the program over links without cost, so that all possible products are split."""
     registry, read = Registry(), read_model(model)
     made = Compiler(registry.open("ipu_sim", options={"tiles": "8"}), CompileOptions(), KernelStore(None), registry)
     links = [Link(a, b, 1e-12, 1e15) for a in range(devices) for b in range(devices) if a != b]

@@ -1,4 +1,4 @@
-"""A model over several devices for a range of lengths is what one device makes at each, and no more crosses than a run has."""
+"""A model over several devices for a range: one device's results at each length, and transfers no longer than the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rammer_testing.nonempty import some
 from rammer_testing.spreads import run_whole
 
 Arrays = Mapping[str, np.ndarray]
-#: For a small simulated chip.
+#: Options of a small simulated chip.
 OPTIONS = {"ipu_sim": {"tiles": "4"}, "rocm": {}}
 
 
@@ -48,7 +48,7 @@ def compiler(device: str) -> Compiler:
 
 
 def open_shapes(model: RangedModel) -> OpenShapes:
-    """Of the whole range, in one part."""
+    """Return the open shapes of the whole range, in one part."""
     longest = {name: high for name, (_, high) in model.spans.items()}
     found = model.inputs(longest, np.random.default_rng(0))
     return OpenShapes({name: a.shape for name, a in found.items()}, model.spans)
@@ -67,7 +67,7 @@ def cut_at_random(model: RangedModel, made: Compiler, names: tuple[str, ...], ra
 
 
 def points(model: RangedModel, random: Random, count: int) -> list[dict[str, int]]:
-    """The ends and lengths between them, in any order."""
+    """Return the ends of the range and lengths between them, in any order."""
     every = [dict(zip(model.spans, p, strict=True)) for p in product(*(range(a, b + 1) for a, b in model.spans.values()))]
     found = [every[0], every[-1], *random.sample(every, min(len(every), count))]
     random.shuffle(found)
@@ -75,7 +75,7 @@ def points(model: RangedModel, random: Random, count: int) -> list[dict[str, int
 
 
 def on_the_way(spread: DistributedProgram, point: Mapping[str, int], device: int) -> int:
-    """Bytes that a device has to write, or to read, in a run."""
+    """Return the bytes that a device has to write, or to read, in a run."""
     assert spread.ranged is not None
     lengths, total = {spread.ranged.lengths[d]: n for d, n in point.items()}, 0
     for t in spread.transfers:
@@ -85,7 +85,7 @@ def on_the_way(spread: DistributedProgram, point: Mapping[str, int], device: int
 
 
 def check_table(spread: DistributedProgram, inputs: Arrays, want: Arrays) -> None:
-    """The whole table, which a simulated chip plays, has the same outputs; so has its text."""
+    """Check the outputs of the whole table, run on a simulated chip, and of its text."""
     assert RProgram.parse(str(spread.whole)) == spread.whole and spread.ranged is not None
     ins, outs = SpreadRuns.ports(spread)
     wide, point = pad_inputs(spread.ranged, ins, inputs)
@@ -207,5 +207,5 @@ def test_processes_move_what_a_run_has(transport: str, rng: np.random.Generator,
     )
     assert done.returncode == 0, done
     moved = f"transport {transport} moves "
-    assert ("of a run's own shape, by mpi" in done.stdout) == (transport == "mpi"), done.stdout
+    assert ("of dynamic shape, by mpi" in done.stdout) == (transport == "mpi"), done.stdout
     assert (moved in done.stdout) == (transport == "messages") and "lengths   seq=" in done.stdout, done.stdout

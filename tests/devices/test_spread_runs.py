@@ -1,4 +1,4 @@
-"""Runs over several devices are what one device makes, whoever is late; and whoever ends takes the others with it, in time."""
+"""Runs over several devices: results equal one device's, late devices are awaited, and a failure ends all processes in time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer_testing.nonempty import some
 
-#: Transports that join processes.
+#: Transports that connect processes.
 PROCESSES = ["mpi", "messages"]
 
 
 def check_counters(found: dict[str, Any], wanted: Wanted) -> None:
-    """Of each tensor and run one payload and nothing else; one flag behind it, and one to give the slot back. A program of a
-    device that computes in the host's memory finds its tensors where they arrive; a simulated chip has memory of its own."""
+    """Check the transfer counters of each device.
+
+    Each tensor and run has one payload write, one flag write, and one write that returns the slot. Devices that compute in host
+    memory read tensors where they arrive. A simulated chip copies them into separate memory."""
     simulated = wanted.device == "ipu_sim"
     for number, values in some(list(enumerate(found["counters"]))):
         counters, steps = Counters.of(values), 1 if number else 2
@@ -69,7 +71,7 @@ def test_as_much_crosses_as_a_run_has(device: str, rng: np.random.Generator) -> 
 
 
 class OwnMemory:
-    """A device, or a program on it, that takes no array of the host's for an output, as GPUs do."""
+    """A wrapper of a device, or of a program on it, that rejects host arrays as outputs, as GPUs do."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
@@ -88,7 +90,8 @@ class OwnMemory:
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_devices_with_memory_of_their_own_are_copied_from(device: str, rng: np.random.Generator) -> None:
-    """GPUs beside other devices, or over MPI through the host, were refused."""
+    """Check copies from devices that reject host arrays: GPUs combined with others, or over MPI through
+    the host, were refused."""
     count, length, registry = int(rng.integers(2, 4)), int(rng.integers(1, 400)), Registry()
     sites = tuple(Site(device) for _ in range(count))
     backends: Any = {d: OwnMemory(registry.open(device)) for d in range(count)}
@@ -134,22 +137,23 @@ def test_a_process_that_ends_ends_all(fault: str, transport: str, rng: np.random
     check_fault(replace(wanted, transport=transport))
 
 
-#: Seconds that a machine that does other things may take besides: to start, to see that a process has gone, and to clear up.
+#: Seconds allowed on a loaded machine for start-up, detection of a dead process and clean-up.
 LATE = 25.0
 
 
 def check_right(ended: Ended, wanted: Wanted) -> None:
-    """All runs are done, and nothing is left."""
+    """Check that all runs completed and no resources remain."""
     assert ended.code == 0, ended
     check_counters(json.loads(ended.out.splitlines()[-1]), wanted)
     assert not ended.files
 
 
 def check_fault(wanted: Wanted) -> None:
-    """It ends in time, and somebody says why. Nothing is left. Where all work was over before, it was right.
+    """Check that all processes end in time with an error message, and that no resources remain.
 
-    Who ends while Open MPI itself begins there is Open MPI's: of 165 such, 2 have left the memory that they had just made, and
-    once ``mpirun`` waited for ever for a lock of PMIx's (4.2.2) when all its processes had ended."""
+    If the runs were already complete, the results must be right. Deaths while Open MPI itself starts are Open MPI's
+    responsibility. Of 165 such faults, 2 left memory that had just been allocated. Once ``mpirun`` waited forever for a lock of
+    PMIx (4.2.2) after all its processes had ended."""
     ended = launched(wanted)
     assert not (ended.hung and ended.begun), ended
     late = LATE + PATIENCE * wanted.early + EMPTY * ended.hung
@@ -175,7 +179,7 @@ def test_other_programs_are_refused() -> None:
 @pytest.mark.large
 @pytest.mark.parametrize("number", range(60))
 def test_sixty_faults(number: int, rng: np.random.Generator) -> None:
-    """At any point from a process's begin to its end."""
+    """Check sixty faults at random points between a process's start and end."""
     device, fault = str(rng.choice(["rocm", "ipu_sim"])), "stop" if number % 4 == 3 else "kill"
     devices, depth = int(rng.integers(2, 4)), int(rng.integers(1, 4))
     early, runs = bool(number % 3 == 0), int(rng.choice([60, 20000]))
@@ -191,7 +195,7 @@ def test_sixty_faults(number: int, rng: np.random.Generator) -> None:
 @pytest.mark.large
 @pytest.mark.parametrize("where", ["beginning", "leaving"])
 def test_a_hang_in_mpi_itself_ends_all(where: str) -> None:
-    """While it begins, and when all work is over."""
+    """Check hangs while MPI starts and after all runs."""
     stop = "os.getenv('OMPI_COMM_WORLD_RANK') == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
     lines = {
         "beginning": [stop, "launch.module(3.0 / launch.STARTS)"],
@@ -209,7 +213,7 @@ def test_a_hang_in_mpi_itself_ends_all(where: str) -> None:
 @pytest.mark.parametrize("fault", ["pause", "slow"])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_a_slow_process_is_waited_for(fault: str, device: str, rng: np.random.Generator) -> None:
-    """One that stands still for a while, or gets slow: all is right in the end, and nobody gives up."""
+    """Check that a process that pauses or slows down is awaited and the results are right."""
     devices, depth = int(rng.integers(2, 4)), int(rng.integers(1, 4))
     victim, after, pause = int(rng.integers(devices)), float(rng.random() * 0.5), 1.5 if fault == "pause" else 0.1
     runs = 3000 if fault == "pause" else 30

@@ -1,4 +1,5 @@
-"""Outputs that are inputs of the next run, over several devices: what a loop over one device's runs makes, and what crosses."""
+"""States (outputs that are inputs of the next run) over several devices: agreement with a loop over one device's runs, and the
+transfers."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
 Arrays = dict[str, np.ndarray]
-#: Of a small decoder: positions of its caches, and numbers of a row.
+#: Sizes of a small decoder: positions of its caches, and elements of a row.
 POSITIONS, WIDTH = 6, 8
 OPTIONS = {"ipu_sim": {"tiles": "4"}, "rocm": {}}
 
@@ -44,7 +45,7 @@ def compiler(device: str) -> Compiler:
 
 
 def decoder(layers: int, seed: int) -> onnx.ModelProto:
-    """A token's row goes through layers, each of which puts a row into its cache at a position and attends to what is there."""
+    """Return a decoder whose layers each write a row into a cache at a position and attend to the cached rows."""
     rng = np.random.default_rng(seed)
     lines, size = ["here = Equal(places, at)", "past = LessOrEqual(places, at)"], f"{POSITIONS},{WIDTH}"
     weights = {"low": np.float32(-1e9), "places": np.arange(POSITIONS, dtype=np.int64).reshape(POSITIONS, 1)}
@@ -74,8 +75,10 @@ def decoder(layers: int, seed: int) -> onnx.ModelProto:
 
 
 def network(random: Random, states: int, nodes: int) -> onnx.ModelProto:
-    """Each node is of two earlier ones, or states, or the input; each state is a node in the end, and any is the output. Of a
-    small difference no node makes a larger one, so rounding stays what it is over many runs."""
+    """Return a random network with states.
+
+    Each node reads two earlier values (nodes, states or the input). Each state is computed from a node, and the output from the
+    last node. No node amplifies a small difference, so rounding errors stay bounded over many runs."""
     known, lines = ["x", *(f"s{k}" for k in range(states))], list[str]()
     for k in range(nodes):
         a, b = random.choice(known[-4:]), random.choice(known)
@@ -90,7 +93,7 @@ def network(random: Random, states: int, nodes: int) -> onnx.ModelProto:
 
 
 def looped(model: onnx.ModelProto, kept: dict[str, str], inputs: list[Arrays], first: Arrays) -> list[Arrays]:
-    """Runs of the reference, one behind the other, each of which gets what the one before it made."""
+    """Return the outputs of consecutive reference runs, each of which reads the states of the previous run."""
     evaluator, names, held, found = ReferenceEvaluator(model), [o.name for o in model.graph.output], dict(first), list[Arrays]()
     for given in inputs:
         held |= given
@@ -110,7 +113,7 @@ def runs_of(spread: DistributedProgram, device: str, depth: int) -> SpreadRuns:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(20))
 def test_states_of_networks_cut_at_random(number: int, rng: np.random.Generator) -> None:
-    """Wherever a state is made and read: it crosses to those who read it elsewhere, and to nobody else."""
+    """Check that each state is transferred to the devices that read it, and to no others."""
     random = Random(int(rng.integers(2**31)))
     states, count, device = random.randint(1, 3), random.randint(2, 3), random.choice(list(OPTIONS))
     model = network(random, states, random.randint(states + 1, 9))
@@ -169,7 +172,7 @@ def test_a_decoder_keeps_its_caches_where_they_are_read(device: str, rng: np.ran
 @pytest.mark.slow
 @needs_mpi
 def test_processes_keep_states(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The command: five runs behind one that is given caches."""
+    """Check the command with five runs after one that receives caches."""
     model, seed = decoder(2, 3), int(rng.integers(2**31))
     path, given = tmp_path / "decoder.onnx", np.random.default_rng(seed)
     path.write_bytes(model.SerializeToString())
@@ -196,8 +199,8 @@ def test_processes_keep_states(tmp_path: Path, rng: np.random.Generator) -> None
         (("none=old0",), "no output 'none'"),
         (("y=old0",), r"output 'y' .* cannot be input 'old0'"),
         (("new0=old0", "new1=old0"), "cannot be input 'old0'"),
-        (("new0",), "says no states"),
-        (("=old0",), "says no states"),
+        (("new0",), "does not define states"),
+        (("=old0",), "does not define states"),
     ],
 )
 def test_what_is_no_state_is_refused(states: tuple[str, ...], match: str, tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_what_is_no_state_is_refused(states: tuple[str, ...], match: str, tmp_pa
 
 def test_states_of_a_range_are_refused() -> None:
     at = OpenShapes({"x": (1, WIDTH)}, {"n": (1, 2)}, states={"new0": "old0"})
-    with pytest.raises(BadInput, match="has one shape over several devices"):
+    with pytest.raises(BadInput, match="have fixed shapes on several devices"):
         compile_open([("ipu_sim", compiler("ipu_sim"))] * 2, read_model(decoder(2, 1)), at)
 
 

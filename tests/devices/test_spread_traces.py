@@ -1,4 +1,4 @@
-"""Traces of several devices on one clock: all is there once, and nobody reads what had not arrived."""
+"""Traces of several devices on one clock: every event is recorded once, and each read starts after the data arrived."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spread_ranks import Wanted, chain, main
 
 from rammer_testing.nonempty import some
 
-#: Microseconds: times are told in whole nanoseconds.
+#: Microseconds of rounding: times are stored in whole nanoseconds.
 ROUND = 2e-3
 
 
 def check_trace(text: str, wanted: Wanted) -> list[float]:
-    """Of ``chain``, over so many devices and runs. Microseconds by which the clocks may be wrong."""
+    """Check a trace of ``chain`` over several devices and runs. Return the clock errors in microseconds."""
     read, spread = json.loads(text), chain(wanted.devices, wanted.length)
     events = read["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
@@ -41,7 +41,7 @@ def check_trace(text: str, wanted: Wanted) -> list[float]:
 
 
 def check_arrows(events: list[dict[str, Any]], spans: list[dict[str, Any]], errors: list[float], count: int) -> None:
-    """Each begins in the write of a transfer and ends where a span begins, not before its flag was written."""
+    """Check that each arrow begins in a transfer's write and ends at a span's start, after its flag was written."""
     begins, ends = ({e["id"]: e for e in events if e["ph"] == ph} for ph in "sf")
     assert begins.keys() == ends.keys() and len(begins) == count
     for name in some(begins):
@@ -77,7 +77,8 @@ def test_threads_have_one_clock(device: str, rng: np.random.Generator) -> None:
 @needs_mpi
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_clocks_of_processes_are_known(device: str, rng: np.random.Generator) -> None:
-    """Processes of one host have one clock, so what each was set ahead is what must be found, to the error that is told."""
+    """Check the estimated clock offsets within the reported error. Processes of one host share a clock, so the offsets set by the
+    test are expected."""
     wanted = replace(drawn(rng, device), ahead=float(rng.uniform(-100, 100)))
     ended = launched(wanted)
     assert ended.code == 0, ended

@@ -1,4 +1,4 @@
-"""Types that are only stored on every device: casts of every code and around it, what computes with them, and the doors."""
+"""Storage-only types on every device: casts of every code, operators that compute with them, and input and output arrays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ran(proto: onnx.ModelProto, device: str, inputs: dict[str, Array]) -> dict[s
 
 @cache
 def numbers() -> Array:
-    """Numbers of all sizes with many ties, the ends, infinities and NaN."""
+    """Return numbers of all magnitudes with many ties, the extremes, infinities and NaN."""
     rng = np.random.default_rng(11)
     halves = np.arange(0, 1 << 16, 7).astype(np.uint16).view(np.float16).astype(np.float32)
     bits = rng.integers(0, 1 << 32, 5_000, dtype=np.uint32)
@@ -61,7 +61,7 @@ def numbers() -> Array:
 
 
 def casts(saturate: bool) -> tuple[list[onnx.NodeProto], dict[str, Array], dict[str, Any]]:
-    """Casts from float32 to every format of floats, and from every code of every format."""
+    """Return casts from float32 to every float format, and from every code of every format."""
     nodes, inputs, outputs = list[onnx.NodeProto](), {"x": numbers()}, dict[str, Any]()
     for kind in FORMATS.values():
         if isinstance(kind, FloatFormat):
@@ -104,7 +104,7 @@ def test_casts(device: str, saturate: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_bfloat16_is_rounded_after_every_operator(device: str) -> None:
-    """What MatMul, Add and Softmax of bfloat16 give: the exact result of rounded operands, rounded once by each."""
+    """Check MatMul, Add and Softmax of bfloat16: exact results of rounded operands, rounded once by each operator."""
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-8, 9, s).astype(BFLOAT16) / BFLOAT16(8) for s in ((5, 24), (24, 6)))
     c = rng.standard_normal(6).astype(BFLOAT16)
@@ -116,7 +116,7 @@ def test_bfloat16_is_rounded_after_every_operator(device: str) -> None:
     ]
     inputs = {"a": a, "b": b}
     found = ran(model(nodes, inputs, {"p": BFLOAT16, "t": BFLOAT16, "y": BFLOAT16}, {"c": c}), device, inputs)
-    product = (a.astype(np.float64) @ b.astype(np.float64)).astype(BFLOAT16)  # exact in float32, whatever the order
+    product = (a.astype(np.float64) @ b.astype(np.float64)).astype(BFLOAT16)  # exact in float32 in any order
     np.testing.assert_array_equal(found["p"], product)
     total = (product.astype(np.float32) + c.astype(np.float32)).astype(BFLOAT16).T
     np.testing.assert_array_equal(found["t"], total)
@@ -127,7 +127,7 @@ def test_bfloat16_is_rounded_after_every_operator(device: str) -> None:
 @pytest.mark.parametrize("dtype", [n for n in FORMATS if not n.startswith("float6")])
 @pytest.mark.parametrize("device", ["toy", "rocm"])
 def test_what_moves_elements_moves_codes(device: str, dtype: str) -> None:
-    """Every code, NaN with its bits among them, and constants; nothing is rounded."""
+    """Check operators that move elements, on every code (with the bits of NaN) and on constants, without rounding."""
     kind = FORMATS[dtype]
     size = 1 << kind.bits if not isinstance(kind, FloatFormat) else 16 if dtype == "float4_e2m1fn" else 256
     x = from_carrier((np.arange(256) % size).astype(kind.carrier), dtype).reshape(4, 64)
@@ -155,7 +155,8 @@ PAIRS = [
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_bits_stay_as_they_are(device: str) -> None:
-    """Every BitCast between numbers of one width, of random bits; NaN of float32 may be made quiet on the way to floats."""
+    """Check every BitCast between numbers of one width, with random bits. NaN of float32 may become
+    quiet on the way to floats."""
     rng = np.random.default_rng(23)
     nodes, inputs, outputs = list[onnx.NodeProto](), dict[str, Array](), dict[str, Any]()
     for i, (source, target) in enumerate(PAIRS):
@@ -174,7 +175,7 @@ def test_bits_stay_as_they_are(device: str) -> None:
 
 
 def test_bits_that_devices_do_not_read() -> None:
-    """float16 computes as float32 on devices: its bits are read on the host."""
+    """Check that bits of float16 are read on the host, since devices compute float16 as float32."""
     x = np.random.default_rng(2).integers(0, 1 << 16, 50).astype(np.uint16)
     proto = model([helper.make_node("BitCast", ["x"], ["y"], to=TensorProto.FLOAT16)], {"x": x}, {"y": np.float16})
     exe = rammer.compile(proto, "toy")
@@ -183,7 +184,7 @@ def test_bits_that_devices_do_not_read() -> None:
 
 
 def test_bodies_know_the_model_s_types(tmp_path: Path) -> None:
-    """What an If captures, and what its branches give, in a run, in a bound call and from a compiled file."""
+    """Check captured values and branch results of an If in a run, in a bound call and from a compiled file."""
     x = np.array([1, 2, 3, 4.5]).astype(BFLOAT16)
     port = [helper.make_tensor_value_info("b", TensorProto.BFLOAT16, [4])]
     taken = helper.make_graph([helper.make_node("Add", ["n", "n"], ["b"])], "taken", [], port)
@@ -210,7 +211,7 @@ def test_bodies_know_the_model_s_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [0, 3, 4])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn"])
 def test_quantised_floats(dtype: str, block: int) -> None:
-    """Scales for all, and of blocks, the last of which is cut; a float16 scale multiplies in float32 and rounds once."""
+    """Check per-tensor and blocked scales, with a shorter last block. A float16 scale multiplies in float32 and rounds once."""
     rng = np.random.default_rng(block)
     x = (rng.standard_normal((2, 8, 3)) * 9).astype(np.float32)
     scale = rng.uniform(0.2, 2, (2, -(-8 // block), 3) if block else ()).astype(np.float32)
@@ -254,7 +255,7 @@ def test_quantised_integers(dtype: str, axis: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_fixed_arrays_and_files(device: str, tmp_path: Path) -> None:
-    """A bound call reads and writes arrays of the type; a compiled file keeps it."""
+    """Check that a bound call reads and writes arrays of the type, and that a compiled file keeps the type."""
     x = np.arange(12).astype(BFLOAT16).reshape(3, 4)
     y = np.zeros((4, 3), BFLOAT16)
     exe = rammer.compile(model([helper.make_node("Transpose", ["x"], ["y"])], {"x": x}, {"y": BFLOAT16}), device)
@@ -275,5 +276,5 @@ def test_fixed_arrays_and_files(device: str, tmp_path: Path) -> None:
     exe.close()
     again = open_executable(file, "")
     assert again.head.inputs[0].dtype == "bfloat16"
-    np.testing.assert_array_equal(again.run({"x": x.view("V2")})["y"], x.T)  # as NumPy's files hold it
+    np.testing.assert_array_equal(again.run({"x": x.view("V2")})["y"], x.T)  # as NumPy's files store it
     again.close()

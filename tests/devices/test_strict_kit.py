@@ -1,4 +1,4 @@
-"""The conformance kit finds planted mistakes, one a device (``broken_devices``), and nothing where there are none."""
+"""Conformance kit on ``broken_devices``: one planted mistake per device is detected, and correct devices pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "has not ended" in planted.says:
         monkeypatch.setattr(thread_checks, "PATIENCE", 2.0)
     with pytest.raises(Exception, match=planted.says):
-        for _ in range(3):  # what goes wrong between threads need not do so every time, on a machine with other work
+        for _ in range(3):  # a fault between threads need not occur every time on a loaded machine
             CHECKS[planted.check](subject(planted.broken))
         if planted.check == "clocks" and disturbance() > DISTURBED:
             pytest.skip("the machine is busy with other work, so that no time is wrong")

@@ -1,4 +1,4 @@
-"""Threads: the kit's checks find planted mistakes, and the command that makes many runs."""
+"""Thread safety: detection of planted mistakes by the kit, and the command that makes many runs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ import rammer_toy
 
 @contextmanager
 def no_turn(self: GuardedLoaded) -> Iterator[None]:
-    """Calls do not take turns."""
+    """Yield without serialising calls."""
     yield
 
 
 @contextmanager
 def always(self: GuardedLoaded) -> Iterator[None]:
-    """Calls take turns, after ``close`` as well."""
+    """Yield with calls serialised even after ``close``."""
     with self.lock:
         yield
 
 
 def views(self: rammer_toy.ToyProgram, inputs: Mapping[str, Array]) -> Any:
-    """A run whose outputs are views of the program's memory."""
+    """Return the outputs of a run as views of the program's memory."""
     result = plain_run(self, inputs)
     for port in self.program.outputs:
         result.outputs[port.external] = self.memory.tensors[port.tensor]
@@ -56,19 +56,19 @@ plain_run = rammer_toy.ToyProgram.run
 
 
 def emptied(self: Executable) -> None:
-    """Frees what is there, and compiles again when it is called."""
+    """Free all programs, so that the next call compiles again."""
     for special in list(self.cache.values()):
         special.close()
     self.cache.clear()
 
 
 def retired(self: LoadedModel) -> bool:
-    """Freed whoever uses it."""
+    """Free the model even while calls use it."""
     self.closed = True
     return True
 
 
-#: Mistake -> (what is replaced, by what, the check that finds it, what that says).
+#: Mistake -> (attribute to replace, replacement, check that detects it, message of the check).
 MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
     "no lock": (GuardedLoaded, "turn", no_turn, "threads: runs", "runs of product in threads are wrong"),
     "bound calls take no turn": (
@@ -100,7 +100,7 @@ def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, wrong, check, words = MISTAKES[mistake]
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(Exception, match=words) as found:
-        for _ in range(5):  # what goes wrong in threads need not do so every time
+        for _ in range(5):  # a fault between threads need not occur every time
             CHECKS[check](Subject("toy"))
     assert isinstance(found.value, ConformanceError) or mistake in ("runs after close", "bound programs are freed")
 
@@ -132,7 +132,7 @@ def test_many_runs_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert " wrong (" in capsys.readouterr().out
 
 
-# --- what is behind it --------------------------------------------------------------------------------
+# --- implementation -------------------------------------------------------------------------------------
 
 
 def test_a_guard_is_what_it_stands_for() -> None:
@@ -206,7 +206,7 @@ def test_resident_reaches_the_executable() -> None:
     exe = rammer.compile(model, "toy", resident=1)
     for n in (2, 3, 4):
         exe.run({"x": np.zeros((n, 2), np.float32)})
-    assert [dict(key)["x"] for key in exe.cache] == [(8, 2)]  # of a range, since lengths changed
+    assert [dict(key)["x"] for key in exe.cache] == [(8, 2)]  # a ranged program, since lengths changed
     exe.close()
 
 
@@ -214,7 +214,7 @@ def test_a_gpu_is_current_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> No
     import rammer_cuda.hardware as hardware
 
     class Runtime:
-        """Of two GPUs; every thread begins with the first, and without a context."""
+        """A runtime of two GPUs. Every thread begins with the first GPU and without a context."""
 
         def __init__(self) -> None:
             self.own = threading.local()

@@ -1,4 +1,4 @@
-"""Quantised models whose codes part at ties of their roundings: `compare` says so, and takes no fault for a tie."""
+"""Quantised models whose codes differ at rounding ties: `compare` reports the ties and does not mistake faults for ties."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LAYERS, CHANNELS, SIDE = 4, 16, 12
 
 
 def network(rng: np.random.Generator, operators: str = "qdq") -> onnx.ModelProto:
-    """Convolutions between codes. Scales are such that one sum of twenty is a tie as far as decimals tell, so that the last bit
-    of a float32 sum decides."""
+    """Return convolutions between codes. With these scales one sum of twenty is a tie in decimals, so the last bit of a float32
+    sum decides."""
     nodes, known = [], dict[str, Any]()
 
     def scaled(name: str, value: float) -> None:
@@ -58,7 +58,7 @@ def network(rng: np.random.Generator, operators: str = "qdq") -> onnx.ModelProto
 
 
 def spoiled(proto: onnx.ModelProto, name: str, change: Callable[[Any], Any]) -> onnx.ModelProto:
-    """The model with another constant."""
+    """Return the model with one constant changed."""
     result = onnx.ModelProto.FromString(proto.SerializeToString())
     tensor = next(t for t in result.graph.initializer if t.name == name)
     tensor.CopyFrom(numpy_helper.from_array(np.asarray(change(numpy_helper.to_array(tensor))), name))
@@ -66,7 +66,7 @@ def spoiled(proto: onnx.ModelProto, name: str, change: Callable[[Any], Any]) -> 
 
 
 def found(proto: onnx.ModelProto, feeds: dict[str, Any], device: str, fault: Callable[[Any], Any] = lambda p: p) -> Ties:
-    """What is said of a device that computes ``fault`` of a model instead of it."""
+    """Return the verdict on a device that computes ``fault`` of the model instead of the model."""
 
     def run(model: onnx.ModelProto) -> dict[str, Any]:
         exe = rammer.compile(fault(model), device)
@@ -122,7 +122,7 @@ def test_a_fault_is_no_tie(fault: str, operators: str, rng: np.random.Generator)
 
 
 def test_a_fault_of_the_whole_program_alone_is_no_tie(rng: np.random.Generator) -> None:
-    """One that is gone when codes are outputs, too."""
+    """Check a fault that disappears if codes are also outputs."""
     proto, feeds = network(rng), fed(rng)
     runs = iter([spoiled(proto, "w3", lambda w: np.roll(w, 1, 0)), None])
 
@@ -130,7 +130,7 @@ def test_a_fault_of_the_whole_program_alone_is_no_tie(rng: np.random.Generator) 
         return next(runs) or model
 
     ties = found(proto, feeds, "toy", fault)
-    assert not ties.good and "when codes are outputs, too" in str(ties)
+    assert not ties.good and "if codes are also outputs" in str(ties)
 
 
 def test_the_command(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Traces on devices that are here: every task has its times, in the order of its row and behind what it waits for."""
+"""Traces on available devices: every task has times in its row's order and after the tasks that it waits for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ DEVICES = [("rocm", {"executor": "single"}), ("rocm", {"executor": "waves"}), ("
 
 
 def ordered(program: RProgram, spans: Sequence[Span], slack: float) -> None:
-    """Each task once, rows in order, and no task before an earlier wave has ended; ``slack`` is the clock's own error."""
+    """Check that each task occurs once, rows are in order, and no task starts before an earlier wave ends. ``slack`` is the error
+    of the clock."""
     by_task = {(s.operator, s.index): s for s in spans}
     assert len(by_task) == len(spans) == program.task_count
     for row in some(program.rows):
@@ -55,7 +56,7 @@ def test_every_task_has_its_times(device: tuple[str, dict[str, str]], model: str
     for segment in some(exe.compile_only({n: a.shape for n, a in feeds.items()}).segments):
         assert isinstance(segment, ProgramSegment) and isinstance(backend, Tracer)
         run = backend.trace(segment.program, segment.constants, feeds)
-        # Units of a processor agree on its counter to some ticks.
+        # Units of a processor agree on its counter within a few ticks.
         ordered(run.program, run.spans, 0.0 if backend.vdevice.simulated else 2e-7)
         seconds = backend.load(segment.program, segment.constants).run(feeds).seconds
         if backend.vdevice.simulated:

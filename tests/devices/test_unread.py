@@ -1,4 +1,4 @@
-"""Operators with expressions that nobody reads, where those would have been stages of a kernel."""
+"""Operators with unread expressions that would otherwise be stages of a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rammer_testing.graphs.judge import Judge, Setting
 
 
 def shape_alone() -> GraphCase:
-    """EyeLike reads the shape of a normalisation, whose expressions then reach nothing."""
+    """Return EyeLike of a normalisation: it reads only the shape, so the expressions of the normalisation are unread."""
     x = np.full((1, 1), 2.3, np.float32)
     nodes = (
         Call("Round", ("x",), ("r",)),
@@ -23,7 +23,7 @@ def shape_alone() -> GraphCase:
 
 
 def nothing_detected() -> GraphCase:
-    """IsInf that detects neither sign reads nothing."""
+    """Return IsInf that detects neither sign and therefore reads nothing."""
     x, w = np.array([-0.6, -0.5, -0.2], np.float32).reshape(1, 1, 3, 1), np.ones(1, np.float32)
     nodes = (
         Call("MeanVarianceNormalization", ("x",), ("m",), {"axes": [1, 1]}),
@@ -35,7 +35,7 @@ def nothing_detected() -> GraphCase:
 
 
 def resized_away() -> GraphCase:
-    """Resize to no rows reads nothing of what it would resize."""
+    """Return Resize to zero rows, which reads nothing of its input."""
     x = np.zeros((1, 1, 1, 1), np.float32)
     constants = {"h": np.float32(0.5), "s": np.array([1.5, 0.75, 1, 1], np.float32), "p": np.array([0.6], np.float32)}
     nodes = (

@@ -1,4 +1,4 @@
-"""Views of views, of constants and of what is expanded: whole programs on them agree with ONNX Runtime."""
+"""Views of views, of constants and of expanded tensors: agreement of whole programs with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import helper
 from onnx_models import model, tensor
 from view_graphs import failure, opened
 
-#: Models tried in each run of the tests; ``python tests/devices/view_graphs.py DEVICE SECONDS`` tries more.
+#: Models per test run. ``python tests/devices/view_graphs.py DEVICE SECONDS`` tries more.
 COUNT = {"toy": 20, "ipu_sim": 12, "rocm": 6}
 
 
@@ -25,7 +25,7 @@ def test_random_models_of_views_agree_with_onnxruntime(device: str, seed: int) -
 @pytest.mark.parametrize("device", COUNT)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str, rng: np.random.Generator, seed: int) -> None:
-    """As torch exports them: nothing but a view of it reads the constant that the initial states are."""
+    """Check recurrent layers as torch exports them: only a view reads the constant of the initial states."""
     gates, states = {"LSTM": (4, 2), "GRU": (3, 1)}[kind]
     sizes = {"w": (1, gates * 4, 5), "r": (1, gates * 4, 4), "zero": (1, 1, 1)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()} | {"size": np.array([1, 2, 4])}
@@ -39,7 +39,7 @@ def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str
 
 @pytest.mark.parametrize("device", COUNT)
 def test_a_constant_is_read_whole_and_as_a_view(device: str, rng: np.random.Generator, seed: int) -> None:
-    """A view of a constant has no values of its own to upload or to pack."""
+    """Check a view of a constant, which has no separate values to upload or to pack."""
     sizes = {"w": (1, 16, 5), "r": (1, 16, 4), "h": (1, 2, 4)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
     nodes = [

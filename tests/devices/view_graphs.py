@@ -1,4 +1,4 @@
-"""Random small models of what only rearranges: views of views, of constants and of inputs, shared by their readers."""
+"""Random small models of data-movement operators: views of views, of constants and of inputs, shared by their readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 class ViewModel:
-    """A model that grows node by node. Values are float32 of at most ``LARGEST`` elements and four axes."""
+    """A model that is built node by node. Values are float32 with at most ``LARGEST`` elements and four axes."""
 
     LARGEST = 400
 
@@ -68,7 +68,7 @@ class ViewModel:
         return names
 
     def step(self) -> None:
-        """One more node that fits what is there."""
+        """Append one node that fits the existing values."""
         x = self.rng.choice(list(self.shapes))
         kinds = (
             self.expand,
@@ -182,7 +182,7 @@ class ViewModel:
         self.add("Pad", [x, self.ints(*pads)], (*shape[:axis], shape[axis] + before + after, *shape[axis + 1 :]))
 
     def lstm(self, x: str, shape: Shape) -> None:
-        """Starting from a state that some fitting value is, where there is one: a slice, an expansion, an output."""
+        """Append an LSTM that starts from an existing value of matching shape, if any: a slice, an expansion or an output."""
         if len(shape) != 3 or math.prod(shape) > 60:
             return
         steps, batch, features = shape
@@ -203,7 +203,7 @@ class ViewModel:
 
 
 def view_model(seed: int) -> onnx.ModelProto:
-    """A model of 2 to 14 nodes, of which some values are outputs."""
+    """Return a model of 2 to 14 nodes, some of whose values are outputs."""
     rng = Random(seed)
     made = ViewModel(rng)
     count = rng.randint(2, 14)
@@ -218,7 +218,7 @@ def view_model(seed: int) -> onnx.ModelProto:
 
 @lru_cache
 def opened(device: str) -> Backend:
-    """The device, or the test is skipped where it does not work."""
+    """Return the opened device. Skip the test if the device does not work."""
     registry = Registry()
     if device not in registry.devices or registry.status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
@@ -228,7 +228,7 @@ def opened(device: str) -> Backend:
 def failure(
     backend: Backend, device: str, seed: int, proto: onnx.ModelProto | None = None, options: CompileOptions | None = None
 ) -> str:
-    """What goes wrong with the model of ``seed`` (or ``proto``) on inputs of ``seed``; "" where it agrees with ONNX Runtime."""
+    """Return the failure of the model of ``seed`` (or ``proto``) on inputs of ``seed``, or "" if results agree."""
     proto, rng = proto or view_model(seed), np.random.default_rng(seed)
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -237,7 +237,7 @@ def failure(
     exe = Executable(open_source(proto), backend, device, options, Registry(), store=KernelStore(None))
     try:
         have = exe.run(inputs)
-    except Exception as problem:  # a search reports whatever happens
+    except Exception as problem:  # a search reports every exception
         return f"{type(problem).__name__}: {problem}"
     finally:
         exe.close()
@@ -249,7 +249,7 @@ def failure(
 
 
 def main(device: str, seconds: float, seed: int) -> int:
-    """Try models for some time and print every failure."""
+    """Try models for ``seconds`` and print every failure."""
     end, tried, failed = time.monotonic() + seconds, 0, 0
     while time.monotonic() < end:
         if found := failure(opened(device), device, seed + tried):

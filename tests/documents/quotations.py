@@ -1,4 +1,4 @@
-"""What the documents quote: every quotation's text, made again from the program."""
+"""Quotations of the documents: the text of each one, regenerated from the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 import draw
+import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 from rammer.cli.group import COMMANDS, LazyGroup
 from rammer.compiled.segments import Compiled, ProgramSegment
@@ -42,7 +44,7 @@ from rammer_rocm.kernels import OpenClKernels
 
 ROOT = Path(__file__).parents[2]
 
-#: A CPU that every reader can imagine: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
+#: An example CPU: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
 CPU = VDevice(
     "opencl_cpu",
     "two cores",
@@ -60,7 +62,7 @@ CPU = VDevice(
 
 
 class PaperCpu(OpenClKernels):
-    """The rocm plugin's kernels for ``CPU``; nothing is compiled or run."""
+    """The rocm plugin's kernels for ``CPU``, without compiling or running them."""
 
     fingerprint = "paper"
     profiler = None
@@ -91,30 +93,78 @@ def stage(name: str, device: str = "ipu_sim") -> str:
     return fenced(STAGES[name](compiled(device), backend(device).vdevice))
 
 
+#: Attention with an open length, and a recurrent layer of a long sequence.
+ATTENTION = """<ir_version: 9, opset_import: ["" : 21]>
+attention (float[seq,4] q, float[seq,4] k) => (float[seq,4] y) {
+  t = Transpose <perm = [1,0]> (k) s = MatMul (q, t) p = Softmax <axis = -1> (s) y = MatMul (p, k) }"""
+RECURRENT = """<ir_version: 9, opset_import: ["" : 21]>
+recurrent (float[640,1,4] x) => (float[640,1,1,8] y) { y, h = RNN <hidden_size = 8> (x, w, r) }"""
+
+
+def ranged_lines(*words: str) -> str:
+    """The lines of attention's program for a range of lengths that start with one of ``words``."""
+    compiler, proto = Compiler(backend("ipu_sim"), store=KernelStore(None)), parser.parse_model(ATTENTION)
+    (only,) = compiler.compile_range(read_model(proto), {"q": (64, 4), "k": (64, 4)}, {"seq": (1, 64)}).programs
+    return fenced("\n".join(n for n in str(only).splitlines() if " ".join(n.split()[:2]) in words or n.split()[0] in words))
+
+
+def loop_lines() -> str:
+    """The loop of the recurrent layer's program."""
+    proto = parser.parse_model(RECURRENT)
+    for name, shape in (("w", (1, 8, 4)), ("r", (1, 8, 8))):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    found = Compiler(backend("ipu_sim"), store=KernelStore(None)).compile_model(read_model(proto), {})
+    (loop,) = [p for p in found.programs if p.repeat is not None]
+    return fenced("\n".join(line for line in str(loop).splitlines() if line.split()[0] in ("repeat", "move")))
+
+
 def fenced(text: str, language: str = "") -> str:
     return f"```{language}\n{text.rstrip()}\n```\n"
 
 
-# --- what the documents quote -----------------------------------------------------------------
+# --- quotations -------------------------------------------------------------------------------
 
 
 def source() -> str:
-    """The codelet of the pooling operator, without the helper functions that all codelets share."""
+    """Return the codelet of the pooling operator without the helper functions that all codelets share."""
     text = segment("ipu_sim").kernels["p"][0].source
     return fenced(text[text.index("static void rm_") :], "cpp")
 
 
 def lines_of(device: str, *words: str) -> str:
-    """The lines of a program's text that start with one of ``words``."""
+    """Return the lines of a program's text that start with one of ``words``."""
     return fenced("\n".join(line for line in str(program(device)).splitlines() if line.split()[0] in words))
 
 
 def moved_lines() -> str:
-    """The storages that ``--layout nhwc`` changes."""
+    """Return the storages that ``--layout nhwc`` changes."""
     other = Compiler(backend("ipu_sim"), CompileOptions(layout="nhwc"), KernelStore(None)).compile_model(read_model(model()), {})
     before = set(str(program("ipu_sim")).splitlines())
     (changed,) = other.programs
     return fenced("\n".join(n for n in str(changed).splitlines() if n.split()[0] == "storage" and n not in before))
+
+
+def compute_lines(*names: str) -> str:
+    """The Computes of these names."""
+    lines = STAGES["compute"](compiled("ipu_sim"), backend("ipu_sim").vdevice).splitlines()
+    found = [line for line in lines if line.split()[0] == "compute" and line.split()[1].removesuffix(":") in names]
+    return fenced("\n".join(found))
+
+
+def storage_lines(*tensors: str) -> str:
+    """The storages of these tensors, and their buffers."""
+    found = program("ipu_sim")
+    buffers = {found.storage[t].buffer for t in tensors}
+    lines = [line for line in str(found).splitlines() if line.split()[0] in ("buffer", "storage")]
+    names = {"buffer": buffers, "storage": set(tensors)}
+    return fenced("\n".join(line for line in lines if line.split()[1].removesuffix(":") in names[line.split()[0]]))
+
+
+def kernels_of(operator: str) -> str:
+    """The kernels of one operator."""
+    lines = STAGES["kernels"](compiled("ipu_sim"), backend("ipu_sim").vdevice).splitlines()
+    first = lines.index(f"operator {operator}")
+    return fenced("\n".join(lines[first : first + 1 + len(segment("ipu_sim").kernels[operator])]))
 
 
 def operators_of(device: str) -> str:
@@ -127,7 +177,7 @@ def verified() -> str:
 
 
 def faulty() -> str:
-    """What the verifier says when one wait is struck out of the text."""
+    """Return the verifier's message after one wait is removed from the text."""
     text = str(program("ipu_sim")).replace("wait(r>=8) p", "p", 1)
     assert text != str(program("ipu_sim"))
     with pytest.raises(VerifyError) as caught:
@@ -202,7 +252,7 @@ def operators() -> str:
 
 
 def commands() -> str:
-    """Every command, the first sentence of its help and its example."""
+    """Return every command with the first sentence of its help and its example."""
     group = LazyGroup()
     rows = ["| command | what it does | example |", "|---|---|---|"]
     for name in some(COMMANDS):
@@ -216,7 +266,7 @@ def commands() -> str:
 
 
 def options() -> str:
-    """Every option with its help, and the commands that take it so."""
+    """Return every option with its help and the commands that share it."""
     group, takes = LazyGroup(), dict[tuple[str, str], list[str]]()
     for name, command in walked(group, ""):
         for given in command.params:
@@ -231,7 +281,7 @@ def options() -> str:
 
 
 def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with its words."""
+    """Yield every runnable command with its words."""
     for name in some(group.list_commands(click.Context(group))):
         command = group.get_command(click.Context(group), name)
         assert command is not None
@@ -242,7 +292,7 @@ def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command
 
 
 def results() -> str:
-    """One line a model and precision of the committed summary."""
+    """Return one line per model and precision of the committed summary."""
     rows = ["| model | precision | rammer, ms | best peer, ms | which | faster by |", "|---|---|---|---|---|---|"]
     for row in draw.rows_of(draw.SUMMARY):
         cells = [row[head] for head in ("model", "precision", "rammer ms", "best peer ms", "which", "faster by")]
@@ -251,7 +301,7 @@ def results() -> str:
 
 
 def interface() -> str:
-    """Public modules with their names."""
+    """Return the public modules with their names."""
     rows = list[str]()
     for group, modules in GROUPS.items():
         rows += ["", f"### {group}", "", "| module | names |", "|---|---|"]
@@ -269,13 +319,19 @@ def interface() -> str:
 
 
 QUOTED: dict[str, Callable[[], str]] = {
-    **{name: lambda name=name: stage(name) for name in ("graph", "compute", "tile", "kernels", "program", "schedule")},
+    "graph": lambda: stage("graph"),
+    "schedule": lambda: stage("schedule"),
+    "computes": lambda: compute_lines("p", "d", "b", "f", "y_max", "y_exp"),
+    "storages": lambda: storage_lines("p", "d", "f"),
+    "operators on ipu_sim": lambda: operators_of("ipu_sim"),
+    "operators on rocm": lambda: operators_of("rocm"),
+    "kernels": lambda: kernels_of("d"),
     "source": source,
-    "storage": lambda: lines_of("ipu_sim", "buffer", "storage"),
     "layouts": moved_lines,
-    "rocm operators": lambda: operators_of("rocm"),
-    "rocm kernels": lambda: stage("kernels", "rocm"),
-    "rocm rows": lambda: lines_of("rocm", "program", "counter", "row"),
+    "masks": lambda: ranged_lines("compute s:", "skip", "reduce_bound"),
+    "loop": loop_lines,
+    "rows": lambda: lines_of("ipu_sim", "counter", "row"),
+    "rows on rocm": lambda: lines_of("rocm", "counter", "row"),
     "verified": verified,
     "faulty": faulty,
     "waves": wave_table,

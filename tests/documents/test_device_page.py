@@ -1,4 +1,4 @@
-"""What the page on devices leaves to words, and the kit cannot see from outside: it is so in the code."""
+"""Statements of the device page that the conformance kit cannot check from outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = VDevice("cpu", "", 4, (MemoryLayer("ram", "device", 0, 1e10, 64), MemoryLa
 
 @cache
 def operators() -> tuple[tuple[ROperator, Binding], ...]:
-    """Operators of the small models, with two tiles each."""
+    """Return operators of the small models, with two tiles each."""
     backend = registry_of(*rammer_toy.rammer_devices()).open("toy")
     compiler, found = Compiler(backend, CompileOptions(), KernelStore(None)), list[tuple[ROperator, Binding]]()
     for model in MODELS.values():
@@ -52,7 +52,7 @@ def operators() -> tuple[tuple[ROperator, Binding], ...]:
 
 
 def changed(operator: ROperator, binding: Binding) -> Iterator[tuple[ROperator, Binding]]:
-    """The same operator where everything is otherwise that the page says is not read."""
+    """Yield the same operator with every property changed that, according to the page, is not read."""
     storages = binding.storages.items()
     yield operator, replace(binding, storages={n: replace(s, offset=s.offset + 7) for n, s in storages})
     yield operator, replace(binding, storages={n: replace(s, buffer=f"other_{s.buffer}") for n, s in storages})
@@ -73,13 +73,13 @@ def test_emit_reads_what_the_page_says_and_no_more() -> None:
         stretched = {n: replace(s, strides=tuple(3 * k for k in s.strides)) for n, s in binding.storages.items()}
         again = emit_operator(operator, replace(binding, storages={**binding.storages, **{n: stretched[n] for n in names}}), C99)
         wide += again.name != function.name
-        # Of tensors that it neither reads nor writes it knows nothing.
+        # Only the tensors that it reads or writes are needed.
         assert emit_operator(operator, replace(binding, storages={n: binding.storages[n] for n in names}), C99) == function
     assert wide > 10
 
 
 def test_scratch_is_as_the_page_says() -> None:
-    """Tiles start at multiples of 64 bytes, within the bytes that are asked for, which are the footprint's or little more."""
+    """Check that tiles start at multiples of 64 bytes within the requested bytes, which are the footprint or slightly more."""
     offsets = list[int]()
     for operator, binding in some(operators()):
         function = emit_operator(operator, binding, C99)
@@ -100,14 +100,14 @@ def test_task_cost_prices_a_whole_tile_in_the_middle() -> None:
         tasks = operator.task_count
         if tasks % CPU.veus == 0:
             assert cost.total(tasks, CPU) == pytest.approx(tasks / CPU.veus * cost.crowded + CPU.launch)
-        # Where the operator ends is no part of it: the last tile may be smaller, and is priced as the others are.
+        # The operator's size is not included: the last tile may be smaller and is priced like the others.
         depth = math.prod(r.extent for r in operator.anchor.reduce)
         assert cost.flops >= math.prod(operator.tile) * depth * max(1, operator.anchor.flops_per_point)
 
 
 @pytest.mark.parametrize("policy", ["sequential", "wavefront"])
 def test_the_order_of_candidates_decides(policy: str) -> None:
-    """Without measurements the first candidate is taken where all are priced alike, whatever comes behind it."""
+    """Check that the first candidate wins if nothing is measured and all prices are equal, in any order of the others."""
 
     class Ordered(rammer_toy.ToyBackend):
         backwards = False
@@ -118,7 +118,7 @@ def test_the_order_of_candidates_decides(policy: str) -> None:
 
         def kernel(self, operator: ROperator, binding: Binding):  # type: ignore[no-untyped-def]
             made = super().kernel(operator, binding)
-            seconds = 1e-3 / operator.task_count  # all tasks of any tile take as long
+            seconds = 1e-3 / operator.task_count  # all tasks of any tile take equally long
             return replace(made, alone=seconds, crowded=seconds)
 
     (device,) = rammer_toy.rammer_devices()
@@ -141,7 +141,7 @@ def test_the_order_of_candidates_decides(policy: str) -> None:
 
 @pytest.mark.slow
 def test_a_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the tuner, for the program that is loaded, and for the same program loaded again."""
+    """Check that one text serves the tuner, the loaded program and the same program loaded again."""
     backend = registry_of(*rammer_c.rammer_devices()).open("c")
     written, write = list[str](), rammer_c.emit_operator
 

@@ -1,8 +1,7 @@
-"""The README, ARCHITECTURE and the pages quote the program's own text; here every quotation is made again and compared.
+"""The README and the pages quote the program's own text; here every quotation is made again and compared.
 
 A quotation stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``RAMMER_BLESS=1`` rewrites them.
-Nothing quoted depends on the machine: the simulator has 8 tiles here and the rocm plugin gets a fixed VDevice.
-"""
+Nothing quoted depends on the machine: the simulator has 8 tiles here and the rocm plugin gets a fixed VDevice."""
 
 from __future__ import annotations
 
@@ -29,8 +28,10 @@ from rammer_cuda.families import FAMILIES
 from rammer_ipu_sim.chip import GC2
 
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
-#: A page for each kernel family of cuda, and for those of rocm that have a folder.
+PAGES = tuple(
+    sorted(str(p.relative_to(ROOT)) for folder in ("", "design/", "howto/") for p in (ROOT / "docs").glob(f"{folder}*.md"))
+)
+#: One page per kernel family of cuda, and per family of rocm that has a folder.
 FAMILY_PAGES = tuple(
     sorted(
         str(page.relative_to(ROOT))
@@ -38,9 +39,9 @@ FAMILY_PAGES = tuple(
         for page in (ROOT / "plugins" / folder).glob("*/README.md")
     )
 )
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES, *FAMILY_PAGES)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES, *FAMILY_PAGES)
 PLUGINS = sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").exists())
-#: From where documents name files.
+#: Folders to which file names in documents are relative.
 ROOTS = (
     ROOT,
     ROOT / "core",
@@ -55,19 +56,19 @@ ROOTS = (
     ROOT / "core/rammer/plugin-template",
     ROOT / "tests/c_plugin",
 )
-#: All code but the tests of plugins.
+#: All code except the tests of plugins.
 SOURCES = [
     p
     for root in ("core/rammer", "tests/kit", "benchmarks/rammer_bench", *(f"plugins/{n}/rammer_{n}" for n in PLUGINS))
     for p in sorted((ROOT / root).rglob("*.py"))
 ]
-#: What documents name: files by links, modules, what is in a file, files, commands. Not every document names each.
+#: References in documents: linked files, modules, members, files and commands. Not every document has each kind.
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"(?<![\w./-])rammer(?:_cuda|_rocm|_ipu_sim|_testing|_bench)?(?:\.\w+)+")
 MEMBER = re.compile(r"`([\w.]+)` in `([a-z_/]+\.py)`")
 FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)+(?:/|\.py)?)`")
 COMMAND = re.compile(r"(?:^\$ |`)rammer ([a-z][^`\n]*)", re.MULTILINE)
-#: Modules of earlier versions, which the changelog names.
+#: Modules of earlier versions that the changelog names.
 MOVED = {
     "rammer.testing",
     "rammer.peers",
@@ -82,9 +83,9 @@ MOVED = {
     "rammer.tile.search",
     "rammer.tile.traffic",
 }
-#: Where every stage, variable and exit code is explained.
+#: The page that explains every stage, variable and exit code.
 COMMANDS_PAGE = "docs/commands.md"
-#: Beyond this the README is no first page any more.
+#: Maximal size of the README as a first page.
 README_BYTES = 10_000
 
 
@@ -124,13 +125,13 @@ def test_every_variable_stage_and_exit_code_is_explained() -> None:
 
 @pytest.mark.parametrize(("pattern", "most"), [(LINK, 40), (MODULE, 20), (MEMBER, 10), (FILE, 60), (COMMAND, 20)])
 def test_what_is_looked_for_in_documents_is_there(pattern: re.Pattern[str], most: int) -> None:
-    """In all of them together: a pattern that fits nothing would find no fault."""
+    """Check that each pattern matches somewhere in all documents. An unmatched pattern would detect no fault."""
     assert sum(len(pattern.findall((ROOT / d).read_text())) for d in DOCUMENTS) > most
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_linked_files_exist(document: str) -> None:
-    """Relative links and pictures; `make docs` also follows links to headings."""
+    """Check relative links and pictures. `make docs` also follows links to headings."""
     path = ROOT / document
     for target in LINK.findall(path.read_text()):
         assert (path.parent / target).exists(), f"{document} links to {target}"
@@ -157,7 +158,7 @@ def test_modules_and_files_that_documents_name_exist(document: str) -> None:
 
 
 def found(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one."""
+    """Return True if a dotted name is a module or a member of a module."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -194,13 +195,15 @@ def test_limits_are_those_of_the_program() -> None:
 def test_every_page_is_in_the_contents() -> None:
     contents = (ROOT / "docs/index.md").read_text().splitlines()
     for page in some(PAGES):
-        assert Path(page).stem in contents or page == "docs/index.md", f"docs/index.md does not list {page}"
+        assert page.removeprefix("docs/").removesuffix(".md") in contents or page == "docs/index.md", (
+            f"docs/index.md does not list {page}"
+        )
     for page in some(FAMILY_PAGES):
         assert f"../{page.removesuffix('.md')}" in contents, f"docs/index.md does not list {page}"
 
 
 def test_every_family_of_cuda_has_a_page() -> None:
-    # Families of forms share a method that writes their kernels.
+    # Families that share forms share the method that writes their kernels.
     writers = [getattr(getattr(f.kernel, "__self__", None), "write", f.kernel) for f in FAMILIES]
     folders = {writer.__module__.split(".")[1] for writer in writers}
     assert len(folders) > 5
@@ -213,14 +216,14 @@ def test_pictures_are_what_is_drawn(name: str) -> None:
 
 
 def test_program_with_neutral_tiles_is_the_walkthroughs() -> None:
-    """The walk-through's program reloads to an equal object, and the chip it was made for has 8 tiles."""
+    """Check that the walk-through's program reloads to an equal object and that its chip has 8 tiles."""
     text = str(program("ipu_sim"))
     assert RProgram.parse(text) == program("ipu_sim")
     assert program("ipu_sim").veus == 8 < GC2.tiles
 
 
 def _said(node: ast.AST) -> str:
-    """A string of the sources with ``...`` for what it fills in."""
+    """Return a string of the sources with ``...`` in place of formatted values."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else "..."
     if isinstance(node, ast.JoinedStr):
@@ -230,9 +233,9 @@ def _said(node: ast.AST) -> str:
 
 @pytest.mark.slow
 def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
-    """Every message there is one that the sources can print, or its beginning."""
+    """Check that every message on the page is one that the sources can print, or its beginning."""
     known = {_said(n) for p in SOURCES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.Constant | ast.JoinedStr)}
-    known |= {f"needs {name}" for name in known}  # MissingDependency says so
+    known |= {f"needs {name}" for name in known}  # the text of MissingDependency
     plain = (re.sub(r"\s+", " ", text).removeprefix("rammer: warning: ") for text in known)
     said = {re.sub(r"%\.?\d*[sdf]", "...", text) for text in plain}
     lines = (ROOT / "docs/troubleshooting.md").read_text().splitlines()
@@ -245,7 +248,7 @@ def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_in_documents_can_be_typed(document: str) -> None:
-    """Commands and their options exist."""
+    """Check that commands and their options exist."""
     known = dict(walked(LazyGroup(), ""))
     text = (ROOT / document).read_text()
     for line in COMMAND.findall(text):

@@ -1,4 +1,4 @@
-"""The public interface is what its page says, is committed as signatures, and is all that strangers' code uses."""
+"""The public interface: agreement with its page, committed signatures, and third-party code that uses only public names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer_testing.nonempty import some
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "interface.txt"
 MODULES = interface.modules()
-#: Python of strangers: what `rammer plugins new` writes, the second example, and the pages.
+#: Third-party Python: the output of `rammer plugins new`, the second example, and the pages.
 STRANGERS = {
     **{str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "core/rammer/plugin-template").rglob("*.py"))},
     **{str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "tests/c_plugin").rglob("*.py"))},
@@ -31,7 +31,7 @@ STRANGERS = {
 
 
 def test_signatures_are_those_that_are_committed() -> None:
-    """A change of the public interface is seen in review."""
+    """Check committed signatures, which show interface changes in reviews."""
     if os.environ.get("RAMMER_BLESS"):
         KEPT.write_text(signatures())
     assert KEPT.read_text() == signatures(), "the public interface changed: RAMMER_BLESS=1 writes it again"
@@ -55,7 +55,7 @@ def test_public_names_are_there_with_a_docstring(module: str) -> None:
 
 
 def test_the_page_lists_them_all() -> None:
-    """The lists are printed by the code (``test_documents``); every module and class of them is on the page."""
+    """Check that every module and class of the generated lists (``test_documents``) is on the page."""
     text = (ROOT / "docs/interface.md").read_text()
     for path in some((*MODULES, *MEMBERS)):
         assert text.count(f"| `{path}` |") == 1, path
@@ -97,7 +97,7 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 
 
 def test_a_changed_signature_is_another_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An argument, a default, a field and a member: each is seen."""
+    """Check that an added argument, default, field or member changes the text."""
     text = '__all__ = ["A", "f", "C"]\nfrom dataclasses import dataclass\nC = 1\ndef f(a: int = 1) -> int: ...\n'
     text += "@dataclass\nclass A:\n    x: int = 2\n    def go(self) -> None: ...\n    def _own(self) -> None: ...\n"
     seen = set[str]()

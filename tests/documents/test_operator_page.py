@@ -1,4 +1,4 @@
-"""The plugin of the page about operators, installed as a stranger would: its operators run on every device."""
+"""The plugin of the operator page, installed as third-party code: its operators run on every device."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from rammer_testing.nonempty import some
 import rammer_c
 
 ROOT = Path(__file__).parents[2]
-#: Operators of the page's domain among ONNX's own, of an old opset, with a dynamic dimension and results of open rank.
+#: Operators of the page's domain among ONNX operators of an old opset, with a dynamic dimension and outputs of unknown rank.
 MODEL = """<ir_version: 8, opset_import: ["" : 9, "acme" : 1]> m (float[N,6] x) => (float y, float z, float[N] w) {
     a = Abs(x)  s = acme.Swish<beta = 2.0>(x)  t = Add(s, a)
     y, r = acme.Parts<at = 2, scale = -0.5>(t)  z = Relu(r)  w = acme.RowNorm(t)
 }"""
-#: ``MODEL`` without what has no reference.
+#: ``MODEL`` without the operator that lacks a reference.
 REFERRED = MODEL.replace("  w = acme.RowNorm(t)", "").replace(", float[N] w)", ")")
-#: The device, and whether the C compiler is needed.
+#: Devices on which the operators run.
 DEVICES = ("toy", "c", "rocm", "ipu_sim")
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path with two plugins and their entry points: ``acme_operators``, the page's Python, and ``rammer_c``."""
+    """Yield a folder on the path with two plugins and their entry points: ``acme_operators`` (the page's Python) and
+    ``rammer_c``."""
     text = (ROOT / "docs/operator.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 5
@@ -53,7 +54,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def exact(x: np.ndarray) -> dict[str, np.ndarray]:
-    """``MODEL`` in float64."""
+    """Return the results of ``MODEL`` in float64."""
     x = x.astype(np.float64)
     t = x / (1 + np.exp(-2 * x)) + np.abs(x)
     return {"y": -0.5 * t[:, :2], "z": np.maximum(-0.5 * t[:, 2:], 0), "w": np.sqrt((t * t).sum(-1))}
@@ -82,7 +83,7 @@ def test_the_pages_operators_run_on_every_device(device: str, installed: Path, r
 
 
 def command(*words: object) -> int:
-    """Exit code of ``rammer WORDS...``."""
+    """Return the exit code of ``rammer WORDS...``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["rammer", *map(str, words)])
         try:

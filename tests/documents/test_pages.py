@@ -1,4 +1,4 @@
-"""The Python of the pages runs: what they show is compiled, and computes what they say."""
+"""Python code of the pages: it runs, and the results agree with the text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 
 class Point:
-    """An entry point that is loaded already."""
+    """An entry point that is already loaded."""
 
     def __init__(self, plugin: object) -> None:
         self.name, self.plugin = "page", plugin
@@ -40,7 +40,7 @@ class Point:
 
 
 def page(name: str) -> ModuleType:
-    """The Python blocks of a page, as a module."""
+    """Return the Python blocks of a page as a module."""
     text = (PAGES / f"{name}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert blocks
@@ -85,7 +85,7 @@ def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.rand
     (operator,) = segment.program.operators
     assert operator.family == "outer"
     backend = registry.open("c")
-    for rows in (1, 2, 4, 8):  # 67 rows leave a smaller last tile for most of them
+    for rows in (1, 2, 4, 8):  # 67 rows leave a smaller last tile for most of these
         tiled = replace(operator, tile=(rows, 33), config=(("rows", rows),))
         tasks = tuple(Task(operator.name, i) for i in range(tiled.task_count))
         loaded = backend.load(replace(segment.program, operators=(tiled,), rows=(tasks,)), segment.constants)

@@ -1,8 +1,8 @@
-"""Freeze what the compiler makes, or compare it with what is frozen; nothing here needs a GPU.
+"""Freeze the compiler's output, or compare it with the frozen files. No GPU is needed.
 
-python tests/golden                             compare everything; exit code 1 where anything differs
+python tests/golden                             compare everything; exit code 1 if anything differs
 python tests/golden kernels models --model nerf_mlp --workers 1
-python tests/golden --bless                     write the files anew, or the named parts of them
+python tests/golden --bless                     rewrite all files, or the named parts of them
 python tests/golden --dump before               write the texts themselves, too: diff -r before after
 """
 
@@ -31,7 +31,7 @@ def main(
 ) -> None:
     """Make the parts, then freeze or compare them."""
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["RAMMER_CACHE"] = cache  # nothing that an earlier run kept decides what this one makes
+        os.environ["RAMMER_CACHE"] = cache  # an empty cache: earlier runs cannot affect the result
         made, wanted = list[Made](), parts or PARTS
         made += [texts(dump)] if "kernels" in wanted else []
         if "cubins" in wanted:

@@ -1,9 +1,9 @@
-"""What of machine code is frozen: instructions and constants, by section, without names, notes and debugging data.
+"""Digests of machine code: instructions and constants by section, without names, notes and debugging data.
 
-A cubin is an ELF file. Its ``.text`` sections are the instructions of kernels and of functions that are not inlined,
-``.nv.constant`` what they read of constant memory (and room for the parameters), ``.nv.global`` initial values. They come
-sorted by content, since their names, and so their order, are hashes of the kernels' texts. Symbols, notes (the compiler's
-version and options) and debugging data are left out; of relocations the places and kinds count.
+A cubin is an ELF file. Its ``.text`` sections are the instructions of kernels and of functions that are not inlined.
+``.nv.constant`` is constant memory (and room for the parameters), and ``.nv.global`` holds initial values. Sections are sorted by
+content, since their names, and so their order, are hashes of the kernels' texts. Symbols, notes (the compiler's version and
+options) and debugging data are left out. Relocations count by offset and kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from golden_text import digest
 
 from rammer_cuda.compile import compile_cubin, nvrtc_version
 
-#: Section types: initialised bytes (of code and constants), and room without bytes (of shared memory).
+#: Section types: initialised bytes (code and constants), and reserved bytes without content (shared memory).
 _PROGBITS, _NOBITS = 1, 8
 _RELOCATIONS = {4: "<QQq", 9: "<QQ"}
 _BYTES = (".text.", ".nv.constant", ".nv.global")
@@ -24,7 +24,7 @@ _ROOM = (".nv.shared.", ".nv.local.")
 
 
 def sections(code: bytes) -> Iterator[tuple[str, int, bytes, int]]:
-    """(name, type, bytes, size) of every section of a 64-bit little-endian ELF file."""
+    """Yield (name, type, bytes, size) of every section of a 64-bit little-endian ELF file."""
     if code[:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit ELF file")
     table, each, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HHH", code, 58)
@@ -36,11 +36,11 @@ def sections(code: bytes) -> Iterator[tuple[str, int, bytes, int]]:
 
 
 def code_digest(code: bytes) -> str:
-    """The hash of what the GPU runs."""
+    """Return the hash of the code that the GPU runs."""
     parts = []
     for name, kind, data, size in sections(code):
         if kind == _PROGBITS and name.startswith(_BYTES):
-            # A constant bank has its number in its name, and then a kernel's.
+            # The name of a constant bank has the bank's number, followed by a kernel's name.
             parts.append((re.match(r"\.\w+(\.constant\d+)?", name)[0], data.hex()))  # type: ignore[index]
         elif kind == _NOBITS and name.startswith(_ROOM) and size:
             parts.append((name.split(".")[2], str(size)))
@@ -53,7 +53,7 @@ def code_digest(code: bytes) -> str:
 
 
 def compiler() -> str:
-    """The version of NVRTC that decides the code, to the build: ``V13.0.88``."""
+    """Return the exact version of NVRTC, which determines the code: ``V13.0.88``."""
     code = compile_cubin('extern "C" __global__ void k() {}', "sm_80").code
     found = re.search(rb"V\d+\.\d+\.\d+", code)
     return found[0].decode() if found else nvrtc_version()

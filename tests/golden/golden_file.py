@@ -1,4 +1,4 @@
-"""Golden files: JSON lines sorted by what names them, and the differences between two such sets in words."""
+"""Golden files: JSON lines sorted by record name, and readable differences between two sets of records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
-#: Where the files lie.
+#: Folder of the golden files.
 FOLDER = Path(__file__).with_name("data")
-#: What names a record: these of its fields, in this order.
+#: Fields that form a record's name, in this order.
 NAMES = ("device", "precision", "model", "operator", "case")
-#: Differences that are printed of one kind; all are counted.
+#: Printed differences of one kind; all are counted.
 SHOWN = 12
 
 
 def name_of(record: Record) -> tuple[str, ...]:
-    """The name of a record."""
     return tuple(str(record[n]) for n in NAMES if n in record)
 
 
 @dataclass(frozen=True, order=True)
 class Difference:
-    """What of a record changed, and how."""
+    """A changed field of a record, and a description of the change."""
 
     file: str
     field: str
@@ -38,7 +37,7 @@ class Difference:
 
 
 def read(file: str) -> tuple[Record, list[Record]]:
-    """The head of a golden file, and its records. FileNotFoundError says how to make it."""
+    """Return the head of a golden file and its records. The FileNotFoundError explains how to create the file."""
     path = FOLDER / f"{file}.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: python tests/golden --bless writes it")
@@ -54,7 +53,7 @@ def write(file: str, head: Record, records: Iterable[Record]) -> None:
 
 
 def differences(file: str, old: Iterable[Record], new: Iterable[Record]) -> list[Difference]:
-    """All differences between two sets of records, sorted."""
+    """Return all differences between two sets of records, sorted."""
     before, after = ({name_of(r): r for r in records} for records in (old, new))
     found = [Difference(file, "all", n, "is no longer made") for n in before.keys() - after.keys()]
     found += [Difference(file, "all", n, "is new") for n in after.keys() - before.keys()]
@@ -72,18 +71,18 @@ def _changed(old: Any, new: Any) -> list[tuple[str, str]]:
 
 
 def _chosen(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """Return the operators of which the chosen kernel differs, came or went."""
+    """Return the operators whose chosen kernel changed, or that were added or removed."""
     before, after = ({n: pick for pick, names in (side or {}).items() for n in names.split()} for side in (old, new))
     names = sorted(before.keys() | after.keys())
     return [("kernel", f"{n}: {before.get(n)} -> {after.get(n)}") for n in names if before.get(n) != after.get(n)]
 
 
-#: How to tell what changed in a field that is not one word.
+#: Functions that describe changes of fields with more than one word.
 HOW: Mapping[str, Callable[[Any, Any], list[tuple[str, str]]]] = {"kernels": _chosen}
 
 
 def report(found: Sequence[Difference]) -> str:
-    """The differences, the first of each kind in full and how many there are of it."""
+    """Return the differences: the first of each kind in full, and their number."""
     kinds = Counter((d.file, d.field) for d in found)
     shown: Counter[tuple[str, str]] = Counter()
     lines = []

@@ -1,10 +1,10 @@
-"""The kernels of ``cases.txt``: texts, launch shapes, what they read, the times predicted for an H200, and machine code.
+"""Kernels of ``cases.txt``: texts, launch shapes, arguments, times predicted for an H200, and machine code.
 
-A line of ``cases.txt`` is a case of ``rammer_testing.families`` with its operator and its candidate, so that neither ranking nor
-a cost model has a say in which kernel it is. A word before the case asks for something else than the kernel alone:
+A line of ``cases.txt`` is a case of ``rammer_testing.families`` with its operator and its candidate. Neither ranking nor a cost
+model can therefore change the kernel. A word before the case requests more than the kernel alone:
 
     traced        the same kernel as it records times
-    persistent    the one kernel of the whole program, values travelling as words where they may, with the table that it walks
+    persistent    the one kernel of the whole program, values sent as words if possible, with its task table
     counters      the same without words
     recorded      the persistent kernel as it records times
 """
@@ -42,26 +42,26 @@ from rammer_cuda.persistent.task_table import make_table
 from rammer_cuda.source import task_kernel, translation_unit
 
 LIST = Path(__file__).with_name("cases.txt")
-#: Architectures that every text is compiled for, and the one whose operators and candidates the cases are.
+#: Architectures that every text is compiled for, and the architecture of the cases' operators and candidates.
 ARCHITECTURES, HOME = ("sm_80", "sm_90", "sm_90a"), "sm_90a"
-#: What a case of a whole program may ask for: whether values travel as words, and whether times are recorded.
+#: Whole-program options by word: (send values as words, record times).
 WHOLE = {"persistent": (True, False), "counters": (False, False), "recorded": (True, True)}
-#: What stands before all kernels of a translation unit.
+#: Common text before all kernels of a translation unit.
 FRAME = "frame"
-#: Whose code is not compared: NVRTC 13.0 makes one of two of the same text, by chance. Registers are compared.
+#: Cases whose code is not compared: NVRTC 13.0 randomly produces one of two codes. Registers are compared.
 VARYING = frozenset(
     {
         "depthwise n=8 c=13 h=1 w=13 k=3 s=3 d=1 p=1 q=-1 off=4 +relu +slice +fuse @tf32 layout=nhwc seed=217287 op=1 "
         "pick=gemm:8x1x1x5:tm=8,tn=4,bk=16,split_k=1,slice_k=2,stages=4",
     }
 )
-#: The operators of cases, by their text.
+#: Operators of cases by text.
 _KNOWN: dict[str, list[UntiledOperator]] = {}
 
 
 @dataclass(frozen=True)
 class Written:
-    """One case: the text that is its own, the translation unit, and the rest of what is frozen of it."""
+    """A case with its text, the translation unit, and the other frozen facts."""
 
     case: str
     text: str
@@ -70,11 +70,11 @@ class Written:
     facts: Mapping[str, str]
 
     def record(self) -> dict[str, str]:
-        """What is frozen without a compiler."""
+        """Return the facts that are frozen without a compiler."""
         return {"case": self.case, "text": text_digest(self.text), **self.facts}
 
     def code(self) -> dict[str, str]:
-        """The same of machine code, by architecture."""
+        """Return the facts of the machine code by architecture."""
         return {"case": self.case, **{arch: self._code(arch) for arch in ARCHITECTURES}}
 
     def _code(self, arch: str) -> str:
@@ -88,7 +88,7 @@ class Written:
 
 
 def listed() -> list[str]:
-    """The cases, as they stand in the list."""
+    """Return the cases in the order of the list."""
     lines = (line.strip() for line in LIST.read_text().splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -101,14 +101,14 @@ def _home() -> CudaBackend:
 
 
 def _subjects(case: NetCase) -> list[UntiledOperator]:
-    """The operators of a case, of which several lines may name one each."""
+    """Return the operators of a case, cached because several lines may share a case."""
     if str(case) not in _KNOWN:
         _KNOWN[str(case)] = subjects(case, _home())
     return _KNOWN[str(case)]
 
 
 def written(line: str) -> Written:
-    """The kernel of one line of the list, or the frame of all. ValueError where it names none."""
+    """Return the kernel of one line of the list, or the common frame. Raise ValueError if the line names no kernel."""
     if line == FRAME:
         unit = translation_unit([])
         return Written(FRAME, unit, unit + 'extern "C" __global__ void k() { rm_after(); }', "k", {})
@@ -128,7 +128,7 @@ def written(line: str) -> Written:
 
 
 def kernels() -> Iterator[Written]:
-    """All of them."""
+    """Yield the kernels of all lines."""
     yield from map(written, (FRAME, *listed()))
 
 
@@ -138,7 +138,7 @@ def _facts(kernel: TaskKernel, binding: Binding) -> dict[str, str]:
 
 
 def _argument(argument: Argument, binding: Binding) -> str:
-    """A tensor, ``*`` if it is written, and the hash of fixed values packed as the kernel reads them."""
+    """Return the tensor with ``*`` if it is written, or the hash of fixed values packed as the kernel reads them."""
     if argument.packing is None:
         return argument.tensor + "*" * argument.written
     kind = binding.types[argument.tensor]
@@ -148,7 +148,7 @@ def _argument(argument: Argument, binding: Binding) -> str:
 
 
 def _walk(line: str, case: NetCase, words: bool, recorded: bool) -> Written:
-    """The persistent kernel of a case's program, and its table with made-up addresses."""
+    """Return the persistent kernel of a case's program, and its table with placeholder addresses."""
     compiler = Compiler(_home(), CompileOptions(precision=case.precision), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {}).segments
     assert isinstance(segment, ProgramSegment)

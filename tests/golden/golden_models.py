@@ -1,8 +1,7 @@
-"""The zoo's models compiled for described devices: the chosen kernel of each operator, and the programs.
+"""Zoo models compiled for described devices: the chosen kernel of each operator, and the programs.
 
-Nothing is measured, opened, or read from a cache, and no figure is this machine's: cuda and ipu_sim are targets, toy gets
-its memory as an option, and rocm's backend a VDevice instead of an OpenCL unit.
-"""
+Nothing is measured, opened or read from a cache, and no value depends on this machine. cuda and ipu_sim are targets. toy gets its
+memory as an option, and rocm's backend a VDevice instead of an OpenCL unit."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from rammer_toy import ToyBackend
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from zoo import FROZEN, ZOO
 
-#: A CPU: eight cores of 3 GHz with 16 lanes and 1 MiB of L2 each.
+#: An example CPU: eight cores of 3 GHz with 16 lanes and 1 MiB of L2 each.
 CPU = VDevice(
     "opencl_cpu",
     "eight cores",
@@ -59,14 +58,14 @@ CPU = VDevice(
 
 
 class Described(OpenClBackend):
-    """rocm's backend for a VDevice: its search and its kernels, without OpenCL."""
+    """The rocm backend for a VDevice: its search and its kernels, without OpenCL."""
 
     def __init__(self, vdevice: VDevice) -> None:
         OpenClKernels.__init__(self, vdevice)
         self.hardware = Hardware(0, vdevice.description, "described", 0, {"platform_version": "", "driver": ""})
 
 
-#: Devices by name, and the precisions in which their kernels and programs are frozen.
+#: Devices by name, with the precisions in which their kernels and programs are frozen.
 DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
     "cuda sm_90a": (lambda: open_backend(OpenOptions(target="sm_90a")), ("float32", "tf32", "float16")),
     "cuda sm_80": (lambda: open_backend(OpenOptions(target="sm_80")), ("float32",)),
@@ -75,17 +74,17 @@ DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
     "ipu_sim": (lambda: SimulatorBackend(OpenOptions()), ("float32",)),
     "toy": (lambda: ToyBackend(OpenOptions(options={"memory": str(16 << 30)})), ("float32",)),
 }
-#: Models that are frozen: those of the zoo that tables of an H200 were measured on.
+#: Frozen models: the zoo models of the tables that were measured on an H200.
 MODELS = FROZEN
-#: Models that are others with another batch size.
+#: Models that change with the batch size.
 BATCHED = ("lstm_tc_bs4",)
-#: Devices whose chosen kernels are frozen: those that have kernel families of their own.
+#: Devices whose chosen kernels are frozen: those with device-specific kernel families.
 RANKED = tuple(name for name in DEVICES if name.split()[0] in ("cuda", "rocm"))
 
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """One model compiled once."""
+    """A model to compile for one device and precision."""
 
     device: str
     precision: str
@@ -94,9 +93,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The frozen facts of one compilation: a record of its programs, and the operators of each chosen kernel.
-
-    ``text`` is the text of the programs, and ``ranked`` lists all candidates of each operator. Both are for reading."""
+    """The frozen facts of one compilation: a record of its programs, and the operators of each chosen kernel. ``text`` is the
+    text of the programs, and ``ranked`` lists all candidates of each operator. Both are for readers."""
 
     program: dict[str, Any]
     kernels: dict[str, str]
@@ -105,7 +103,8 @@ class Outcome:
 
 
 def jobs(models: Collection[str] = MODELS) -> list[Job]:
-    """All compilations of some models, those of one together; with another batch size only in the devices' first precision."""
+    """Return all compilations of the models, grouped by model. Other batch sizes are compiled only in the devices' first
+    precision."""
     return [
         Job(device, p, model)
         for model in models
@@ -120,7 +119,7 @@ def _graph(model: str) -> Graph:
 
 
 def outcome(job: Job) -> Outcome:
-    """Compile, and note what the search offered on the way."""
+    """Compile a job and record the candidates of the search."""
     backend: Any = DEVICES[job.device][0]()
     asked: dict[str, tuple[ROperator, Binding, Sequence[ROperator]]] = {}
     search = backend.candidates
@@ -138,7 +137,7 @@ def outcome(job: Job) -> Outcome:
     except RammerError as problem:
         return Outcome({**vars(job), "refused": str(problem).splitlines()[0]}, {})
     chosen, lines = defaultdict[str, list[str]](list), list[str]()
-    used = _keys(compiled)  # alternatives that were priced and not taken are asked for, too
+    used = _keys(compiled)  # the search also queries alternatives that are priced and rejected
     for operator, _, found in [a for k, a in asked.items() if k in used] if job.device in RANKED else ():
         picks = [pick_of(o) for o in found]
         chosen[picks[0]].append(operator.name)
@@ -148,7 +147,7 @@ def outcome(job: Job) -> Outcome:
 
 
 def _keys(compiled: Compiled) -> set[str]:
-    """The keys of all operators as they were before tiles were chosen."""
+    """Return the keys of all operators as they were before tiles were chosen."""
     segments = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
     found = ((Binding.of(s.program, s.constants), o) for s in segments for o in s.program.operators)
     return {binding.key(replace(o, tile=(), family="", config=())) for binding, o in found}
@@ -163,11 +162,11 @@ PARTS = {
 
 
 def program_record(programs: Sequence[RProgram]) -> dict[str, Any]:
-    """Digests of the parts of a model's programs, and figures that say what changed."""
+    """Return digests of the parts of a model's programs, and figures that describe changes."""
     words = {word: part for part, words in PARTS.items() for word in words}
     texts: dict[str, list[str]] = {part: [] for part in PARTS}
     for program in programs:
-        for line in str(program).splitlines()[1:]:  # the first line is the prediction, to more digits
+        for line in str(program).splitlines()[1:]:  # the first line is the prediction with more digits
             texts[words[line.split(maxsplit=1)[0]]].append(line)
     operators = [o for p in programs for o in p.operators]
     families = Counter(o.family or "generic" for o in operators)

@@ -1,4 +1,4 @@
-"""What to make and to compare: the parts, narrowed to models and devices, as files of records."""
+"""Golden parts to create and compare, restricted to models and devices, as files of records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from golden_file import Difference, Record, differences, name_of, read, write
 from golden_kernels import kernels
 from golden_models import RANKED, Job, Outcome, outcome
 
-#: What there is to make, in the order in which it is made.
+#: Parts in the order of their creation.
 PARTS = ("kernels", "cubins", "models")
 
 
 @dataclass(frozen=True)
 class Made:
-    """New records of a golden file, its head, and which of the old records they stand for."""
+    """New records of a golden file, its head, and the predicate of the old records that they replace."""
 
     file: str
     records: Sequence[Record]
@@ -29,11 +29,11 @@ class Made:
     head: Record
 
     def compare(self) -> list[Difference]:
-        """The differences from what is frozen."""
+        """Return the differences from the frozen records."""
         return differences(self.file, filter(self.covers, read(self.file)[1]), self.records)
 
     def bless(self) -> None:
-        """Freeze these records; those that they do not stand for stay as they are."""
+        """Freeze these records and keep all frozen records that they do not replace."""
         try:
             kept = [r for r in read(self.file)[1] if not self.covers(r)]
         except FileNotFoundError:
@@ -42,12 +42,12 @@ class Made:
 
 
 def everything(record: Record) -> bool:
-    """The records that a whole file stands for."""
+    """Return True: a whole file replaces every record."""
     return True
 
 
 def texts(dump: Path | None = None) -> Made:
-    """The kernels' texts; ``dump`` is where to write them, too."""
+    """Return the records of the kernels' texts, which are also written to ``dump`` if set."""
     records = []
     for number, kernel in enumerate(kernels()):
         records.append(kernel.record())
@@ -58,7 +58,7 @@ def texts(dump: Path | None = None) -> Made:
 
 
 def cubins(workers: int) -> Made:
-    """The kernels' machine code."""
+    """Return the records of the kernels' machine code."""
     with ThreadPoolExecutor(workers) as pool:
         records = list(pool.map(lambda k: k.code(), list(kernels())))
     head = {"golden": "cubins", "nvrtc": compiler(), "about": "hashes of machine code (golden_cubin), what ptxas says of it"}
@@ -66,13 +66,14 @@ def cubins(workers: int) -> Made:
 
 
 def incomparable() -> str:
-    """Why frozen machine code says nothing here; "" where it does."""
+    """Return the reason why frozen machine code is not comparable here, or ""."""
     frozen, here = read("cubins")[0]["nvrtc"], compiler()
     return "" if frozen == here else f"cubins are those of NVRTC {frozen} and not compared with those of {here}"
 
 
 def compiled(jobs: Sequence[Job], workers: int, dump: Path | None = None) -> list[Made]:
-    """Chosen kernels and programs of the jobs. Each of ``workers`` processes takes one model and device at a time."""
+    """Return the chosen kernels and programs of the jobs. Each of ``workers`` processes compiles one
+    model and device at a time."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda j: (j.model, j.device))]
     if workers == 1:
         pairs = [pair for group in groups for pair in _made(group, dump)]
@@ -97,7 +98,7 @@ def _made(jobs: Sequence[Job], dump: Path | None) -> list[tuple[Job, Outcome]]:
 
 
 def _kernels(pairs: Sequence[tuple[Job, Outcome]]) -> list[Made]:
-    """Return the chosen kernels of the jobs' devices, or nothing if none of the devices has kernels of its own."""
+    """Return the chosen kernels of the jobs' devices, or nothing if none of the devices has device-specific kernels."""
     ranked = [(job, found) for job, found in pairs if job.device in RANKED]
     head = {"golden": "choices", "about": "operators by the kernel that is predicted to be fastest; nothing is measured"}
     records = [{**vars(job), "kernels": found.kernels} for job, found in ranked]
@@ -115,6 +116,6 @@ def _of(jobs: Iterable[Job]) -> Callable[[Record], bool]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file and the folders that it is in."""
+    """Write a file and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

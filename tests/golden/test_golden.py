@@ -1,4 +1,4 @@
-"""What is frozen is still made, and the comparison names what a planted change touched."""
+"""Golden files: the compiler still produces the frozen output, and the comparison names each planted change."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from rammer_rocm.kernels import choose as panels
 
 pytest.importorskip("cuda.bindings")
 
-#: What is compared in every run of the tests: the smallest model on each device, in each precision on one.
+#: Jobs compared in every test run: the smallest model on each device, with each precision on one.
 SAMPLE = [j for j in jobs(["nerf_mlp"]) if j.precision == "float32" or j.device == "cuda sm_90a"]
 SMALL = Job("rocm cpu", "float32", "nerf_mlp")
 
 
 @pytest.fixture(autouse=True)
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier run kept decides nothing."""
+    """Use an empty cache, so that earlier runs have no effect."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
 
 
@@ -51,7 +51,7 @@ def changed(made: Sequence[Made]) -> list[Difference]:
     return [difference for m in made for difference in m.compare()]
 
 
-# --- what is frozen ---------------------------------------------------------------------------------
+# --- frozen output ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_every_model_has_the_frozen_choices_and_programs(model: str) -> None:
 
 
 def test_every_family_is_listed() -> None:
-    """Each twice at least, and all precisions between them; and what is no kernel of one operator."""
+    """Check that each family is listed at least twice with all precisions, and that whole programs are listed."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
     assert len(set(listed())) == len(listed())
@@ -95,7 +95,7 @@ def test_every_family_is_listed() -> None:
 
 
 def test_machine_code_exists_for_every_kernel() -> None:
-    """Only instructions of a later architecture are a reason to have none."""
+    """Check that only instructions of a later architecture excuse missing code."""
     _, records = read("cubins")
     assert {r["case"] for r in records} == {FRAME, *listed()}
     for record in some(records):
@@ -106,11 +106,11 @@ def test_machine_code_exists_for_every_kernel() -> None:
                 assert re.search(words, written(record["case"]).text), f"{record['case']} for {arch}"
 
 
-# --- that the comparison can fail -------------------------------------------------------------------
+# --- the comparison can fail ------------------------------------------------------------------------
 
 
 def test_one_character_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sign in the text around generic kernels changes those and no others."""
+    """Check that a character in the text around generic kernels changes those kernels and no others."""
     honest = generic_text.TaskKernel
 
     def changed_body(*parts: Any) -> TaskKernel:
@@ -127,7 +127,7 @@ def test_one_character_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_constant_of_a_cost_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cost of rocm's panels changes the predicted time and no chosen kernel."""
+    """Check that a cost of rocm's panels changes the predicted time and no chosen kernel."""
     monkeypatch.setattr(panels, "TILE_OVERHEAD", panels.TILE_OVERHEAD * 1.01)
     (found,) = changed(compiled([SMALL], 1))
     assert (found.file, found.field) == ("programs", "microseconds")
@@ -136,7 +136,7 @@ def test_one_constant_of_a_cost_formula_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_chosen_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that takes the second candidate changes every choice, and the program's operators with it."""
+    """Check that a search that picks the second candidate changes every choice and the program's operators."""
     honest = Described.candidates
 
     def second_first(self: Described, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
@@ -150,25 +150,25 @@ def test_another_chosen_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_fitted_constant_of_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's predicted time depends on it, and nothing else does."""
+    """Check that only the model's predicted time depends on the constant."""
     monkeypatch.setattr(chain_text, "MATRIX", chain_text.MATRIX * 1.01)
     found = changed(compiled([Job("cuda sm_90a", "float32", "nerf_mlp")], 1))
     assert {(d.file, d.field) for d in found} == {("programs", "microseconds")}
     (case,) = [line for line in listed() if "pick=gemm_chain:129x5:groups=4" in line and "traced" not in line]
-    monkeypatch.setattr(chain_text, "LAYER", chain_text.LAYER * 1.01)  # too small a part of the zoo's chain to be seen there
+    monkeypatch.setattr(chain_text, "LAYER", chain_text.LAYER * 1.01)  # too small a part of the zoo's chain to show there
     frozen = [r for r in read("texts")[1] if r["case"] == case]
     assert [d.field for d in differences("texts", frozen, [written(case).record()])] == ["microseconds"]
 
 
 def test_a_schedule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are dealt to other vEUs, and nothing else."""
+    """Check that rows assigned to other vEUs are the only difference."""
     monkeypatch.setattr(wavefront, "rows_of", lambda rows: rows_of(rows[::-1]))
     found = changed(compiled([SMALL], 1))
     assert [(d.file, d.field, d.name) for d in found] == [("programs", "schedule", (*vars(SMALL).values(),))]
 
 
 def test_machine_code_differs_by_what_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by names and comments; but by a constant, a launch bound and the room for shared memory."""
+    """Check that names and comments make no difference, but a constant, a launch bound and the shared memory size do."""
     plain_text = (
         'extern "C" __global__ void k(float *x) { __shared__ float s[64]; s[threadIdx.x] = x[threadIdx.x] * 2.5f; '
         "__syncthreads(); x[threadIdx.x] = s[63 - threadIdx.x]; }"
@@ -222,7 +222,7 @@ def test_differences_are_told_in_words() -> None:
 
 
 def test_a_part_is_frozen_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blessing one model keeps what is frozen of the others."""
+    """Check that blessing one model keeps the frozen records of the others."""
     monkeypatch.setattr(golden_file, "FOLDER", tmp_path)
     with pytest.raises(FileNotFoundError, match="--bless writes it"):
         read("ranks")

@@ -1,4 +1,4 @@
-"""A device for tests of the search itself: it hangs at cosines, ends its process at sines, and is wrong at negations."""
+"""A device for tests of the search: it hangs at cosines, ends its process at sines, and is wrong at negations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BadProgram(rammer_toy.ToyProgram):
         if "sin(" in text:
             os._exit(7)
         result = super().run(inputs)
-        # Half a step beyond any rounding, where a negation is part of the program.
+        # Half a step above any rounding error, if a negation is part of the program.
         return RunResult({n: a + ("-(" in text or "neg" in text) for n, a in result.outputs.items()}, result.seconds)
 
 

@@ -9,7 +9,7 @@ from rammer_testing.graphs.campaign import CampaignPlan, CampaignSearch, Campaig
 
 
 def campaign(plan: CampaignPlan) -> CampaignTally:
-    """What of ``plan`` its time allows."""
+    """Return the tally of the part of ``plan`` that its time allows."""
     total, search, known = CampaignTally(), CampaignSearch(plan), set[Key]()
     try:
         for start in takewhile(lambda _: time.monotonic() < plan.end, plan.starts()):

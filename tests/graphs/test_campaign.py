@@ -1,4 +1,4 @@
-"""Random graphs on every device that works here, with the seed in the message: a sample, `make search` runs 300."""
+"""Random graphs on every working device, with the seed in the message: a sample, `make search` runs 300."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rammer_testing.graphs.campaign import CampaignPlan
 from rammer_testing.graphs.judge import Setting
 
 
-# Other voices are asked once: what a graph means does not depend on the device.
+# Other references are queried once: the meaning of a graph does not depend on the device.
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 30, True), ("ipu_sim", 15, False), ("rocm", 8, False)])
 def test_random_graphs(device: str, graphs: int, voices: bool, pytestconfig: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""What nobody can tell is not compared, and nothing else is let pass: near ties, roundings, comparisons, what hangs on them."""
+"""Undecidable results: near ties, roundings, comparisons and dependent values are skipped, and all other values are compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _case(*nodes: Call, outputs: tuple[str, ...] = (), **inputs: Any) -> GraphCa
 
 
 def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: GraphCase, have: Any) -> str:
-    """The verdict on a device that gives ``have``."""
+    """Return the verdict on a device that returns ``have``."""
     monkeypatch.setattr(Judge, "run", lambda *_: {case.outputs[0]: np.asarray(have)})
     return judge(case, Setting("toy")).kind
 
@@ -37,7 +37,7 @@ def _one_hot(place: int, extent: int) -> np.ndarray[Any, Any]:
 
 
 def test_of_many_near_ties_each_may_win_and_nothing_else(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Sigmoid of 16 to 17.2 is 1 in float32 but for the last bit or two; of 2 it is 0.88.
+    # In float32, Sigmoid of 16 to 17.2 is 1 except for the last bit or two. Sigmoid of 2 is 0.88.
     x = np.array([2, *(17.2 - 0.1 * np.arange(13))], f32)
     nodes = (Call("Sigmoid", ("x",), ("s",)), Call("Hardmax", ("s",), ("h",), {"axis": 0}), Call("Sign", ("h",), ("y",)))
     case = _case(*nodes, x=x)
@@ -63,11 +63,11 @@ def test_equal_by_rounding_alone_is_undecided_and_so_is_what_hangs_on_it(judge: 
         assert _kind(judge, monkeypatch, equal, np.full(x.shape, said)) == kind
     assert _kind(judge, monkeypatch, half, np.full(x.shape, False)) == "ok"
     assert _kind(judge, monkeypatch, half, np.full(x.shape, True)) == "device"
-    # What is chosen by it is undecided where the choices differ in what is decided, and only there.
+    # A selected value is undecided only where the choices differ in decided values.
     chosen = _case(root, Call("Equal", ("x", "r"), ("e",)), Call("Where", ("e", "x", "z"), ("y",)), x=x, z=np.zeros(1, f32))
     assert _kind(judge, monkeypatch, chosen, x) == "ok"
     rounded = _case(root, Call("Mul", ("r", "two"), ("t",)), Call("Floor", ("t",), ("y",)), x=x, two=f32(2))
-    for place, said, kind in ((3, 6, "ok"), (3, 5, "ok"), (1, 0, "device")):  # the root of 27, doubled, may be less than 6
+    for place, said, kind in ((3, 6, "ok"), (3, 5, "ok"), (1, 0, "device")):  # the square root of 27, doubled, may be less than 6
         have = np.floor(2 * x)
         have[..., place] = said
         assert _kind(judge, monkeypatch, rounded, have) == kind
@@ -83,7 +83,7 @@ def test_one_value_equals_itself_however_it_was_rounded(judge: Judge, monkeypatc
 
 
 def test_a_value_of_16_bits_equals_its_own_copy(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every reader has the rounded value, whether it was stored or not.
+    # Every reader has the rounded value, stored or not.
     copied = Call("Neg", ("s",), ("m",)), Call("Neg", ("m",), ("c",))
     case = _case(Call("Sqrt", ("x",), ("s",)), *copied, Call("Less", ("c", "s"), ("y",)), x=np.array([2, 3, 4], np.float16))
     assert _kind(judge, monkeypatch, case, np.array([False, False, False])) == "ok"

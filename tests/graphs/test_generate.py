@@ -1,4 +1,4 @@
-"""The graph fuzzer's generator: every lowered operator is described, what is drawn is valid, cases survive their text."""
+"""Generator of the graph fuzzer: every lowered operator is described, drawn cases are valid and survive serialisation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_described_can_be_drawn_and_is_valid(op: str) -> None:
             continue
         if valid >= 2:
             return
-    # GroupNormalization is typed by its body alone, of which the checker's inference knows nothing.
+    # Only its body types GroupNormalization, and the checker's inference does not know that body.
     assert drawn and (valid or op == "GroupNormalization"), f"{op}: {drawn} drawn, {valid} valid"
 
 
@@ -60,7 +60,7 @@ def test_a_case_survives_its_text_and_its_batch() -> None:
 
 
 def test_what_nothing_computes_is_refused_before_onnx_looks() -> None:
-    """Its inference of EyeLike ends the process over an operand without a type."""
+    """Check the early refusal: ONNX's inference of EyeLike ends the process for an operand without a type."""
     case = GraphCase(20, {}, {}, (Call("EyeLike", ("nowhere",), ("y",), {"dtype": 1}),), ("y",))
     with pytest.raises(ValueError, match="nothing computes nowhere"):
         case.typed()

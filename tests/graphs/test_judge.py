@@ -1,4 +1,4 @@
-"""The graph fuzzer's oracle and its shrinking: planted faults are found, near ties are none, kept cases stay right."""
+"""Oracle and shrinking of the graph fuzzer: planted faults are detected, near ties are not faults, stored cases stay right."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def test_a_near_tie_is_not_compared(judge: Judge) -> None:
 
 
 def test_a_tie_that_rounding_made_is_seen_by_every_trajectory(judge: Judge) -> None:
-    # In float64 the second is smaller; in float16 both are 1. The extreme that the search for its place compares with must be
-    # one of the elements in disturbed trajectories, too, or none of them finds a place.
+    # In float64 the second is smaller; in float16 both are 1. The search for the extreme's position compares with this value. The
+    # value must be one of the elements in disturbed trajectories, too, or none of them has a position.
     x = np.array([44.0, 30.0], np.float16)
     nodes = (Call("Sigmoid", ("x",), ("s",)), Call("ArgMin", ("s",), ("y",), {"axis": 0}))
     assert judge(_case(*nodes, x=x), TOY).kind == "ok"
 
 
 def test_a_product_that_cancels_may_be_rounded_or_not(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    # -3 / 6 + 0.5 is 0, or with a fused multiply-add what 1 / 6 is off by; a hundred times that is a fault.
+    # -3 / 6 + 0.5 is 0, or the error of 1 / 6 with a fused multiply-add. A hundred times that is a fault.
     case = _case(Call("HardSwish", ("x",), ("y",)), x=np.array([-3.0, 1.0]))
     for error, kind in ((-8.4e-17, "ok"), (-1e-13, "device")):
         monkeypatch.setattr(Judge, "run", lambda *_, e=error: {"y": np.array([e, 2 / 3])})
@@ -69,7 +69,7 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tm
 
     def wrong(compute: Compute, tensors: Any, precise: bool = False) -> Any:
         value = right(compute, tensors, precise)
-        # The last column of every sum of floats is left out where a tile is wider than one.
+        # Leave out the last column of every sum of floats if a tile is wider than one.
         if compute.combiner == "sum" and value.dtype == np.float32 and value.ndim > 1 and value.shape[-1] > 1:
             value = value.copy()
             value[..., -1] = 0
@@ -127,7 +127,7 @@ def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
     tally = campaign(CampaignPlan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
-    # A device that runs what the checker refuses is lenient; a traceback is a fault.
+    # A device that runs models refused by the checker is lenient. A traceback is a fault.
     kinds = Counter(f.verdict.kind for f in tally.faults.values())
     assert kinds["traceback"] + kinds["internal"] == 0, tally.text()
     assert sum(tally.refused.values()) > 20
@@ -135,7 +135,8 @@ def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
 
 @pytest.mark.parametrize("op", ["ReduceSumSquare", "ReduceSum"])
 def test_integers_that_leave_their_type_are_nobodys_fault(judge: Judge, op: str) -> None:
-    """ONNX Runtime saturates, we and NumPy wrap, and ONNX says nothing; what stays within the type is compared."""
+    """Check that only results within the type are compared: ONNX Runtime saturates, rammer and NumPy wrap, ONNX does not specify
+    it."""
     x = np.array([[2**31 - 1, 2**31 - 1, 40000], [3, 4, 5]], np.int32)
     case = replace(_case(Call(op, ("x",), ("y",), {"axes": [1], "keepdims": 0}), x=x), opset=11)
     verdict = judge(case, TOY)

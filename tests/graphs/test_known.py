@@ -1,4 +1,4 @@
-"""Small graphs that once went wrong, on every device that works here: kept as a table, and as files that the fuzzer wrote."""
+"""Regression graphs that once failed, on every working device: a table of cases, and files that the fuzzer wrote."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DEVICES = ("toy", "ipu_sim", "rocm")
 
 
 def values(*shape: int) -> np.ndarray[Any, Any]:
-    """Small floats of both signs."""
+    """Return small floats of both signs."""
     return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 7 - 3).astype(np.float32)
 
 
 def node(op: str, *inputs: Any, opset: int = 17, **attributes: Any) -> GraphCase:
-    """One operator on these arrays."""
+    """Return a case of one operator on these arrays."""
     names = {f"x{i}": np.asarray(a) for i, a in enumerate(inputs)}
     return GraphCase(opset, names, {}, (Call(op, tuple(names), ("y",), attributes),), ("y",))
 
 
 f = values
 TABLE = {
-    # Products of two vectors have no axes, products over nothing no terms.
+    # Dot products have no axes; empty products have no terms.
     "dot": node("MatMul", f(5), f(5)),
     "vector matrix": node("MatMul", f(5), f(5, 3)),
     "matrix vector": node("MatMul", f(3, 5), f(5)),
@@ -63,7 +63,7 @@ TABLE = {
     "flatten": node("Flatten", f(2, 0, 3)),
     "lrn": node("LRN", f(0, 2, 3, 3), size=3),
     "rnn, no batch": node("RNN", f(2, 0, 3), f(1, 4, 3), f(1, 4, 4), hidden_size=4),
-    # Zeros between no elements, and shapes that an upgrade restores.
+    # Zeros inserted between zero elements, and shapes that an upgrade restores.
     "spread nothing": node("ConvTranspose", f(0, 1, 0), f(1, 1, 2), dilations=[2], strides=[3]),
     "spread nothing but a kernel": node("ConvTranspose", f(1, 1, 0), f(1, 1, 2), dilations=[2], strides=[2]),
     "flat softmax": node("Softmax", f(1, 2, 0), opset=11),
@@ -90,7 +90,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.slow
 def test_graphs_of_the_table(judge: Judge, device: str) -> None:
-    # One model of all of them is one program to build; only where that fails each is asked for itself.
+    # One model of all operators needs only one program. If it fails, each operator is run separately.
     for opset in sorted({c.opset for c in TABLE.values()}):
         if judge(merged([c for c in TABLE.values() if c.opset == opset]), Setting(device)).kind != "ok":
             break

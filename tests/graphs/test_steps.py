@@ -1,4 +1,4 @@
-"""The oracle's bound is that of the operations which float32 does, step by step: honest devices pass, errors beyond it do not."""
+"""Error bounds of the oracle follow the float32 operations step by step: correct devices pass, larger errors fail."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _case(*nodes: Call, opset: int = 17, **inputs: Any) -> GraphCase:
 
 
 def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: GraphCase, have: Any, precision: str = "float32") -> str:
-    """The verdict on a device that gives ``have``."""
+    """Return the verdict on a device that returns ``have``."""
     monkeypatch.setattr(Judge, "run", lambda *_: {case.outputs[0]: np.asarray(have)})
     return judge(case, Setting("toy", precision=precision)).kind
 
 
 def _interpolated(a: np.float32) -> tuple[Array, float]:
-    """[a, -2a] at a third, which is 0, and what a device gives that fuses one product with the sum."""
+    """Return [a, -2a] at a third, which is 0, and the result of a device that fuses one product with the sum."""
     rounded = f32(f32(-2) * a * f32(1 / 3))
     return np.array([[[a, f32(-2) * a]]], f32), float(a) * float(f32(2 / 3)) + float(rounded)
 
@@ -60,7 +60,7 @@ def test_weights_that_cancel(judge: Judge, monkeypatch: pytest.MonkeyPatch, op: 
 
 def test_summands_within_an_activation_that_cancel(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.array([-2.9998869, 2.0], f32)
-    # By the multiply-add that fuses, and by one that rounds the product first and uses another sixth.
+    # A fused multiply-add, and a device that rounds the product first and uses another sixth.
     case = _case(Call("HardSwish", ("x",), ("y",)), x=x)
     sixth = np.nextafter(f32(1 / 6), f32(0))
     for weight in (f32(1 / 6), sixth):
@@ -73,7 +73,7 @@ def test_rounding_decides_whether_halves_are_equal(judge: Judge, monkeypatch: py
     x = np.array([0.5001, 0.7, 1.0], f32)
     y = np.array([0.5002, 0.7, 1.5], f32)
     case = _case(Call("Equal", ("x", "y"), ("z",)), x=x, y=y)
-    # float16 knows no difference of 1e-4 at a half; float32 does.
+    # float16 cannot represent a difference of 1e-4 at 0.5; float32 can.
     assert _kind(judge, monkeypatch, case, [True, True, False], "float16") == "ok"
     assert _kind(judge, monkeypatch, case, [True, True, True], "float16") == "device"
     assert _kind(judge, monkeypatch, case, [True, True, False]) == "device"
@@ -94,7 +94,7 @@ def test_no_number_as_an_integer_is_undefined(judge: Judge, monkeypatch: pytest.
         x=np.array([0, 4], np.int32),
         m=np.array([-(2**31), 7], np.int32),
     )
-    for first in (0, -(2**31)):  # what hangs on it is undefined in every bit
+    for first in (0, -(2**31)):  # every bit of dependent values is undefined
         assert _kind(judge, monkeypatch, masked, np.array([first, 0], np.int32)) == "ok"
     assert _kind(judge, monkeypatch, masked, np.array([0, 1], np.int32)) == "device"
     back = _case(Call("Cast", ("x",), ("y",), {"to": 12}), x=np.array([-1.0, 3.0], f32))  # to uint32, where -1 wraps

@@ -1,5 +1,4 @@
-"""Whatever folding leaves unfolded, for its size, compiles and gives the same: random graphs with constants for inputs, folded
-and with the limits of folding at nothing."""
+"""Unfolded constants: random graphs with constants for inputs give equal results with folding and with folding limits of zero."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read import limits
 from rammer.frontend.read.reader import read_model
-from rammer.passes.graph.fold_constants import Fold
+from rammer.passes.graph.fold_constants import FoldConstants
 from rammer.passes.pass_pipeline import default_passes
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import graph
@@ -23,15 +22,15 @@ from rammer_testing.judge import relative_error
 
 
 def lowered(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Nothing above ``limit`` bytes folds any more."""
+    """Set the folding limits to ``limit`` bytes."""
     monkeypatch.setattr(limits, "MAX_FOLDED_BYTES", limit)
     monkeypatch.setattr(limits, "WIDENED", 0)
-    few = tuple(Fold(limit, 0) if isinstance(p, Fold) else p for p in default_passes())
+    few = tuple(FoldConstants(limit, 0) if isinstance(p, FoldConstants) else p for p in default_passes())
     monkeypatch.setattr("rammer.compiler.compiler.default_passes", lambda: few)
 
 
 def known(case: GraphCase, share: float, rng: np.random.Generator) -> GraphCase:
-    """``case`` with a share of its inputs as constants."""
+    """Return ``case`` with a fraction of its inputs as constants."""
     fixed = {n: a for n, a in case.inputs.items() if rng.random() < share}
     others = {n: a for n, a in case.inputs.items() if n not in fixed}
     return replace(case, inputs=others, constants={**case.constants, **fixed})
@@ -62,7 +61,7 @@ def test_graphs_of_constants_give_the_same_unfolded(
 
 
 def tied(weights: np.ndarray, *nodes: tuple[str, list[str], list[str], dict[str, object]]) -> ModelProto:
-    """Words looked up in a table, and their products with what ``nodes`` make of it (``t``, transposed)."""
+    """Return a table lookup whose result is multiplied with ``t``. ``nodes`` compute ``w`` and ``t`` from the table."""
     made = [helper.make_node(op, i, o, **a) for op, i, o, a in nodes]
     made += [helper.make_node("Gather", ["w", "ids"], ["x"]), helper.make_node("MatMul", ["x", "t"], ["z"])]
     ports = [helper.make_tensor_value_info("ids", TensorProto.INT64, [3])]

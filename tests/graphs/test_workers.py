@@ -1,4 +1,4 @@
-"""Campaigns in other processes: a graph that hangs or ends its process is counted, and nothing that was found is lost."""
+"""Campaigns in worker processes: graphs that hang or end a process are counted, and all findings are retained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD = CampaignPlan(
 
 @pytest.fixture(autouse=True)
 def _device_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spawned processes take over this process's path.
+    # Spawned processes inherit this process's path.
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
@@ -36,7 +36,7 @@ def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
     kinds = [text.split(" | ")[0] for text in tally.lost]
     assert kinds.count("hang") >= 1 and kinds.count("death") >= 1, tally.text()
     assert sum(n for (kind, _), n in tally.raw.items() if kind == "device") >= 2, tally.text()
-    # Every graph is accounted for, whatever became of its process.
+    # Every graph is counted, even if its process hangs or ends.
     assert tally.graphs + tally.invalid + len(tally.lost) == 16 and not tally.unfinished
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert lines[-1]["done"] and lines[-1]["graphs"] == tally.graphs and lines[-1]["differences"] == tally.differences
@@ -50,11 +50,11 @@ def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
 def test_a_campaign_ends_in_time_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     campaign(CampaignPlan(**{**vars(BAD), "only": ("Abs",), "graphs": 1, "end": 0.0}), 1)
-    seconds = 3 * (time.monotonic() - start)  # in which the process has begun, also on a machine that does other things
+    seconds = 3 * (time.monotonic() - start)  # enough for a process to start, also on a loaded machine
     plan = CampaignPlan(**{**vars(BAD), "only": ("Cos",), "graphs": 1000, "seconds": seconds, "end": 0.0})
     monkeypatch.setattr(workers, "GRACE", 1.0)
     tally = campaign(plan, 1, patience=1000)
-    assert time.monotonic() < plan.end + 60  # a graph hangs for 1,000
+    assert time.monotonic() < plan.end + 60  # a hanging graph waits for 1,000 seconds
     assert len(tally.unfinished) + tally.invalid >= 1 and not tally.lost and not tally.differences
 
 

@@ -1,4 +1,4 @@
-"""Planted faults: each has a place in the kernels that a search looks at first; on the CPU one is found."""
+"""Planted faults: each occurs in a kernel that a search tries first, and on the CPU one is detected."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rammer_testing.search import Hunt
 from rammer_testing.single import Trial, UntiledOperator
 from rammer_testing.worker_pool import Member
 
-#: Seconds of CPU that looking at the first cases may take.
+#: CPU seconds allowed for the first cases.
 LOOKING = 25.0
-#: What must be among them: the operands that a warpgroup product fetches by 16 bytes come late, one after the other; a cell of
-#: one bare product; vectors that are not aligned.
+#: Cells that the first cases must cover: late operands, one after another, of a warpgroup product that fetches 16 bytes at a
+#: time; the cell family with one bare product; unaligned vectors.
 FIRST = (
     *(("gemm_wgmma_f16", "float16", f"free {late}") for late in ("all", "each", "1", "2")),
     *((f, "float16", "offset") for f in ("gemm_f16", "rowwise")),
@@ -36,7 +36,7 @@ FIRST = (
 
 
 class Looking(Hunt):
-    """Runs nothing: it keeps what it would have run."""
+    """A search that records its candidates without running them."""
 
     def __init__(self, backend: Any, seed: int, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
         only = search.Search.__new__(search.Search)
@@ -44,7 +44,7 @@ class Looking(Hunt):
         super().__init__(only, Sampler(Random(seed), 300_000, precisions, kinds), Member(0, 1))
 
     def looked(self) -> Iterator[tuple[ROperator, UntiledOperator]]:
-        """Candidates of the first cases, one after another."""
+        """Yield the candidates of the first cases, one after another."""
         for case in self.sampler.first():
             self.seen = list[tuple[ROperator, UntiledOperator]]()
             self.case(case, True)
@@ -57,7 +57,7 @@ class Looking(Hunt):
 
 @pytest.mark.slow
 def test_what_is_planted_is_looked_at_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fault of a text has a place in some kernel of the first cases, and they have what the others need."""
+    """Check that every text fault applies to a kernel of the first cases, and that these cover the cells in ``FIRST``."""
     pytest.importorskip("cuda.bindings")
     from rammer.device.manifest import OpenOptions
 

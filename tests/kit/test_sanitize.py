@@ -1,4 +1,4 @@
-"""What compute-sanitizer is asked for, without it."""
+"""Command lines for compute-sanitizer, tested without the tool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes ``exports/*.onnx``: small models as torch's two exporters give them, so that tests need no torch.
+"""Export ``exports/*.onnx``: small models from torch's two exporters, so that tests need no torch.
 
-``python tests/models/export_torch.py [--full] [--out FOLDER] [NAME ...]`` needs torch, transformers, onnx and onnxscript
-(written with torch 2.13.0, transformers 5.23.0 and onnxscript 0.7.2). ``--full`` writes the models in their usual sizes,
-which are too large to keep. Weights are random, of a fixed seed.
+``python tests/models/export_torch.py [--full] [--out FOLDER] [NAME ...]`` needs torch, transformers, onnx and onnxscript (written
+with torch 2.13.0, transformers 5.23.0 and onnxscript 0.7.2). ``--full`` writes the models in their usual sizes, which are too
+large to commit. Weights are random with a fixed seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPSET = {"script": 17, "dynamo": 18}
 
 @dataclass(frozen=True)
 class Export:
-    """A model, its inputs, and which of their axes may change: name -> {axis: name of the size}."""
+    """A model, its inputs, and their dynamic axes: name -> {axis: name of the size}."""
 
     model: nn.Module
     inputs: dict[str, Tensor]
@@ -38,7 +38,7 @@ class Export:
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer that starts from zeros, as most users write it; ``whole`` returns its last states as well."""
+    """A recurrent layer that starts from zeros, as most users write it. ``whole`` returns its last states as well."""
 
     def __init__(self, layer: nn.Module, whole: bool = False) -> None:
         super().__init__()
@@ -52,7 +52,8 @@ class Recurrent(nn.Module):
 def recurrent(
     kind: type[nn.Module], layers: int, size: tuple[int, int, int], whole: bool = False, dynamic: bool = False, **more: Any
 ) -> Export:
-    """``size``: steps, batch and features, in the order of the layer's input; the hidden size is that of the input."""
+    """Return a recurrent export. ``size`` is steps, batch and features in the order of the layer's input; the hidden size equals
+    features."""
     layer = kind(size[-1], size[-1], layers, **more)
     outputs = ("y", "h", "c")[: (3 if kind is nn.LSTM else 2) if whole else 1]
     axes = {"x": {0: "batch", 1: "steps"} if more.get("batch_first") else {0: "steps", 1: "batch"}} if dynamic else {}
@@ -63,7 +64,7 @@ def recurrent(
 
 
 class Named(nn.Module):
-    """A model of transformers with inputs and outputs by position; ``past`` is how many layers' keys and values it takes."""
+    """A transformers model with inputs and outputs by position. ``past`` is the number of layers with cached keys and values."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], given: tuple[str, ...], past: int = 0) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Named(nn.Module):
 
 
 def bert(full: bool, dynamic: bool = False) -> Export:
-    """BertModel with an attention mask."""
+    """Return BertModel with an attention mask."""
     small = (
         {}
         if full
@@ -97,14 +98,14 @@ def bert(full: bool, dynamic: bool = False) -> Export:
         }
     )
     config = transformers.BertConfig(**small)
-    shape = (1, 128) if full else (2, 40)  # longer than what NumPy chooses among
+    shape = (1, 128) if full else (2, 40)  # more elements than NumPy chooses among
     inputs = {"input_ids": torch.randint(0, config.vocab_size, shape), "attention_mask": torch.ones(shape, dtype=torch.int64)}
     model = Named(transformers.BertModel(config), ("last_hidden_state", "pooler_output"), tuple(inputs))
     return Export(model, inputs, ("y", "pooled"), {n: {0: "batch", 1: "tokens"} for n in inputs} if dynamic else {})
 
 
 def gpt2(full: bool, past: bool = False, dynamic: bool = False) -> Export:
-    """GPT2LMHeadModel; with ``past`` one more token after keys and values that are given."""
+    """Return GPT2LMHeadModel. With ``past`` it processes one more token after cached keys and values."""
     small = {} if full else {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
     config = transformers.GPT2Config(**small)
     batch, tokens = (1, 64) if full else (2, 8)
@@ -120,7 +121,7 @@ def gpt2(full: bool, past: bool = False, dynamic: bool = False) -> Export:
 
 
 def vit(full: bool) -> Export:
-    """ViTForImageClassification."""
+    """Return ViTForImageClassification as an export."""
     small = (
         {}
         if full
@@ -140,7 +141,7 @@ def vit(full: bool) -> Export:
 
 
 def convnext(full: bool) -> Export:
-    """ConvNextForImageClassification."""
+    """Return ConvNextForImageClassification as an export."""
     small = {} if full else {"num_stages": 2, "hidden_sizes": [8, 16], "depths": [1, 1], "image_size": 32, "num_labels": 10}
     config = transformers.ConvNextConfig(**small)
     model = Named(transformers.ConvNextForImageClassification(config), ("logits",), ("pixel_values",))
@@ -152,7 +153,7 @@ def convnext(full: bool) -> Export:
 
 
 class Permuted(nn.Module):
-    """Layer normalisation over the channels of an image, with permutations around it, as torchvision's ConvNeXt has it."""
+    """Layer normalisation over the channels of an image, with permutations around it, as in torchvision's ConvNeXt."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -179,7 +180,7 @@ class Block(nn.Module):
 
 
 def convnext_permuted(full: bool) -> Export:
-    """torchvision's ConvNeXt-Tiny, written out."""
+    """Return torchvision's ConvNeXt-Tiny, written out."""
     sizes, depths = ([96, 192, 384, 768], [3, 3, 9, 3]) if full else ([8, 16], [1, 1])
     parts: list[nn.Module] = [nn.Conv2d(3, sizes[0], 4, 4), Permuted(sizes[0])]
     for n, (channels, depth) in enumerate(zip(sizes, depths, strict=True)):
@@ -227,7 +228,7 @@ class Residual(nn.Module):
 
 
 def resnet(dynamic: bool = False) -> Export:
-    """A ResNet of two blocks."""
+    """Return a ResNet of two blocks."""
     stem = [nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     blocks = [Residual(8, 8, 1), Residual(8, 16, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(16, 10)]
@@ -236,7 +237,7 @@ def resnet(dynamic: bool = False) -> Export:
 
 
 class Inverted(nn.Module):
-    """A MobileNet's block with squeeze and excitation."""
+    """A MobileNet block with squeeze and excitation."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -256,7 +257,7 @@ class Inverted(nn.Module):
 
 
 def mobilenet() -> Export:
-    """A MobileNetV3 of two blocks."""
+    """Return a MobileNetV3 of two blocks."""
     stem = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish()]
     blocks = [Inverted(8, 8, 1), Inverted(8, 12, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(12, 10)]
@@ -293,7 +294,8 @@ FULL: dict[str, Callable[[], Export]] = {
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which every layer shows in the result; torch's own fade in untrained networks."""
+    """Return ``model`` with weights that make every layer affect the result. Torch's default weights
+    fade in untrained networks."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if not value.is_floating_point():
             continue
@@ -307,14 +309,14 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def export(made: Export, exporter: str, path: Path) -> None:
-    """Write ``made`` by one of torch's exporters, as one file that says nothing of where it was made."""
+    """Write ``made`` with one of torch's exporters, as one file without traces of its origin."""
     values, names = tuple(made.inputs.values()), list(made.inputs)
     more: dict[str, Any] = {"dynamic_axes": made.dynamic} if made.dynamic else {}
     if exporter == "dynamo" and made.dynamic:
         shapes = tuple({d: torch.export.Dim(n) for d, n in made.dynamic.get(name, {}).items()} for name in names)
         varied = isinstance(made.model, Named)  # its inputs are one parameter, *inputs
         more = {"dynamic_shapes": (shapes,) if varied else shapes}
-    logging.disable(logging.WARNING)  # what packages are not installed
+    logging.disable(logging.WARNING)  # missing packages are reported
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -332,7 +334,7 @@ def export(made: Export, exporter: str, path: Path) -> None:
 
 
 def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without the exporter's notes, which hold source lines and folders."""
+    """Return the model without the exporter's notes, which contain source lines and folders."""
     del proto.metadata_props[:]
     parts: list[Any] = [
         proto.graph,
@@ -352,7 +354,7 @@ def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main() -> int:
-    """Write the models named, or all."""
+    """Write the named models, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--full", action="store_true")

@@ -1,4 +1,4 @@
-"""Real models against ONNX Runtime on fresh random inputs, on every device that works here."""
+"""Real models against ONNX Runtime on fresh random inputs, on every working device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEVICES = ("rocm", "ipu_sim")
 
 
 def parameters() -> list[object]:
-    """Every case on every device; large models, and the second inputs of the others, carry the mark ``large``."""
+    """Return every case on every device. Large models, and second inputs of the others, have the mark ``large``."""
     found = []
     for case in cases():
         marks = [pytest.mark.large] if case.model in LARGE or case.inputs else []
@@ -36,6 +36,6 @@ def test_nan_and_large_errors_are_not_good() -> None:
     assert not result(nan, nan, nan).good
     assert not result(2 * TOLERANCE, nan, nan).good
     assert not result(2 * TOLERANCE, 2 * TOLERANCE, 3 * TOLERANCE).good
-    # ONNX Runtime is the one that is off, by float64's judgement.
+    # ONNX Runtime is the inaccurate one by float64.
     assert result(2 * TOLERANCE, TOLERANCE / 9, 2 * TOLERANCE).good
     assert not result(2 * TOLERANCE, TOLERANCE / 2, TOLERANCE / 3).good

@@ -1,4 +1,4 @@
-"""Models as torch's exporters write them (``export_torch.py``): right on every device, at every size they allow."""
+"""Models from torch's exporters (``export_torch.py``): correctness on every device at every allowed size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rammer_testing.accuracy import TOLERANCE
 from rammer_testing.nonempty import some
 
 FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
-#: Dynamic axes take these sizes, one column after the other.
+#: Sizes of dynamic axes, one column after the other.
 SIZES = {"batch": (3, 1), "steps": (3, 6), "tokens": (7, 5)}
 
 
 def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs, dynamic axes at one of their sizes."""
+    """Return the shapes of the inputs, with dynamic axes at the sizes of ``column``."""
     return {
         i.name: tuple(SIZES[d.dim_param][column] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim)
         for i in proto.graph.input
@@ -35,7 +35,7 @@ def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]
 
 
 def random_inputs(rng: np.random.Generator, proto: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Floats N(0, 1), identifiers of words, and masks that keep the first word."""
+    """Return floats from N(0, 1), token identifiers, and masks that keep the first token."""
     found = {}
     for i in proto.graph.input:
         dtype, shape = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type), shapes[i.name]
@@ -53,7 +53,7 @@ def test_the_exports_are_here() -> None:
 
 
 def marked(path: Path) -> list[pytest.MarkDecorator]:
-    """The older exporter's files of what the newer one's stand for as well are run with the largest models."""
+    """Return the mark ``large`` for older exporter files that a newer exporter's file covers."""
     by_both = path.stem.endswith("_script") and path.stem not in ("bert_script", "lstm10_script", "gru_script", "gpt2_script")
     return [pytest.mark.large] if by_both or path.stem == "convnext_permuted_dynamo" else []
 
@@ -86,7 +86,7 @@ def test_an_export_agrees_with_onnxruntime(path: Path, device: str, rng: np.rand
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in FILES if "dynamo" in p.name])
 def test_an_export_compiles_for_a_gpu(path: Path) -> None:
-    """Every program is verified as it is made; no operator is left to the host."""
+    """Check that every program is verified when compiled and no operator is left to the host."""
     pytest.importorskip("cuda.bindings")
     backend = Registry().open("cuda", target="sm_90a")
     compiler, shapes = Compiler(backend, CompileOptions(), KernelStore(None)), shapes_of(onnx.load(path), 0)
@@ -97,7 +97,8 @@ def test_an_export_compiles_for_a_gpu(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "attentions", "most"), [("bert_script", 2, 24), ("gpt2_dynamo", 2, 20), ("vit_dynamo", 2, 24)])
 def test_transformers_are_as_few_kernels_as_models_made_by_hand(name: str, attentions: int, most: int) -> None:
-    """Each attention is one kernel, and biases, activations and residuals belong to the products before them."""
+    """Check that each attention is one kernel and that biases, activations and residuals are fused into
+    the preceding products."""
     pytest.importorskip("cuda.bindings")
     (path,) = (p for p in FILES if p.stem == name)
     compiler = Compiler(Registry().open("cuda", target="sm_90a"), CompileOptions(), KernelStore(None))

@@ -1,4 +1,4 @@
-"""The cage's limits: what a run in a child may use, whatever machine it is on."""
+"""Resource limits of child processes, independent of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer_testing import sandbox
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system ties no process to cores")
 @pytest.mark.parametrize("cores", (1, 2))
 def test_a_child_may_use_few_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    """An OpenCL runtime starts a thread for every one of them, which on a large machine took more than the memory."""
+    """Check the core limit. An OpenCL runtime starts a thread per core, which exhausted the memory on a large machine."""
     monkeypatch.setattr(sandbox, "CORES", cores)
     monkeypatch.setattr(sandbox, "command", lambda words: print(*sorted(os.sched_getaffinity(0))) or 0)
     before = os.sched_getaffinity(0)
@@ -40,7 +40,7 @@ def test_bytecode_that_python_keeps_is_no_deed(tmp_path: Path, monkeypatch: pyte
     assert (seen.fault, seen.out) == ("", "imported_first\n")
 
 
-#: A process of its own: one that has run thousands of tests has room in what it gave back.
+#: A separate process: after thousands of tests this one has room in its freed memory.
 RESERVING = """
 import mmap, sys
 from pathlib import Path
@@ -68,7 +68,8 @@ assert (seen.code, seen.signal, seen.out) == (0, 0, "0\\n"), seen
 
 @pytest.mark.slow
 def test_what_a_driver_reserves_is_not_the_files(tmp_path: Path) -> None:
-    """One that has a thread for each of 64 cores reserves more than a file may take; what unpacks to 2.9 GB is stopped still."""
+    """Check that driver reservations do not count: 64 threads reserve more than a file may use. A file of 2.9 GB is still
+    stopped."""
     ended = subprocess.run([sys.executable, "-c", RESERVING, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
 
@@ -85,7 +86,7 @@ def test_a_run_that_cannot_begin_is_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object], said: str
 ) -> None:
     monkeypatch.setattr(sandbox, "_opened", lambda device: start())
-    with pytest.raises(sandbox.Machinery, match=f"a run did not begin: .*{said}"):
+    with pytest.raises(sandbox.Machinery, match=f"a run did not start: .*{said}"):
         sandbox.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
 
 
@@ -93,7 +94,7 @@ def test_a_run_that_cannot_begin_is_no_finding(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
 def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
-    """It is no campaign without faults."""
+    """Check the reported failure: this is not a campaign without faults."""
     words = [sys.executable, "-m", "rammer_testing.mutants", "--kind", "model", "--device", "nowhere", "--count", "4", *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == sandbox.Machinery.exit_code, done.stdout + done.stderr
@@ -103,6 +104,7 @@ def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("work", "late"), [(lambda: time.sleep(2), False), (lambda: all(iter(lambda: 1, 0)), True)])
 def test_time_is_of_the_processor(tmp_path: Path, work: Callable[[], object], late: bool) -> None:
-    """Else a loaded machine makes findings of runs that wait their turn; what is late says where it is."""
+    """Check that processor time is limited: with wall time, a loaded machine would report waiting runs as findings. Late runs
+    report their position."""
     seen = sandbox.forked(lambda: int(bool(work())), tmp_path / "out", tmp_path / "err", 0.5)
     assert seen[2] == late and ("test_cage.py" in (tmp_path / "err").read_text()) == late

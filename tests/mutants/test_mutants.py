@@ -1,4 +1,4 @@
-"""Damaged models, compiled files, kernel stores and kept programs end in a clear error or a right run."""
+"""Damaged models, compiled files, kernel stores and cached programs: each ends in a clear error or a right run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-#: All kinds by turns in one process, which opens the device once; `make search` runs 500.
+#: Mutants of all kinds, interleaved in one process, which opens the device once. `make search` runs 500.
 COUNT = 5
 
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    # A process of its own: what this one has mapped counts against the children's memory, and it may have threads.
+    # A separate process: this one's mappings count against the children's memory, and it may have threads.
     words = [
         sys.executable,
         "-m",

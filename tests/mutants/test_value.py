@@ -1,4 +1,4 @@
-"""Changed models that run are judged by their numbers; campaigns in several processes count together and end in time."""
+"""Numerical checks of mutated models, and campaigns in several processes that share a count and end in time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def voices() -> Iterator[Voices]:
     ],
 )
 def test_values_of_models(voices: Voices, tmp_path: Path, body: str, answer: float | None, said: str) -> None:
-    """``answer`` is a wrong last element; a model that ONNX refuses is not judged."""
+    """Check the verdicts on mutated models. ``answer`` is a wrong last element; models that ONNX refuses are not judged."""
     x = np.array([-1.0, 0.5, 2.0, -3.0], np.float32)
     right = np.where(x < 0, 2 * (np.exp(x / 2) - 1), x).astype(np.float32)
     if answer is not None:
@@ -67,12 +67,12 @@ def test_counts_add_up() -> None:
 
 
 def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One or the other; many one after another end the search."""
+    """Check that a single failed start is not a finding, and that many in a row end the search."""
     told, able = list[Tally](), iter((False, True, False, False, False, False))
 
     def one(self: object, mutant: object) -> None:
         if not next(able):
-            raise Machinery("a run did not begin", hint="no memory")
+            raise Machinery("a run did not start", hint="no memory")
 
     class Told(Line):
         def tell(self, part: Tally, silent: float = 0.0) -> None:
@@ -93,7 +93,7 @@ def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("count, seconds", [(4, 600), (100_000, 1)])
 def test_several_processes(tmp_path: Path, count: int, seconds: int) -> None:
-    """They share the count, and end when the time is up whatever they are at."""
+    """Check that processes share the count and end at the time limit in any state."""
     report = tmp_path / "report"
     words = [
         sys.executable,
@@ -110,7 +110,7 @@ def test_several_processes(tmp_path: Path, count: int, seconds: int) -> None:
         "--report",
         str(report),
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)  # a hundred thousand take hours
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)  # a hundred thousand mutants need hours
     said = json.loads(report.read_text().splitlines()[-1])
     assert done.returncode == (0 if said["mutants"] else 2) and said["running"] == 0, done.stdout + done.stderr
     assert bool(said["mutants"]) == ("no mutant was tried" not in done.stderr)

@@ -1,4 +1,4 @@
-"""ONNX's own tests: what loads, how it is scored, and ONNX's backend interface."""
+"""The ONNX test suite: loading, scoring, and ONNX's backend interface."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rammer_testing.suite.wide import exactly, nearer, trusted_outputs
 def test_all_kinds_load() -> None:
     found = names()
     assert len(found) > 2030
-    # One of each kind: with weights made in the run, made in memory, with data in files, with a sequence, exported from PyTorch.
+    # One of each kind: weights created in the run, in memory or in files, a sequence, and an export from PyTorch.
     for name in (
         "test_squeezenet",
         "test_add",
@@ -91,7 +91,8 @@ def test_a_wrong_output_is_wrong_and_a_broken_one_has_failed(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["test_attention_4d_causal_fp16", "test_dft_inverse"])
 def test_a_test_farther_from_float64_than_the_result_is_no_judge(name: str) -> None:
-    """One test is rounded at every step of its sums, the other holds a transform's noise where 0 is exact."""
+    """Check inaccurate references: one test is rounded at every step of its sums, the other has a transform's noise where 0 is
+    exact."""
     case = load(name)
     found = score(case, "toy", {})
     assert (found.verdict, found.why) == (PASSED, NEARER)
@@ -108,7 +109,7 @@ def test_align_corners_of_a_fractional_length_is_judged_by_onnxruntime(mode: str
     case = load(f"test_resize_downsample_scales_{mode}_align_corners")
     found = score(case, "toy", {})
     assert (found.verdict, found.why) == (PASSED, DECIDED)
-    # The test's own numbers are those of the reference, which ONNX Runtime refutes; nobody else is excused.
+    # ONNX Runtime refutes the test's numbers, which are the reference's. No other output is excused.
     (trusted,) = some(trusted_outputs(case.model, case.sets[0][0]))
     assert differs(trusted, case.sets[0][1][0], case.rtol, case.atol)
     for name in ("test_resize_upsample_sizes_nearest_floor_align_corners", "test_add"):

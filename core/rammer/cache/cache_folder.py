@@ -38,8 +38,8 @@ def why_untrusted(path: Path) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is not an ordinary file"
     if found.st_nlink > 1:
-        return "it has another name, too"
-    return _foreign_write_reason(found) or (f"of its folder: {why}" if (why := why_shared(path.parent)) else "")
+        return "it has another hard link"
+    return _foreign_write_reason(found) or (f"in its folder, {why}" if (why := why_shared(path.parent)) else "")
 
 
 def make_private(folder: Path) -> None:
@@ -85,7 +85,7 @@ def own_folder(path: Path, why: str) -> Path:
     import tempfile  # rarely needed, and it takes long to import
 
     sys.stderr.write(
-        f"rammer: warning: cache folder {path} is not used: {why} (remove it with all that is in it, or set RAMMER_CACHE)\n"
+        f"rammer: warning: cache folder {path} is not used: {why} (remove it and its content, or set RAMMER_CACHE)\n"
     )
     own = Path(tempfile.mkdtemp(prefix="rammer-"))
     atexit.register(shutil.rmtree, own, ignore_errors=True)

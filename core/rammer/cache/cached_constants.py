@@ -81,7 +81,7 @@ class ConstantCache:
         """Return the array that a row describes, or its recipe. Raises ValueError or OSError if it is missing or differs."""
         part = self._part(row, dtype, shape, DEEPEST)
         if part.shape != shape:
-            raise ValueError("what a kept constant is made of comes to another one")
+            raise ValueError("the recipe of a cached constant yields another shape")
         return part
 
     def _part(self, row: Row, dtype: str, shape: tuple[int, ...], left: int) -> Part:
@@ -89,30 +89,30 @@ class ConstantCache:
         if kind not in (JOINED, SCALED):
             return self._read_array(row, dtype, shape)
         if not left or not isinstance(row[3], str):
-            raise ValueError("pieces of a kept constant are none")
+            raise ValueError("pieces of a cached constant are malformed")
         if kind == JOINED:
             return JoinRecipe(self._pieces(row, dtype, left), row[2], row[1], content=row[3])
         if not is_float(dtype):
-            raise ValueError("factors of a kept constant that has none")
+            raise ValueError("a cached constant with factors is not of a float type")
         return ScaledRecipe(self._part(row[4], dtype, shape, left - 1), _read_factors(row[1], row[2]), content=row[3])
 
     def _pieces(self, row: Row, dtype: str, left: int) -> tuple[Part, ...]:
         _, new, axis, _, rows = row
         if not isinstance(new, bool) or type(axis) is not int or axis < 0 or not isinstance(rows, list) or not rows:
-            raise ValueError("pieces of a kept constant are none")
+            raise ValueError("pieces of a cached constant are malformed")
         pieces = list[Part]()
         for pair in rows:
             shape, piece = pair if isinstance(pair, list) and len(pair) == 2 else (None, [])
             if not _is_shape(shape):
-                raise ValueError("a piece of a kept constant has an impossible shape")
+                raise ValueError("a piece of a cached constant has an invalid shape")
             pieces.append(self._part(piece, dtype, tuple(shape), left - 1))
             if pieces[-1].shape != tuple(shape):
-                raise ValueError("a piece of a kept constant has an impossible shape")
+                raise ValueError("a piece of a cached constant has an invalid shape")
         return tuple(pieces)
 
     def _read_array(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
         if not isinstance(row, list) or len(row) != 5:
-            raise ValueError("a kept constant is none")
+            raise ValueError("cached constant record is malformed")
         kind, name, at, made, order = row
         if (
             not isinstance(name, str)
@@ -121,11 +121,11 @@ class ConstantCache:
             or not isinstance(made, str)
             or not (_are_strides if kind == STRIDED else _is_order)(order, len(shape))
         ):
-            raise ValueError("a kept constant is none")
+            raise ValueError("cached constant record is malformed")
         home = self.folder if kind == CACHE else self.home
         path = place_in(home, name) if home is not None else None
         if path is None or kind not in (MODEL, STRIDED, CACHE):
-            raise ValueError("a kept constant lies elsewhere")
+            raise ValueError("cached constant is outside the cache and the model's folder")
         count = math.prod(shape)
         if kind == CACHE:
             _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
@@ -162,7 +162,7 @@ def _check_cached(path: Path, size: int) -> None:
 def _read_factors(shape: Any, text: Any) -> Array:
     """Return the factors of these extents in a row. Raises ValueError if they are malformed."""
     if not _is_shape(shape) or not isinstance(text, str):
-        raise ValueError("factors of a kept constant are none")
+        raise ValueError("factors of a cached constant are malformed")
     return np.frombuffer(b64decode(text, validate=True), np.float64).reshape(shape)
 
 
@@ -174,7 +174,7 @@ def _strided_view(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, str
     """Return a strided part of a file of the model. Raises ValueError if it exceeds the file."""
     last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
     if last > len(file.data) or 0 in shape:
-        raise ValueError("a kept constant leaves its file")
+        raise ValueError("cached constant exceeds its file")
     array: Array = np.ndarray(shape, dtype, file.data, at, strides)
     record_digest(array, made)
     return array

@@ -157,7 +157,7 @@ def is_trusted(path: Path) -> bool:
 
 def warn_of_cached(path: Path, why: str) -> None:
     """Warn that a cache file is not used."""
-    print_warning(f"cached file {path} is not used: {why}; it is made again")
+    print_warning(f"cached file {path} is not used: {why}; it is written again")
 
 
 def _text_checksum(path: Path, text: str) -> str:

@@ -98,10 +98,10 @@ class Measured:
     "--peer", "peers", multiple=True, metavar=f"[{'|'.join(peer_names()) or 'NAME'}]", callback=check_peers, help="Repeatable."
 )
 @click.option("--warmup", type=click.IntRange(0, COUNT.max), default=3, show_default=True, help="Untimed runs.")
-@click.option("--iterations", type=COUNT, default=20, show_default=True, help="Least number of timed runs.")
-@click.option("--duration", type=Finite(SECONDS), default=1.0, show_default=True, help="And at least so many seconds.")
+@click.option("--iterations", type=COUNT, default=20, show_default=True, help="Minimum number of timed runs.")
+@click.option("--duration", type=Finite(SECONDS), default=1.0, show_default=True, help="Minimum seconds of timed runs.")
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write rows and environment as JSON ('-': stdout).")
-@click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device.")
+@click.option("--per-operator", is_flag=True, help="Also time each operator on each device.")
 @click.option("--markdown", "markdown_file", type=OutputPath(), help="Write the table as Markdown.")
 @compile_options
 @joining_options
@@ -126,7 +126,7 @@ def command(
     precision, layout = request.chosen.precision, request.layout
     if precision != DEFAULT.precision and "onnxruntime" in runners.peers:
         raise BadInput(
-            f"ONNX Runtime on the CPU is no {precision} peer",
+            f"ONNX Runtime on the CPU does not compute in {precision}",
             "--peer onnxruntime",
             f"leave it out, or compare in {DEFAULT.precision}",
         )
@@ -174,7 +174,7 @@ def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[In
     unknown = sorted(set(given) - set().union(*ports))
     if unknown:
         raise BadInput(
-            f"--shape names {unknown[0]!r}, which is no input of any model",
+            f"--shape names {unknown[0]!r}, which is not an input of any model",
             hint=f"their inputs are: {', '.join(sorted(set().union(*ports)))}",
         )
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]

@@ -43,7 +43,7 @@ class UsedFiles:
     def write(self, path: Path, option: str) -> None:
         """Record an output. Raises BadInput if it cannot be written or would replace another file of the command."""
         self.check(path)
-        _check_apart(path, {p: f"the output of {o}, too" for p, o in self.writes.items()})
+        _check_apart(path, {p: f"also the output of {o}" for p, o in self.writes.items()})
         self.writes[path] = option
 
     def check(self, path: Path) -> None:
@@ -108,7 +108,7 @@ class OutputPath(click.Path):
             path = path.absolute() if str(path) == STDOUT else path
             used_files(ctx).write(path, option)
         elif not self.allow_dash:
-            raise BadInput(f"{option} cannot write to standard output", option, "give a file (./- for one that is called -)")
+            raise BadInput(f"{option} cannot write to standard output", option, "give a file (./- for a file named -)")
         return path
 
 

@@ -56,7 +56,7 @@ class Printed:
     "device",
     default="",
     metavar="NAME[:INDEX]",
-    help="Default: the first working device with a clock. NAME,NAME: one model over several, cut, predicted and not run.",
+    help="Default: the first working device with a clock. NAME,NAME: one model over several, partitioned and predicted only.",
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")
@@ -65,9 +65,9 @@ class Printed:
     type=click.Choice(["throughput", "latency"]),
     default="throughput",
     show_default=True,
-    help="Several devices: what the cut is good for.",
+    help="Several devices: goal of the partition.",
 )
-@click.option("--place", type=InputPath(), help="Several devices: a file that says who computes what.")
+@click.option("--place", type=InputPath(), help="Several devices: a file that assigns operators to devices.")
 @gather_options("printed", Printed, "stage", "dump", "goal", "place")
 @compile_options
 @target_option("Compile for named hardware without running it, e.g. sm_90a.")
@@ -100,7 +100,7 @@ def _inspect_distributed(
 ) -> str:
     """Return the text of a model over several devices: its partition and its program."""
     if printed.stage != "program" or printed.dump is not None:
-        raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
+        raise BadInput("only the program can be printed for several devices", "--stage", "inspect the model on one of them")
     from rammer.distributed.partition.search import compile_open
 
     shapes, request = asked

@@ -41,7 +41,7 @@ def _run_command() -> None:
         sys.stderr.write(to_printable(bound_text(shown.getvalue())))
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        print("rammer: interrupted; nothing was written by halves", file=sys.stderr)
+        print("rammer: interrupted; no file was partially written", file=sys.stderr)
         sys.exit(130)
     except RammerError as problem:
         sys.exit(_print_error(problem))

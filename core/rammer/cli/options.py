@@ -44,7 +44,7 @@ _SHAPE = click.option(
     "shapes",
     multiple=True,
     metavar="NAME:1x3x224x224|DIM=1..512",
-    help="Shape of a dynamic input; or a range of an open dimension, for few programs (total=past+1: it follows).",
+    help="Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
 )
 
 
@@ -55,7 +55,7 @@ def _compile_options() -> tuple[Callable[[F], F], ...]:
             "options",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Option of the device; repeatable. An unknown one is refused with those there are.",
+            help="Option of the device; repeatable. The error for an unknown option lists the known ones.",
         ),
         _SHAPE,
         click.option(
@@ -70,16 +70,16 @@ def _compile_options() -> tuple[Callable[[F], F], ...]:
             type=click.Choice(LAYOUTS),
             default="keep",
             show_default=True,
-            help="Images inside the program: in the model's order (of 8-bit codes what is faster), channels last, or by tensor "
-            "what is faster.",
+            help="Image layout inside the program: the model's order (for 8-bit codes the faster order), channels last, or the "
+            "faster order for each tensor.",
         ),
         click.option(
             "--batching",
             type=click.Choice(BATCHING),
             default="auto",
             show_default=True,
-            help="Independent products become one: where it is predicted to be no slower, never, wherever nothing is copied, or "
-            "as auto, of windows that differ, too.",
+            help="Merge independent products: if not slower by prediction, never, wherever no copy is needed, or as auto with "
+            "differing windows.",
         ),
         click.option(
             "--keep-float32",
@@ -91,7 +91,7 @@ def _compile_options() -> tuple[Callable[[F], F], ...]:
             "--precision",
             type=click.Choice(PRECISIONS),
             help="tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
-            "Default: float32, or what a compiled file was compiled in.",
+            "Default: float32, or the precision of a compiled file.",
         ),
         click.option(
             "--policy",
@@ -100,7 +100,7 @@ def _compile_options() -> tuple[Callable[[F], F], ...]:
             metavar="NAME",
             help="Scheduling: sequential, greedy, wavefront, ios, ios{r=3,s=8} or auto.",
         ),
-        click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
+        click.option("--require", default="", metavar="KIND", help="Fail unless the device is of this kind, e.g. gpu."),
     )
 
 

@@ -60,7 +60,7 @@ def list_plugins() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--into", type=OutputFolder(), default=Path(), metavar="FOLDER", help="Where; here unless told.")
+@click.option("--into", type=OutputFolder(), default=Path(), metavar="FOLDER", help="Target folder; default: the current folder.")
 def new(name: str, into: Path) -> None:
     """Write a working plugin for a device NAME.
 
@@ -77,7 +77,7 @@ def new(name: str, into: Path) -> None:
 
 @command.command("test")
 @click.argument("device", metavar="NAME[:INDEX]")
-@click.option("--check", "checks", multiple=True, metavar="CHECK", help="This check alone, repeatable.")
+@click.option("--check", "checks", multiple=True, metavar="CHECK", help="Run only this check; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tuple[str, ...]) -> None:
@@ -109,7 +109,7 @@ def write_plugin(name: str, into: Path, registry: Registry) -> Path:
     target = into / substitute_name(f"rammer-{TOY}", name)
     try:
         if not into.is_dir():
-            raise BadInput(f"cannot write {target}: {into} is no folder")
+            raise BadInput(f"cannot write {target}: {into} is not a folder")
         if target.exists() or target.is_symlink():
             raise BadInput(f"cannot write {target}: it exists", hint="nothing is overwritten: give another name or --into FOLDER")
     except ValueError as problem:  # a path with a zero byte in it
@@ -123,12 +123,12 @@ def check_name(name: str, registry: Registry) -> None:
     simple = re.fullmatch(r"[a-z](_?[a-z0-9])+", name, re.ASCII)
     if not simple or iskeyword(name) or len(name) > LONGEST:
         raise BadInput(
-            f"{name[:LONGEST]!r} is no name for a device",
+            f"{name[:LONGEST]!r} is not a valid device name",
             where="plugins new NAME",
             hint=f"2 to {LONGEST} small letters, digits and single underscores, a letter first: my_chip",
         )
     if name in registry.devices:
-        raise BadInput(f"there is a device {name!r} already", hint="give another name")
+        raise BadInput(f"device {name!r} already exists", hint="give another name")
     if name in OWN:
         raise BadInput(f"rammer-{name} is a distribution of rammer itself", hint="give another name")
 

@@ -90,10 +90,10 @@ class Wanted:
     "trace_file",
     type=OutputPath(),
     help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here. "
-    "Of several devices: what each does, step by step, on one clock.",
+    "Several devices: the steps of each device, on one clock.",
 )
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write the report as JSON ('-': stdout).")
-@click.option("--check", is_flag=True, help="Run once before, and name an operator with an index out of range, NaN or infinity.")
+@click.option("--check", is_flag=True, help="Run once first and report operators with an index out of range, NaN or infinity.")
 @joining_options
 @gather_options("wanted", Wanted, *(f.name for f in fields(Wanted)))
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
@@ -105,7 +105,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     want = load_npz(wanted.expected) if wanted.expected else None
     if names := parse_devices(device, wanted.joining, request):
         if wanted.check:
-            raise BadInput("several devices are not checked", "--check", "run the model on one of them")
+            raise BadInput("a model over several devices cannot be checked", "--check", "run the model on one of them")
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
     with show_progress(model.name) as sink:

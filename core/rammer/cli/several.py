@@ -37,15 +37,15 @@ def joining_options(fn: F) -> F:
             "states",
             multiple=True,
             metavar="OUTPUT=INPUT",
-            help="Several devices, repeatable: an output that is an input of the next run, and stays where that is read.",
+            help="Several devices, repeatable: an output that is an input of the next run and stays on its device.",
         ),
-        click.option("--place", type=InputPath(), help="Several devices: a file that says who computes what."),
+        click.option("--place", type=InputPath(), help="Several devices: a file that assigns operators to devices."),
         click.option(
             "--goal",
             type=click.Choice(["throughput", "latency"]),
             default="throughput",
             show_default=True,
-            help="Several devices: what the cut is good for.",
+            help="Several devices: goal of the partition.",
         ),
         click.option(
             "--in-flight",
@@ -53,17 +53,20 @@ def joining_options(fn: F) -> F:
             type=click.IntRange(1, 64),
             default=2,
             show_default=True,
-            help="Several devices: runs at a time.",
+            help="Several devices: concurrent runs.",
         ),
         click.option(
             "--timeout",
             type=Finite(SECONDS, above=True),
             default=TIMEOUT,
             show_default=True,
-            help="Several devices: seconds that one waits for another; 6 times that for its start, 12 times for its end.",
+            help="Several devices: seconds that one waits for another; 6 times as long at start-up, 12 times at shutdown.",
         ),
         click.option(
-            "--transport", default="", metavar="NAME", help="Several devices: how tensors cross. Default: the best there is."
+            "--transport",
+            default="",
+            metavar="NAME",
+            help="Several devices: mechanism of the transfers. Default: the best available.",
         ),
     ):
         fn = option(fn)
@@ -78,7 +81,7 @@ def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str,
         raise BadInput(
             f"--state {joining.states[0]} is for several devices",
             f"--device {device}" if device else "",
-            "name several, or keep it in Python by exe.bind(inputs, {OUTPUT: INPUT})",
+            "name several devices, or use exe.bind(inputs, {OUTPUT: INPUT}) in Python",
         )
     return names
 

@@ -188,7 +188,7 @@ def check_followers(main: Compute, after: Sequence[Compute]) -> None:
     known = {main.name}
     for c in after:
         if c.reduce or c.shape != main.shape:
-            raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
+            raise Unsuited(f"{c.name} is not a map over the shape of {main.name}")
         if any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
             raise Unsuited(f"{c.name} does not read element by element")
         known.add(c.name)
@@ -266,7 +266,7 @@ def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
     """Return the addressing of ``load`` in a task of ``main``. Raises Unsuited if it is not affine or too far."""
     dtype = binding.types[load.tensor].dtype
     if load.fill not in (None, 0, 0.0) and dtype not in BYTES:
-        raise Unsuited("padding with another value than 0")
+        raise Unsuited("padding with a value other than 0")
     storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape
     low, high = storage.span()
     if high - low > MAX_SPAN:

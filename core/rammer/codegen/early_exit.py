@@ -27,12 +27,12 @@ class EndText:
     def beginning(self, before: str = "") -> list[str]:
         """Return statements that exit task ``task`` if it is masked; ``before`` must precede every write and return."""
         box, text = self._task_box(), Text()
-        for ending in self.operator.endings:
+        for ending in self.operator.skips:
             low, high = box[ending.axis]
-            if ending.beside is not None:
-                text.lines += self._exit_outside_window(ending.beside, ending, box, before)
+            if ending.window is not None:
+                text.lines += self._exit_outside_window(ending.window, ending, box, before)
                 continue
-            test = f"{high} <= {self._extent_text(ending)}" if ending.below else f"{low} >= {self._extent_text(ending)}"
+            test = f"{high} <= {self._extent_text(ending)}" if ending.before else f"{low} >= {self._extent_text(ending)}"
             with text.block(f"if ({test})"):
                 if before:
                     text.line(before)
@@ -43,7 +43,7 @@ class EndText:
     def rest(self) -> list[str]:
         """Return statements that fill the elements past the lengths in a task that has computed the elements before them."""
         whole, text = self._task_box(), Text()
-        for ending in (e for e in self.operator.endings if not e.below):
+        for ending in (e for e in self.operator.skips if not e.before):
             low, high = whole[ending.axis]
             end = f"max((int){self._extent_text(ending)}, {low})"
             self._fill_outputs(text, ending, {**whole, ending.axis: (end, high)})

@@ -102,7 +102,7 @@ class _Emitter:
         text = "".join(self.unit.tables.values()) + self._function_head("@NAME@") + " {\n"
         text += "".join(f"  {line}\n" for line in body.lines) + "}\n"
         name = "rm_" + hash_of(text)
-        stops = self.within and any(not e.below for e in self.operator.endings)
+        stops = self.within and any(not e.before for e in self.operator.skips)
         return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch, stops)
 
     def _function_head(self, name: str) -> str:

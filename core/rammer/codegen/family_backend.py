@@ -54,7 +54,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         limits: Limits = ANY,
     ) -> None:
         self.kinds = {f.name: f for f in kinds}
-        self.usable = tuple(f for f in kinds if f.needs(unit))  #: Families whose kernels the unit can run.
+        self.usable = tuple(f for f in kinds if f.supported_by(unit))  #: Families whose kernels the unit can run.
         self.unit, self.veus, self._writer = unit, veus, writer
         self._needs, self._limits = needs, limits
         self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_family_choices``.
@@ -72,23 +72,23 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         """Return tiled operators that can be written and fit: the best predicted of each family, then the rest, best first. If a
         family claims the operator (``first``), only its candidates are returned."""
         for family in self.usable:
-            if family.first is not None and family.first(operator, binding, self.unit):
-                found = LazySequence(islice(self.choices(operator, binding, family), family.most))
+            if family.exclusive is not None and family.exclusive(operator, binding, self.unit):
+                found = LazySequence(islice(self.choices(operator, binding, family), family.max_candidates))
                 if found:
                     return LazySequence(c.operator for c in found)
         return LazySequence(self._rank_candidates(operator, binding))
 
     def _rank_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Yield the ``candidates`` of the families without ``first``. Each kernel is written to check that it fits."""
-        plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
-        groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
+        plain = [f for f in self.usable if f.exclusive is None and not f.product and not f.is_fallback]
+        groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.max_candidates, [f]) for f in plain)]
         possible, found = partial(self.fits, binding=binding), False
         queues = [Queue(self._merge_choices(operator, binding, families), possible, most) for most, families in groups]
         for choice in leaders_first(queues):
             found = True
             yield choice.operator
-        for family in (f for f in self.usable if f.last):
-            for choice in islice(family.candidates(operator, binding, self.unit), family.most):
+        for family in (f for f in self.usable if f.is_fallback):
+            for choice in islice(family.candidates(operator, binding, self.unit), family.max_candidates):
                 found = True
                 yield choice.operator
         if not found:
@@ -114,7 +114,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         """Return the choices of some families that can be written and fit, best predicted first."""
         return (c for c in self._merge_choices(operator, binding, families) if self.fits(c.operator, binding))
 
-    def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+    def all_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Yield every choice of every family, whatever its prediction. Families with ``first`` do not exclude other families."""
         for family in self.usable:
             yield from (c.operator for c in family.candidates(operator, binding, self.unit))
@@ -124,9 +124,9 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         """Return the predicted seconds of the best choice of some families, or infinity if none suits."""
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
-    def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
+    def smallest_kernel(self, operator: ROperator, binding: Binding) -> ROperator | None:
         """Implement ``rammer.device.capabilities.Thrifty``. Returns None for families with ``first`` or ``last``."""
-        families = [f for f in self.usable if f.first is None and not f.last]
+        families = [f for f in self.usable if f.exclusive is None and not f.is_fallback]
         if self.kinds.get(operator.family) not in families:
             return None
         found, most = list[Choice](), inf
@@ -147,12 +147,12 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         arguments = (a for a in self._writer.written(operator, binding).arguments if isinstance(a, Argument))
         return frozenset(a.packing.key for a in arguments if a.packing is not None)
 
-    def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
+    def same_packing(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
         """Return the best choice of a tiled operator's family that needs only arrangements of ``held``, or None. Its predicted
         time is at most 1 + ``within`` times that of the family's best."""
         family, untiled = self.kinds.get(operator.family), replace(operator, tile=(), family="", config=())
         most = inf
-        for choice in self.choices(untiled, binding, family) if family is not None and not family.last else ():
+        for choice in self.choices(untiled, binding, family) if family is not None and not family.is_fallback else ():
             most = min(most, choice.seconds * (1 + within))
             if choice.seconds > most:
                 break
@@ -160,10 +160,10 @@ class FamilyBackend(Generic[Unit, Code, Own]):
                 return choice.operator
         return None
 
-    def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
+    def retile_for(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
         """Implement ``rammer.device.capabilities.Cased``. An operator of a family with ``first`` or ``last`` keeps its family."""
         own, family = self._mean_seconds(operator, binding), self.kinds[operator.family]
-        families = [f for f in self.usable if f.first is None and not f.last]
+        families = [f for f in self.usable if f.exclusive is None and not f.is_fallback]
         found = [family] if family not in families else families
         if not operator.family or family not in self.usable:
             return operator
@@ -201,7 +201,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
             alone, crowded = family.round(operator, binding, self.unit, self.veus)
         except Unsuited as problem:
             raise make_refusal(operator, problem) from problem
-        least = self._least_task_seconds(operator, binding) if family.last else 0.0
+        least = self._least_task_seconds(operator, binding) if family.is_fallback else 0.0
         spread = family.spread(operator)
         return RKernel(
             operator, lambda: self._write_kernel(operator, binding), max(alone, least), max(crowded, least), spread=spread
@@ -210,7 +210,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
     def _least_task_seconds(self, operator: ROperator, binding: Binding) -> float:
         """Return task seconds whose total is at least that of the best choice of the families without ``last``."""
         untiled = replace(operator, tile=(), family="", config=())
-        seconds = self.best(untiled, binding, [f for f in self.usable if not f.last])
+        seconds = self.best(untiled, binding, [f for f in self.usable if not f.is_fallback])
         return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0
 
     def _write_kernel(self, operator: ROperator, binding: Binding) -> Written:

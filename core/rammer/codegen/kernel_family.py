@@ -36,17 +36,18 @@ class KernelFamily(Generic[Unit, Code, Own]):
     of them. ``seconds`` predicts all tasks of a tiled operator without the launch, also for schedules. ``kernel`` writes it. Both
     raise Unsuited if the operator does not suit the family.
 
-    ``spread`` is the number of vEUs that one task of a tiled operator occupies, if not one: blocks that share a sum. ``needs``
-    returns True if a unit has the features that the kernels use. ``most`` choices are offered; matrix products (``product``)
-    share one limit. ``first`` returns True for an operator if only this family is offered, provided it has candidates.
+    ``spread`` is the number of vEUs that one task of a tiled operator occupies, if not one: blocks that share a sum.
+    ``supported_by`` returns True if a unit has the features that the kernels use. At most ``max_candidates`` choices are
+    offered; matrix products (``product``) share one limit. ``exclusive`` returns True for an operator if only this family is
+    offered, provided it has candidates.
 
-    ``last`` is set for a family that can write everything and is offered after all others, in its order. It counts bytes, and
-    operations at the peak. Schedules never assume less work for it than for the best of the other families.
+    ``is_fallback`` is set for a family that can write everything and is offered after all others, in its order. It counts
+    bytes, and operations at the peak. Schedules never assume less work for it than for the best of the other families.
 
-    ``beside``: the kernels may share a launch with those of other families. ``holds``: the kernels keep a product's operand on
-    chip. ``times`` overrides the seconds of one round of tasks (idle device, full device). The default is ``seconds`` divided by
-    the number of rounds. ``own`` is for the device's executors. ``threads`` returns the threads of a task of a tiled operator
-    before its kernel is written, if the family can. It raises Unsuited as ``kernel`` does.
+    ``packable``: the kernels may share a launch with those of other families. ``keeps_operand_on_chip``: the kernels keep a
+    product's operand on chip. ``times`` overrides the seconds of one round of tasks (idle device, full device). The default is
+    ``seconds`` divided by the number of rounds. ``persistent`` is for the device's executors. ``threads`` returns the threads
+    of a task of a tiled operator before its kernel is written, if the family can. It raises Unsuited as ``kernel`` does.
 
     ``operand_rounding`` names the format to which kernels round float32 operands before they multiply them ("" if they keep all
     bits). Two families give the same numbers, up to the order of sums, only if this field is equal.
@@ -57,15 +58,15 @@ class KernelFamily(Generic[Unit, Code, Own]):
     candidates: Callable[[ROperator, Binding, Unit], Iterable[Choice]]
     seconds: Callable[[ROperator, Binding, Unit], float]
     kernel: Callable[[ROperator, Binding], Code]
-    needs: Callable[[Unit], bool] = lambda unit: True
-    most: int = 6
+    supported_by: Callable[[Unit], bool] = lambda unit: True
+    max_candidates: int = 6
     product: bool = False
-    first: Callable[[ROperator, Binding, Unit], bool] | None = None
-    last: bool = False
-    holds: bool = False
-    beside: bool = False
+    exclusive: Callable[[ROperator, Binding, Unit], bool] | None = None
+    is_fallback: bool = False
+    keeps_operand_on_chip: bool = False
+    packable: bool = False
     times: Callable[[ROperator, Binding, Unit], tuple[float, float]] | None = None
-    own: Own | None = None
+    persistent: Own | None = None
     spread: Callable[[ROperator], int] = lambda operator: 1
     threads: Callable[[ROperator, Binding], int] | None = None
     operand_rounding: str = ""

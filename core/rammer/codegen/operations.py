@@ -60,7 +60,7 @@ def spell_literal(target: CTarget, value: Number, dtype: str) -> str:
     if dtype == "bool":
         return "1" if value else "0"
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no {dtype}")
+        raise ValueError(f"{value} is not a {dtype}")
     number = int(value)
     if number == -(2**63):
         return f"(-{2**63 - 1} - 1)"
@@ -147,7 +147,7 @@ def apply_function(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
     if fn in _BITS:
         template = target.functions.get(fn)
         if template is None:
-            raise DeviceFailure(f"the {target.name} dialect does not say how to read the bits of a number ({fn})")
+            raise DeviceFailure(f"the {target.name} dialect cannot reinterpret the bits of a number ({fn})")
         text = template.format(v=convert_value(target, args[0], _BITS[fn]).text)
         return Val(text, fn.removeprefix("as_"))
     if small:

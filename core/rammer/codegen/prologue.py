@@ -67,7 +67,7 @@ def parts_of(operator: ROperator, binding: Binding) -> Parts:
     last = [i for i, load in enumerate(operands) if load.tensor == before[-1].name]
     names = {c.name for c in before}
     if len(last) != 1 or names & {operands[1 - last[0]].tensor, *operator.outputs, *(t for c in after for t in c.reads)}:
-        raise Unsuited(f"{before[-1].name} is no operand of {main.name} alone")
+        raise Unsuited(f"{before[-1].name} is not an operand of {main.name} only")
     found = _find_prologue(before, main, operands[last[0]], binding)
     first, second = operands
     return Parts(main, (found.read, second) if last[0] == 0 else (first, found.read), after, found, last[0])
@@ -85,7 +85,7 @@ def _find_prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding
         if c.reduce or not whole or c.shape != binding.types[sources[0]].shape:
             raise Unsuited(f"{c.name} is not element by element over {sources[0]}")
     if any(binding.types[t].dtype != "float32" for t in (*outside, *inside)):
-        raise Unsuited("a prologue that is not float32")
+        raise Unsuited("the prologue is not float32")
     found = Prologue(maps, sources[0], load, tuple(t for t in outside if t != sources[0]))
     over = {r.name for r in main.reduce}
     for d in found.dimensions:

@@ -51,7 +51,7 @@ def rest_of(operator: ROperator) -> RestTest | None:
     """Return the test that decides if an operator with a reduction computes, or None if it always does."""
     made = {c.name: c for c in operator.computes}
     written = [made[o] for o in operator.outputs]
-    if operator.endings or all(c.combiner is None for c in operator.computes) or not all(map(_is_select, written)):
+    if operator.skips or all(c.combiner is None for c in operator.computes) or not all(map(_is_select, written)):
         return None
     tests = {_select_condition(c) for c in written}
     axes = {tuple((a.name, a.extent) for a in c.axes) for c in written}
@@ -62,7 +62,7 @@ def rest_of(operator: ROperator) -> RestTest | None:
     if any(r in made for c in others.values() for r in c.reads):
         return None
     computes = tuple(others[c.name] for c in operator.computes if c.name in others)
-    return RestTest(test, replace(operator, computes=computes, connections=(), family="", config=(), stops=()))
+    return RestTest(test, replace(operator, computes=computes, connections=(), family="", config=(), reduce_bounds=()))
 
 
 def _is_select(c: Compute) -> bool:

@@ -72,7 +72,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         _check_operator(self.operator)
-        self.stops = {(s.compute, s.axis): s.extent for s in self.operator.stops}
+        self.reduce_bounds = {(s.compute, s.axis): s.extent for s in self.operator.reduce_bounds}
         self.tile = self._tile_box()
 
     @cached_property
@@ -99,12 +99,12 @@ class Layout:
 
     def stop(self, c: Compute, axis: Axis) -> Expr | None:
         """Return the extent at which a reduction stops before the bound, or None."""
-        extent = self.stops.get((c.name, axis.name))
+        extent = self.reduce_bounds.get((c.name, axis.name))
         return None if extent is None or axis.extent < 2 else self.length(extent, axis.extent)
 
     def _tile_box(self) -> tuple[AxisBound, ...]:
         result = []
-        ends = {e.axis: e.extent for e in self.operator.endings if not e.below} if self.within else {}
+        ends = {e.axis: e.extent for e in self.operator.skips if not e.before} if self.within else {}
         for k, (axis, tile, count) in enumerate(
             zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
         ):

@@ -77,9 +77,9 @@ class KernelWriter(Generic[Code]):
 def make_refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
     """Return the error for an operator that its family cannot compute."""
     return DeviceFailure(
-        f"operator {operator.name} is none for family {operator.family}: {problem}",
+        f"operator {operator.name} is unsuited to family {operator.family}: {problem}",
         where=operator.anchor.origin,
-        hint="choose another tile, or no family",
+        hint="choose another tile, or omit the family",
     )
 
 

@@ -27,7 +27,7 @@ from rammer.ir.graph import Value
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever the meaning of written data changes.
-FORMAT = 7
+FORMAT = 8
 #: Alignment of constants in their member, and bytes that are read at a time.
 ALIGNED, SHARE = 64, 4 << 20
 #: A zip's local header: offset of the lengths of name and extra field, their format, and the bytes before the name.

@@ -164,7 +164,7 @@ class _Members:
         types_read = {_check_text(name): _check_printable(op) for name, op in head.get("types", {}).items()}
         compiled = Compiled(graph, segments, ranged=ranged, float32=wide, read_types=types_read)
         if self.members:
-            raise ValueError(f"member {shorten_name(next(iter(self.members)))!r} belongs to nothing")
+            raise ValueError(f"member {shorten_name(next(iter(self.members)))!r} is not used")
         _check_flow(compiled)
         options = {_check_text(k): _check_text(v) for k, v in head["options"].items()}
         device, target, fingerprint, policy, precision, key = (
@@ -202,15 +202,15 @@ class _Members:
         length, until = entry
         tables = tuple(self.program(f"{number}.{k}.program") for k in range(len(until)))
         if not all(type(n) is int for n in until) or sorted({*until}) != [*until]:
-            raise ValueError("cases of impossible lengths")
+            raise ValueError("length variants have invalid lengths")
         if not any(p.tensor == length and program.types[length] == TensorType("int64", ()) for p in program.inputs):
-            raise ValueError("cases of a length that the program does not read")
+            raise ValueError("length variants depend on a length that the program does not read")
         for table in tables:
             _check_constants(table, constants)
             ports = [(p, program.types[p.tensor], table.types[p.tensor]) for p in (*program.inputs, *program.outputs)]
             alike = (table.inputs, table.outputs) == (program.inputs, program.outputs) and all(a == b for _, a, b in ports)
             if not alike or table.repeat is not None or program.repeat is not None:
-                raise ValueError("a case has other ports than its program")
+                raise ValueError("a length variant has other ports than its program")
         return Cases(length, tuple(until), tables)
 
     def constants(self, member: str, index: list[list[Any]]) -> Constants:
@@ -223,11 +223,11 @@ class _Members:
         for name, dtype, shape, place, checksum in (row for row in index if len(row) != 4):
             check_identifier("a constant", name)
             if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
-                raise ValueError(f"constant {name} has an impossible type, shape or place")
+                raise ValueError(f"constant {name} has an invalid type, shape or offset")
             entries.append(_Entry(name, dtype, tuple(shape), place, checksum))
             end = place + entries[-1].nbytes
         if end > info.file_size or len({row[0] for row in index}) < len(index):
-            raise ValueError(f"member {member!r} does not hold its constants, each once")
+            raise ValueError(f"member {member!r} does not hold each of its constants once")
 
         def read(share: list[_Entry]) -> dict[str, Array]:
             return {row.name: _read_constant(self.path, begin, data, row) for row in share}
@@ -243,20 +243,20 @@ class _Members:
         name, dtype, shape, where = row
         check_identifier("a constant", name)
         if self.kept is None or dtype not in SHORT or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"constant {name} has an impossible type, shape or place")
+            raise ValueError(f"constant {name} has an invalid type, shape or offset")
         return self.kept.get(where, dtype, tuple(shape))
 
 
 def _check_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shorten_name(repr(value))} is no text")
+        raise TypeError(f"{shorten_name(repr(value))} is not a string")
     return value
 
 
 def _check_printable(value: Any) -> str:
     """Return a text that reports may print."""
     if not _check_text(value).isprintable() or len(value) > LIMIT:
-        raise ValueError(f"{shorten_name(repr(value))} is no name")
+        raise ValueError(f"{shorten_name(repr(value))} is not a printable name")
     return str(value)
 
 
@@ -318,7 +318,7 @@ def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
     for name, value in parts_of(constants).items():
         storage = program.storage.get(name)
         if storage is None or storage.buffer not in empty:
-            raise VerifyError(f"constant {name} is none of the program, or its buffer has another value", program.name)
+            raise VerifyError(f"constant {name} is not in the program, or its buffer already has a value", program.name)
         buffer = program.buffer[storage.buffer]
         empty.discard(buffer.name)
         if (str(value.dtype), value.shape, value.size) != (buffer.dtype, storage.shape, buffer.size) or not storage.row_major:
@@ -334,7 +334,7 @@ def _check_lengths(ranged: Ranged, values: tuple[Value, ...]) -> None:
     for v in (v for v in values if v.name not in ranged.lengths.values()):
         least, most = ranged.shape(v.name, low), ranged.shape(v.name, high)
         if any(not 0 <= min(a, b) <= max(a, b) <= n for a, b, n in zip(least, most, v.type.shape, strict=True)):
-            raise ValueError(f"port {v.name} has no room for its lengths")
+            raise ValueError(f"port {v.name} is too small for its lengths")
 
 
 def _check_flow(compiled: Compiled) -> None:
@@ -343,7 +343,7 @@ def _check_flow(compiled: Compiled) -> None:
     known = {v.name: v.type for v in graph.inputs}
     for ports in (graph.inputs, graph.outputs):
         if len({v.external or v.name for v in ports}) < len(ports):
-            raise VerifyError("two inputs or two outputs of the model have one name", graph.name)
+            raise VerifyError("two inputs or two outputs of the model have the same name", graph.name)
     fixed = {n: TensorType(str(a.dtype), a.shape) for n, a in graph.constants.items()}
     for number, segment in enumerate(compiled.segments):
         where = f"segment {number}"
@@ -357,10 +357,10 @@ def _check_flow(compiled: Compiled) -> None:
             made = {p.tensor: types[p.tensor] for p in segment.program.outputs}
         for name, kind in reads.items():
             if kind is None:
-                raise VerifyError(f"{name} is read, but is not there or of another type", where)
+                raise VerifyError(f"{name} is read, but is undefined or of another type", where)
         for name in made:
             if name in known or name in fixed:
-                raise VerifyError(f"{name} is there already", where)
+                raise VerifyError(f"{name} is already defined", where)
         known |= made
     for value in graph.outputs:
         if (known | fixed).get(value.name) != value.type:

@@ -48,7 +48,7 @@ class HostNode:
         if self.node.declared and (self.custom is None or self.custom.reference is None):
             owner = f"plugin {self.custom.plugin}" if self.custom is not None else "the plugin that declares it"
             raise BadInput(
-                f"{self.node.op} cannot run: no lowering takes this use of it, and it has no reference",
+                f"{self.node.op} cannot run: no lowering supports this use, and it has no reference",
                 f"node {quote_text(self.node.name)} ({self.node.op})",
                 f"ask {owner}: a lowering (hook rammer_lowerings) computes it on the device, a reference on the host",
             )
@@ -156,7 +156,7 @@ class HostNode:
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
         kinds = tuple(map(str, head["formats"]))
         if kinds and (len(kinds) != len(head["inputs"]) or not {*kinds} <= {"", *FORMATS}):
-            raise ValueError("the element types of an operator's inputs are none")
+            raise ValueError("element types of the operator's inputs are malformed")
         context = SubGraph(b"", outer, opsets, kinds)
         values = {a.name: attribute_value(a) for a in proto.attribute}
         attributes = {n: replace(context, proto=v.proto) if isinstance(v, SubGraph) else v for n, v in values.items()}

@@ -55,7 +55,7 @@ class CachedValue:
             try:
                 return restored(found)
             except (LookupError, TypeError, ValueError, AttributeError) as problem:
-                said = f"{self.path} does not hold ({problem!r}) and is made again"
+                said = f"{self.path} is invalid ({problem!r}) and is written again"
                 print_debug(DECISIONS, lambda: said)
         value = made()
         self.write(record(value))

@@ -73,7 +73,7 @@ def check_one(graph: Graph, lowerings: Lowerings) -> None:
     found = split_segments(graph, lowerings)
     hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
     if hosted or len(found) != 1:
-        raise NoRange(hosted or "it is no one program", f"graph {graph.name}", _APART)
+        raise NoRange(hosted or "the graph does not compile to a single program", f"graph {graph.name}", _APART)
 
 
 def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
@@ -81,7 +81,7 @@ def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, A
     their first results after splitting into one direction each. Raises NoRange without a common function."""
     found = [split_layers(g)[1] for g in graphs]
     if any(f.keys() != found[0].keys() for f in found):
-        raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
+        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}", _APART)
     steps = {n: affine_through(points, [f[n] for f in found], f"the steps of {n}") for n in found[0]}
     return {n: extent for n, extent in steps.items() if isinstance(extent, AffineExtent)}
 
@@ -92,7 +92,7 @@ def open_programs(
     """Return the programs of graphs with ``open_layers``. Raises NoRange without programs for all lengths."""
     extents, between = open_layers(points, graphs), steps.between
     if between is None:
-        what = "recurrent layers have other steps at other lengths, and the device does not repeat programs"
+        what = "the steps of recurrent layers depend on a length, and the device does not support loop programs"
         raise NoRange(what, hint=_APART)
     least, ahead = {d: low for d, (low, _) in spans.items()}, [split_layers(g)[0] for g in graphs]
     sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _is_single_length(e), between) for n, e in extents.items()}
@@ -100,7 +100,7 @@ def open_programs(
     made = [open_loops(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]
     if any(s.keys() != stacks[0].keys() for s in stacks):
-        raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
+        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}", _APART)
     opening = _Opening(points, [g for g, _ in made], stacks, steps)
     return opening.result({n: (extents[n], size.turn) for n, size in sizes.items()})
 
@@ -147,11 +147,11 @@ class _Opening:
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
             raise NoRange(f"output {name} is a constant", hint=_APART)
         if any(name not in g.types for g in self.graphs):
-            raise NoRange(f"{name} is computed at some lengths alone", hint=_APART)
+            raise NoRange(f"{name} is computed at some lengths only", hint=_APART)
         chosen = range(len(self.points)) if points is None else points
         shapes = [self.graphs[i].types[name].shape for i in chosen]
         if len({len(s) for s in shapes}) != 1:
-            raise NoRange(f"dimensions of {name} are others at other lengths", hint=_APART)
+            raise NoRange(f"the rank of {name} changes between lengths", hint=_APART)
         at = [self.points[i] for i in chosen]
         return tuple(affine_through(at, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
@@ -219,7 +219,7 @@ class _Opening:
             except BadInput as problem:
                 raise NoRange(problem.what, problem.where, _APART) from problem
             if why or others:
-                raise NoRange(why or "a turn of recurrent layers is no one program", hint=_APART)
+                raise NoRange(why or "an iteration of recurrent layers does not compile to a single program", hint=_APART)
             parts.append(SubgraphIndex(bound).subgraph(nodes, 0))
         computes = [lower(g, self.steps.lowerings) for g in parts]
         whole = generalise_programs(points, computes, (), names).graph if names else computes[0]

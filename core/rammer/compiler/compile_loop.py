@@ -39,7 +39,7 @@ class LoopSteps:
         bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
         (nodes, why), *others = split_segments(bound, self.lowerings)
         if why or others:
-            raise BadInput(why or "a part of one runs on the host")
+            raise BadInput(why or "a part of an iteration runs on the host")
         made = self.segment(SubgraphIndex(bound).subgraph(nodes, 0))
         program = repeat_program(made.program, turn_ports(turn, made.program), graph.types, graph.constants)
         verify(program)
@@ -59,5 +59,5 @@ def make_fallback_segment(graph: Graph, node: Node, why: str, steps: LoopSteps |
         try:
             return steps.all_turns(graph, node)
         except BadInput as problem:
-            why += f"; its turns are no program: {problem.what}"
+            why += f"; it does not compile to a loop program: {problem.what}"
     return HostSegment(HostNode.of(graph, node, custom), why)

@@ -193,7 +193,7 @@ class Compiler:
         kept = _alias_tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
             if why:
-                segments.append(self.apart(graph, nodes[0], why))
+                segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
@@ -207,7 +207,7 @@ class Compiler:
             reports += more
         return graph, reports
 
-    def apart(self, graph: Graph, node: Node, why: str) -> Segment:
+    def host_segment(self, graph: Graph, node: Node, why: str) -> Segment:
         """Return the segment of an operator without a tensor expression. ``why`` is the reason."""
         steps = LoopSteps(
             self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
@@ -309,7 +309,7 @@ class Compiler:
     def _connect_tiles(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
-        tile = connect(plan.graph, device, sources, self.asked(binding, ends))
+        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends))
         return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
@@ -381,7 +381,7 @@ class Compiler:
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def asked(self, binding: Binding, ends: Ended | None = None) -> CostModel:
+    def cost_model(self, binding: Binding, ends: Ended | None = None) -> CostModel:
         """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
         backend = self.backend
         rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate

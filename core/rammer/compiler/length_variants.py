@@ -103,7 +103,7 @@ class _Tables:
                 yield o
                 continue
             sign = binding.key(o)
-            found = known.get(sign) or known.setdefault(sign, self.cased.recast(o, binding, WORTH))
+            found = known.get(sign) or known.setdefault(sign, self.cased.retile_for(o, binding, WORTH))
             yield replace(o, tile=found.tile, family=found.family, config=found.config)
 
     def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:

@@ -98,9 +98,7 @@ def check_distinct(what: str, array: Any) -> None:
         places = np.add.outer(places, np.arange(extent, dtype=np.int64) * stride).ravel()
     places.sort()
     if (np.diff(places) < size).any():
-        raise BadInput(
-            f"elements of {what} share memory with each other", hint="bind an array of its own for it, without overlaps"
-        )
+        raise BadInput(f"elements of {what} share memory with each other", hint="bind a separate array without overlaps")
 
 
 def _strides_of(array: Any, size: int) -> tuple[int, ...] | None:

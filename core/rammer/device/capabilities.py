@@ -23,7 +23,7 @@ class Arranging(Protocol):
         """Return the arrangements of a tiled operator's kernel. Raises DeviceFailure without a kernel."""
         ...
 
-    def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
+    def same_packing(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
         """Return the best choice of a tiled operator's family that needs only arrangements of ``held``, or None. It is predicted
         to take no more than 1 + ``within`` times as long as the family's best."""
         ...
@@ -53,7 +53,7 @@ class ProgramsBeside:
             return operator
         if wanted <= self.held:
             return operator
-        return backend.alike(operator, binding, self.held, WITHIN) or operator
+        return backend.same_packing(operator, binding, self.held, WITHIN) or operator
 
     def _known(self, backend: Arranging) -> set[str]:
         while self.waiting:
@@ -76,7 +76,7 @@ class Cased(Protocol):
         """Maximum number of parts of a range with separate tables; 0 to disable them."""
         ...
 
-    def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
+    def retile_for(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
         """Return the operator with the tile and kernel that are best at the lengths of ``binding``, with its constant
         arrangements. Returns the operator itself if no kernel is predicted to be faster by more than ``within``."""
         ...
@@ -92,7 +92,7 @@ class Thrifty(Protocol):
     """A Backend that names a resource-efficient kernel for an operator (Rammer, section 4.2: resource-efficient rTasks). The
     fastest candidates need not include it: they are the fastest with the device to themselves, and so fill it."""
 
-    def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
+    def smallest_kernel(self, operator: ROperator, binding: Binding) -> ROperator | None:
         """Return the operator tiled for the least vEU time of its tasks in all, or None without another kernel. It is predicted
         to take not much longer than the best alone."""
         ...

@@ -58,13 +58,13 @@ class CustomOperator:
         if not _DOMAIN.fullmatch(self.domain):
             raise ValueError(f"domain {self.domain!r} is not made of letters, digits, '.', '_' and '-'")
         if not self.name.isidentifier():
-            raise ValueError(f"operator name {self.name!r} is no identifier")
+            raise ValueError(f"operator name {self.name!r} is not an identifier")
         for what, low, high in (("inputs", *self.counted(self.inputs)), ("outputs", *self.counted(self.outputs))):
             if not (what == "outputs") <= low <= high:
                 raise ValueError(f"{self.title} declares {low} to {high} {what}")
         for name, value in self.attributes.items():
             if (value if isinstance(value, type) else type(value)) not in _KINDS:
-                raise ValueError(f"attribute {name} of {self.title} is no int, float, str or tuple, nor one of these types")
+                raise ValueError(f"attribute {name} of {self.title} must be an int, float, str or tuple, or one of these types")
 
     @staticmethod
     def counted(count: int | tuple[int, int]) -> tuple[int, int]:

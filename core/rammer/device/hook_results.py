@@ -26,7 +26,7 @@ def check_passes(group: Any) -> list[tuple[Any, Any]]:
     """Return the values after checking that each has a name and is callable."""
     for value in group:
         if not (callable(value) and isinstance(getattr(value, "name", None), str)):
-            raise TypeError(f"{value!r} is no value with a name that can be called")
+            raise TypeError(f"{value!r} is not a callable with a name")
     return [(None, value) for value in group]
 
 
@@ -34,7 +34,7 @@ def check_transports(group: Any) -> list[tuple[Any, Any]]:
     """Return the transports by the names with which users choose them."""
     for value in group:
         if not (isinstance(getattr(value, "name", None), str) and all(callable(getattr(value, n, None)) for n in TRANSPORT)):
-            raise TypeError(f"{value!r} is no Transport (rammer.distributed.transport.protocol)")
+            raise TypeError(f"{value!r} is not a Transport (rammer.distributed.transport.protocol)")
     return [(value.name, value) for value in group]
 
 
@@ -42,7 +42,7 @@ def check_declarations(group: Any) -> list[tuple[Any, Any]]:
     """Return declarations of operators outside ONNX, by (domain, name)."""
     for value in group:
         if not isinstance(value, CustomOperator):
-            raise TypeError(f"{value!r} is no CustomOperator")
+            raise TypeError(f"{value!r} is not a CustomOperator")
     keys = [(value.domain, value.name) for value in group]
     if len(set(keys)) < len(keys):
         raise ValueError(f"it declares {describe_key(next(k for k in keys if keys.count(k) > 1))} twice")
@@ -52,10 +52,10 @@ def check_declarations(group: Any) -> list[tuple[Any, Any]]:
 def check_lowerings(group: Any, declared: CustomOperators) -> list[tuple[Any, Any]]:
     """Return lowering functions by (domain, operator), for operators that ONNX has or a plugin declares."""
     if not isinstance(group, Mapping):
-        raise TypeError(f"{group!r} is no mapping of functions by (domain, operator)")
+        raise TypeError(f"{group!r} is not a mapping of functions by (domain, operator)")
     for key, function in group.items():
         if not (isinstance(key, tuple) and [type(k) for k in key] == [str, str] and callable(function)):
-            raise TypeError(f"{key!r}: {function!r} is no function by (domain, operator)")
+            raise TypeError(f"{key!r}: {function!r} is not a function by (domain, operator)")
         if key not in declared and not is_reserved_domain(key[0]):
             raise TypeError(f"it lowers {describe_key(key)}, which no plugin declares (hook rammer_operators)")
     return list(group.items())
@@ -65,13 +65,13 @@ def check_candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
     """Return the candidates after checking that they are ``operator`` with tiles and families."""
     for value in group:
         if not isinstance(value, ROperator):
-            raise TypeError(f"{value!r} is no ROperator")
+            raise TypeError(f"{value!r} is not an ROperator")
         if replace(value, tile=operator.tile, family=operator.family, config=operator.config) != operator:
-            raise ValueError(f"it offers another operator than the one that was asked for: {value.head()}")
+            raise ValueError(f"it offers another operator than the requested one: {value.head()}")
         if len(value.tile) != len(operator.anchor.axes) or any(type(n) is not int or n < 1 for n in value.tile):
             raise ValueError(f"it offers the tile {value.tile} for {len(operator.anchor.axes)} axes")
         if any(value.tile[d] < operator.anchor.axes[d].extent for d in operator.uncut):
-            raise ValueError(f"it offers the tile {value.tile}, which cuts an axis that some result has not")
+            raise ValueError(f"it offers the tile {value.tile}, which cuts an axis that a result lacks")
     return [(None, value) for value in group]
 
 

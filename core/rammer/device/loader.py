@@ -213,7 +213,7 @@ class Registry:
             raise _unavailable_error(status)
         if index >= len(status.hardware):
             found = ", ".join(f"{status.name}:{h.index} {h.name}" for h in status.hardware)
-            raise DeviceUnavailable(f"there is no {status.name}:{index}", hint=f"found: {found}")
+            raise DeviceUnavailable(f"unit {status.name}:{index} does not exist", hint=f"found: {found}")
 
     def policies(self) -> list[Policy]:
         """Return the scheduling policies of all plugins."""
@@ -270,7 +270,7 @@ class Registry:
                 pairs = [pair for group in call(**given) for pair in checked(group)]
                 for key, _ in pairs:
                     if key is not None and owners.setdefault(key, name) != name:
-                        raise ValueError(f"plugin {owners[key]} has {describe_key(key)}, too")
+                        raise ValueError(f"plugin {owners[key]} also has {describe_key(key)}")
             except (Exception, SystemExit) as problem:
                 self._leave_out(name, hook, problem)
             else:
@@ -298,8 +298,8 @@ class Registry:
             self.failed[name, hook] = text = f"{type(problem).__name__}: {problem}"
             sys.stderr.write(
                 to_printable(
-                    f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
-                    f"(RAMMER_DISABLE={name} leaves it out of all)\n"
+                    f"rammer: warning: plugin {name} fails in {hook} and is skipped there: {text} "
+                    f"(RAMMER_DISABLE={name} disables it)\n"
                 )
             )
 
@@ -362,7 +362,7 @@ def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
         if hook not in filled and callable(getattr(plugin, hook, None)):
             raise TypeError(f"{hook} is not marked with @hookimpl (rammer.device.hooks)")
     if not filled:
-        raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
+        raise TypeError(f"it implements no hook; the hooks are {', '.join(HOOKS)}")
 
 
 def _conflict_status(name: str, owners: list[str]) -> DeviceStatus:
@@ -399,7 +399,7 @@ def _suggest_names(name: str, known: list[str]) -> str:
 
 
 def _mismatch_reason(api: int) -> str:
-    return f"the plugin speaks API version {api}, this core {API_VERSION}; upgrade the older one"
+    return f"the plugin has API version {api}, this core has {API_VERSION}; upgrade the older one"
 
 
 def _mismatch_status(name: str, device: Device) -> DeviceStatus:
@@ -420,7 +420,7 @@ def _probe_devices(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
         end = time.monotonic() + PROBING
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-        late = f"probe has not ended after {PROBING:g} s"
+        late = f"probe did not finish within {PROBING:g} s"
         return {n: found.get(n) or DeviceStatus(n, "load-error", late, d) for n, d in devices.items()}
 
 
@@ -442,7 +442,7 @@ def _probe_device(name: str, device: Device) -> DeviceStatus:
 
 def _check_manifest(found: Any) -> Device:
     if not isinstance(found, Device):
-        raise TypeError(f"{found!r} is no Device")
+        raise TypeError(f"{found!r} is not a Device")
     return found
 
 

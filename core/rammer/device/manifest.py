@@ -117,13 +117,13 @@ class Binding:
         lines += [c.text_with(names) for c in operator.computes]
         lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
         lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
-        for ending in operator.endings:
+        for ending in operator.skips:
             terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in ending.extent.terms]
-            lines.append(f"ends {replace(ending, extent=replace(ending.extent, terms=tuple(terms)))}")
-        for stop in operator.stops:
+            lines.append(f"skip {replace(ending, extent=replace(ending.extent, terms=tuple(terms)))}")
+        for stop in operator.reduce_bounds:
             terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in stop.extent.terms]
             extent = replace(stop.extent, terms=tuple(terms))
-            lines.append(f"stops {replace(stop, compute=names[stop.compute], extent=extent)}")
+            lines.append(f"reduce_bound {replace(stop, compute=names[stop.compute], extent=extent)}")
         at = f" at {self.parts}" if operator.lengths and self.parts != PARTS else ""
         return "\n".join([*lines, f"tile {operator.tile} {operator.family} {operator.config} {self.precision}{at}"])
 
@@ -319,7 +319,7 @@ class Backend(Protocol):
 class Exhaustive(Protocol):
     """A Backend that can list the candidates that ``candidates`` omits as slow, for tests of every kernel."""
 
-    def offered(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
+    def all_candidates(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
         """Yield every tile and family in the search space; ``kernel`` raises DeviceFailure for some."""
         ...
 
@@ -374,7 +374,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ValueError(f"device name {self.name!r} is no identifier")
+            raise ValueError(f"device name {self.name!r} is not an identifier")
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,10 +240,10 @@ class DistributedProgram:
 
     def __post_init__(self) -> None:
         if len(self.transfer) != len(self.transfers):
-            raise ValueError("two transfers have one name")
+            raise ValueError("two transfers have the same name")
         for transfer in self.transfers:
             if transfer.source == transfer.target or not {transfer.source, transfer.target} <= set(range(len(self.parts))):
-                raise ValueError(f"{transfer} is between no two of {len(self.parts)} devices")
+                raise ValueError(f"{transfer} does not connect two of {len(self.parts)} devices")
         for device in range(len(self.parts)):
             self._check_part(device)
         self._check_departures()
@@ -298,35 +298,35 @@ class DistributedProgram:
             for name in step.arrivals:
                 transfer = self._known(name, where)
                 if transfer.target != device or transfer.tensor in (given.keys() | held.keys()):
-                    raise ValueError(f"{where}: {transfer} does not arrive here, or again")
+                    raise ValueError(f"{where}: {transfer} does not arrive here, or arrives twice")
                 held[transfer.tensor] = name
             for tensor, known in step.inputs.items():
                 have = self.transfer[held[tensor]].type if tensor in held else given.get(tensor)
                 if have != known:
-                    raise ValueError(f"{where} reads {tensor} as {known}, and finds {have}")
+                    raise ValueError(f"{where} reads {tensor} as {known}, but it is {have}")
             for name in step.frees:
                 if held.pop(self._known(name, where).tensor, None) != name or name in self.results(device):
-                    raise ValueError(f"{where} gives back {name}, which it does not hold")
+                    raise ValueError(f"{where} frees {name}, which it does not hold")
             for tensor, known in step.outputs.items():
                 if tensor in given or tensor in held:
-                    raise ValueError(f"{where} makes {tensor}, which is there already")
+                    raise ValueError(f"{where} computes {tensor}, which already exists")
                 given[tensor] = known
             for name in step.departures:
                 transfer = self._known(name, where)
                 if transfer.source != device or step.outputs.get(transfer.tensor) != transfer.type:
                     raise ValueError(f"{where}: {transfer} does not depart here")
         if kept := set(held.values()) - set(self.results(device)):
-            raise ValueError(f"device {device} never gives back {sorted(kept)}")
+            raise ValueError(f"device {device} never frees {sorted(kept)}")
         for output in self.outputs:
             if output.device == device and given.get(output.tensor) != output.type:
-                raise ValueError(f"device {device} does not make output {output.name!r}")
+                raise ValueError(f"device {device} does not compute output {output.name!r}")
         for state in self.states:
             if state.device == device and given.get(state.tensor) != {i.tensor: i.type for i in self.inputs}.get(state.into):
-                raise ValueError(f"device {device} does not make {state.output!r} as {state.input!r} is")
+                raise ValueError(f"device {device} does not compute {state.output!r} with the type of {state.input!r}")
 
     def _known(self, name: str, where: str) -> Transfer:
         if name not in self.transfer:
-            raise ValueError(f"{where} names {name}, which is no transfer")
+            raise ValueError(f"{where} names {name}, which is not a transfer")
         return self.transfer[name]
 
     def _check_departures(self) -> None:
@@ -336,12 +336,12 @@ class DistributedProgram:
         come = [n for s in steps for n in s.arrivals]
         come += [n for d in range(len(self.parts)) for n in self.results(d) if n not in come]
         if sorted(left) != sorted(self.transfer) or sorted(come) != sorted(self.transfer):
-            raise ValueError("a transfer departs or arrives never, or twice")
+            raise ValueError("each transfer must depart once and arrive once")
         for output in self.outputs:
             brought = self.transfer[output.transfer] if output.transfer else None
             target, source = (brought.target, brought.source) if brought else (output.device, output.device)
             if target or source != output.device or (brought and (brought.tensor, brought.type) != (output.tensor, output.type)):
-                raise ValueError(f"output {output.name!r} does not come to device 0")
+                raise ValueError(f"output {output.name!r} does not arrive at device 0")
 
     def _check_order(self) -> None:
         """Raise ValueError if the devices deadlock, by running each as far as its arrivals allow."""
@@ -355,4 +355,4 @@ class DistributedProgram:
                     moved = True
         stuck = [f"step {n} of device {d}" for d, n in enumerate(at) if n < len(self.parts[d].steps)]
         if stuck:
-            raise ValueError(f"devices wait for each other in a circle: {', '.join(stuck)}")
+            raise ValueError(f"devices wait for each other in a cycle: {', '.join(stuck)}")

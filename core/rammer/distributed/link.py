@@ -113,9 +113,7 @@ class _Joined:
         self.rows += [[] for _ in range(max((s.table.veus for s in part.steps), default=0))]
         for number, step in enumerate(part.steps):
             if step.table.repeat is not None or any(b.kind == "state" for b in step.table.buffers):
-                raise ValueError(
-                    f"step {number} of device {device} repeats turns or has a state: it cannot be joined with others"
-                )
+                raise ValueError(f"step {number} of device {device} is a loop program or has a state: it cannot be linked")
             for name in step.arrivals:
                 self.makers[self.shared(device, self.transfers[name].tensor, self.transfers[name].type)] = [name]
             _JoinedStep(self, device, number, step, first).add()
@@ -260,7 +258,9 @@ class _JoinedStep:
         whole.operators += [self._rename_operator(o) for o in program.operators]
         for c in program.counters:
             if (c.first, c.last) != (0, program.operator[c.operator].task_count):
-                raise ValueError(f"counter {c.name} counts some tasks of {c.operator}, which a joined program does not")
+                raise ValueError(
+                    f"counter {c.name} counts only some tasks of {c.operator}, which a linked program does not support"
+                )
         for veu, row in enumerate(program.rows):
             whole.rows[self.first + veu] += self._link_row(row)
         for o in program.operators:  # for later steps and transfers
@@ -274,10 +274,10 @@ class _JoinedStep:
         computes = tuple(replace(c, name=self.names[c.name], body=ex.rename_tensors(c.body, self.names)) for c in o.computes)
         edges = tuple(Connection(self.names[e.producer], self.names[e.consumer], e.layer) for e in o.connections)
         outputs = tuple(self.names[t] for t in o.outputs)
-        endings = tuple(replace(e, extent=self._rename_extent(e.extent)) for e in o.endings)
-        stops = tuple(replace(s, compute=self.names[s.compute], extent=self._rename_extent(s.extent)) for s in o.stops)
+        endings = tuple(replace(e, extent=self._rename_extent(e.extent)) for e in o.skips)
+        stops = tuple(replace(s, compute=self.names[s.compute], extent=self._rename_extent(s.extent)) for s in o.reduce_bounds)
         made = replace(o, name=f"{self.head}{o.name}", computes=computes, connections=edges, outputs=outputs)
-        return replace(made, endings=endings, stops=stops) if endings or stops else made
+        return replace(made, skips=endings, reduce_bounds=stops) if endings or stops else made
 
     def _rename_extent(self, extent: AffineExtent) -> AffineExtent:
         """Return the extent with lengths that are inputs of the whole program."""

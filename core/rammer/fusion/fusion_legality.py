@@ -20,7 +20,7 @@ CHEAP: Final = 4
 def memory_bound(operator: ROperator) -> bool:
     """Return True if an operator has only maps and reductions, no endings and a non-empty result."""
     kinds = {c.kind for c in operator.computes}
-    return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
+    return kinds <= {"map", "reduction"} and not operator.skips and 0 not in operator.anchor.shape
 
 
 def recompute_maps(operator: ROperator) -> ROperator:

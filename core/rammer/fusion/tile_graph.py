@@ -52,7 +52,7 @@ class CutTrial:
         return self.apart < self.whole * CLEARLY
 
     def __str__(self) -> str:
-        why = "in blocks of columns, or by what is summed" if self.kept else "in pieces they are no faster"
+        why = "in blocks of columns, or of the reduction" if self.kept else "in pieces they are not faster"
         figures = f"{self.apart * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
         return f"{'cut' if self.kept else 'whole':<8}{self.subject}  {figures}  ({why})"
 

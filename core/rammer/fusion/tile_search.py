@@ -87,7 +87,7 @@ def _rank_tiles(
 
 def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Tile]:
     """Return the operator's result shapes at ``parts`` of the longest length, or its only shape without endings."""
-    ends, axes = {e.axis for e in operator.endings}, operator.anchor.axes
+    ends, axes = {e.axis for e in operator.skips}, operator.anchor.axes
     if not ends:
         return [operator.anchor.shape]
     return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in parts]

@@ -25,15 +25,16 @@ def shrink_to_parts(operator: ROperator, parts: Sequence[float] = PARTS, inside:
     if not ends:
         return (operator,)
     return tuple(
-        _shrink_operator(operator, ends, part, inside) if part < 1 else replace(operator, endings=(), stops=()) for part in parts
+        _shrink_operator(operator, ends, part, inside) if part < 1 else replace(operator, skips=(), reduce_bounds=())
+        for part in parts
     )
 
 
 def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
     """Return the (compute, axis) pairs along which elements past the length do not matter. Tasks are masked there, reductions
     stop, and all readers inside the operator do one of both."""
-    stops = {(s.compute, s.axis) for s in operator.stops}
-    anchored = {e.axis for e in operator.endings if not e.below}
+    stops = {(s.compute, s.axis) for s in operator.reduce_bounds}
+    anchored = {e.axis for e in operator.skips if not e.before}
     last = {d for d, a in enumerate(operator.anchor.axes) if a.name in anchored}
     read: dict[str, list[set[bool]]] = {}
     found = set[tuple[str, str]]()
@@ -60,7 +61,7 @@ def part_of(extent: int, part: float) -> int:
 def _shrink_operator(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, inside: bool) -> ROperator:
     whole = dict[str, int]()  # whole tasks are skipped; a task that covers an axis is shortened only if its reductions stop
     for axis, size in () if inside else zip(operator.anchor.axes, operator.tile, strict=False):
-        if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
+        if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.reduce_bounds):
             whole[axis.name] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
     along = _anchor_axes(operator)
 

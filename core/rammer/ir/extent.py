@@ -40,7 +40,7 @@ class AffineExtent:
         """Parse the text of ``str``. Raises ValueError for other text."""
         found = _EXTENT.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text[:80]!r} is no sum of lengths and a number")
+            raise ValueError(f"{text[:80]!r} is not a sum of lengths and a number")
         parts = (part.rpartition("*") for part in (found[1] or "").split(" + ") if part)
         return AffineExtent(tuple((name, int(factor or 1)) for factor, _, name in parts), int(found[2] or 0))
 
@@ -67,7 +67,7 @@ class RowWindow:
         """Parse the text of ``str``. Raises ValueError for other text."""
         found = _BESIDE.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text[:80]!r} tells no places")
+            raise ValueError(f"{text[:80]!r} is not a row window")
         return RowWindow(found[1], int(found[2]), int(found[3] or 0))
 
     def holds(self, place: int, begin: int) -> bool:
@@ -83,8 +83,8 @@ class SkipTasks:
     Tasks whose first element is at or past ``extent`` are skipped. They store ``fills``, one per output, or nothing for None.
     ``extent`` is a function of one-element inputs (int64) and is read in each run.
 
-    With ``below``, tasks that end at or before ``extent`` are skipped instead, since their results are already stored
-    (``rammer.verify.in_place_state``). With ``beside``, tasks of one position along both axes are skipped outside a row window.
+    With ``before``, tasks that end at or before ``extent`` are skipped instead, since their results are already stored
+    (``rammer.verify.in_place_state``). With ``window``, tasks of one position along both axes are skipped outside a row window.
     The window begins at ``extent``, then an input with one element per position along the other axis.
 
     A device may compute skipped tasks instead; they write the same values."""
@@ -92,8 +92,8 @@ class SkipTasks:
     axis: str
     extent: AffineExtent
     fills: tuple[float | None, ...]
-    below: bool = False
-    beside: RowWindow | None = None
+    before: bool = False
+    window: RowWindow | None = None
 
     @property
     def writes(self) -> bool:
@@ -102,23 +102,23 @@ class SkipTasks:
 
     def __str__(self) -> str:
         fills = f" with {', '.join('none' if f is None else repr(f) for f in self.fills)}" if self.writes else ""
-        if self.beside is not None:
-            return f"{self.axis} beside {self.extent} {self.beside}"
-        return f"{self.axis} {'below' if self.below else 'at'} {self.extent}{fills}"
+        if self.window is not None:
+            return f"{self.axis} outside {self.extent} {self.window}"
+        return f"{self.axis} {'before' if self.before else 'from'} {self.extent}{fills}"
 
     @staticmethod
     def parse(text: str, outputs: int) -> SkipTasks:
         """Parse the text of ``str`` for an operator with ``outputs`` outputs. Raises ValueError for other text."""
         axis, _, rest = text.partition(" ")
         side, _, rest = rest.partition(" ")
-        if side == "beside":
+        if side == "outside":
             extent, _, places = rest.partition(" ")
             return SkipTasks(axis, AffineExtent.parse(extent), (None,) * outputs, True, RowWindow.parse(places))
-        if side not in ("at", "below"):
-            raise ValueError(f"{text[:80]!r} says not at which length tasks end")
+        if side not in ("from", "before"):
+            raise ValueError(f"{text[:80]!r} does not give the length at which tasks end")
         extent, filled, fills = rest.partition(" with ")
         made = tuple(None if f == "none" else float(f) for f in fills.split(", ")) if filled else (None,) * outputs
-        return SkipTasks(axis, AffineExtent.parse(extent), made, side == "below")
+        return SkipTasks(axis, AffineExtent.parse(extent), made, side == "before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,10 @@ class Ranged:
         if any(tensors.get(t) != 0 for t in lengths.values()) or {n: len(s) for n, s in shapes.items()} != {
             n: rank for n, rank in tensors.items() if n not in lengths.values()
         }:
-            raise ValueError("lengths of other tensors")
+            raise ValueError("lengths do not match the tensors")
         spans = {str(n): (low, high) for n, (low, high) in record["spans"].items()}
         if {*spans} != {*lengths} or not all(type(n) is int and n >= 0 for s in spans.values() for n in s):
-            raise ValueError("other lengths have ranges")
+            raise ValueError("ranges do not match the lengths")
         return Ranged(lengths, shapes, spans)
 
     def shape(self, tensor: str, point: Point) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def _parse_dim(record: Any, lengths: Mapping[str, str]) -> Dim:
         return record
     terms, offset = record
     if not all(n in lengths and type(f) is int for n, f in terms) or type(offset) is not int:
-        raise ValueError("an extent of other lengths")
+        raise ValueError("an extent depends on unknown lengths")
     return AffineExtent(tuple((n, f) for n, f in terms), offset)
 
 

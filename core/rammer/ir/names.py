@@ -119,7 +119,7 @@ def is_identifier(name: str) -> bool:
 def check_identifier(what: str, name: str) -> str:
     """Return ``name``, or raise ValueError if it is not an identifier."""
     if not is_identifier(name):
-        raise ValueError(f"{what} has the name {shorten_name(name)!r}, which is no identifier")
+        raise ValueError(f"{what} has the name {shorten_name(name)!r}, which is not an identifier")
     return name
 
 

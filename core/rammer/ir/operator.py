@@ -37,11 +37,11 @@ class Connection:
 class ROperator:
     """A group of connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
 
-    ``tile`` is the number of elements per task along each output axis of the anchor, the last Compute. The tasks partition every
-    output. Most outputs have the anchor's shape. Others (rows and their reduction) share only some axes with it. A task writes
-    all of the other axes, and no tile cuts the anchor there (``uncut``). ``family`` and ``config`` are the kernel family of the
-    tile; a device without that family uses its generic kernel. ``endings`` and ``stops`` are set in ranged programs; endings that
-    write no fills come first.
+    ``tile`` is the number of elements per task along each output axis of the anchor, the last Compute. The tasks partition
+    every output. Most outputs have the anchor's shape. Others (rows and their reduction) share only some axes with it. A task
+    writes all of the other axes, and no tile cuts the anchor there (``uncut``). ``family`` and ``config`` are the kernel
+    family of the tile; a device without that family uses its generic kernel. ``skips`` and ``reduce_bounds`` are set in ranged
+    programs; skips that write no fills come first.
     """
 
     name: str
@@ -51,8 +51,8 @@ class ROperator:
     tile: tuple[int, ...] = ()
     family: str = ""
     config: tuple[tuple[str, int], ...] = ()
-    endings: tuple[SkipTasks, ...] = ()
-    stops: tuple[ReduceBound, ...] = ()
+    skips: tuple[SkipTasks, ...] = ()
+    reduce_bounds: tuple[ReduceBound, ...] = ()
 
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
@@ -61,7 +61,7 @@ class ROperator:
         if self.tile and len(self.tile) != len(self.anchor.axes):
             raise ValueError(f"operator {self.name}: tile {self.tile} does not fit axes {self.anchor.shape}")
         if self.anchor.name not in self.outputs:
-            raise ValueError(f"operator {self.name}: its last compute {self.anchor.name} is no output")
+            raise ValueError(f"operator {self.name}: its last compute {self.anchor.name} is not an output")
 
     @property
     def anchor(self) -> Compute:
@@ -149,16 +149,16 @@ class ROperator:
     @property
     def lengths(self) -> tuple[str, ...]:
         """The scalar tensors of its masks and reduction bounds, in order of first use."""
-        extents = (*(e.extent for e in self.endings), *(s.extent for s in self.stops))
+        extents = (*(e.extent for e in self.skips), *(s.extent for s in self.reduce_bounds))
         return tuple(dict.fromkeys(name for extent in extents for name, _ in extent.terms))
 
     def at(self, point: Point) -> ROperator:
         """Return this operator with dynamic axes shrunk to the lengths in ``point``, by scalar tensor. Task numbering changes,
         and elements past the lengths are undefined."""
-        if not self.endings and not self.stops:
+        if not self.skips and not self.reduce_bounds:
             return self
-        ends = {(self.anchor.name, e.axis): e.extent for e in self.endings if not e.below}
-        ends |= {(s.compute, s.axis): s.extent for s in self.stops}
+        ends = {(self.anchor.name, e.axis): e.extent for e in self.skips if not e.before}
+        ends |= {(s.compute, s.axis): s.extent for s in self.reduce_bounds}
 
         def cut(c: Compute, axis: Axis) -> Axis:
             end = ends.get((c.name, axis.name))
@@ -171,7 +171,7 @@ class ROperator:
 
     def shorter(self, computes: tuple[Compute, ...], tile: tuple[int, ...]) -> ROperator:
         """Return the operator with shorter ``computes`` and without endings; tasks cut its results along the same axes."""
-        made = replace(self, computes=computes, tile=tile, endings=(), stops=())
+        made = replace(self, computes=computes, tile=tile, skips=(), reduce_bounds=())
         made.__dict__["shared"] = self.shared
         return made
 
@@ -228,8 +228,8 @@ class ROperator:
         lines += [f"  compute {c}" for c in self.computes]
         lines += [f"  connect {c}" for c in self.connections]
         lines.append(f"  writes {', '.join(self.outputs)}")
-        lines += [f"  ends {e}" for e in self.endings]
-        lines += [f"  stops {s}" for s in self.stops]
+        lines += [f"  skip {e}" for e in self.skips]
+        lines += [f"  reduce_bound {s}" for s in self.reduce_bounds]
         return "\n".join(lines)
 
 

@@ -193,7 +193,7 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
     if remaining:
         stuck = next(v for v, row in enumerate(program.rows) if cursor[v] < len(row))
         task = program.rows[stuck][cursor[stuck]]
-        raise ValueError(f"rows wait for each other in a circle; v{stuck} never passes {task}")
+        raise ValueError(f"rows wait for each other in a cycle; v{stuck} never passes {task}")
     return result
 
 

@@ -83,7 +83,7 @@ def format_parts(p: ProgramParts) -> str:
     """Return the whole program as text."""
     head = f"program {p.name} policy {quote_text(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
     lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
-    lines += [f"  home {quote_text(h.device)} of {h.rows} rows" for h in p.homes]
+    lines += [f"  device {quote_text(h.device)} of {h.rows} rows" for h in p.homes]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [
@@ -99,14 +99,14 @@ def format_parts(p: ProgramParts) -> str:
 
 
 def _repeat_lines(repeat: Repeat) -> list[str]:
-    """Return the lines of a loop, such as ``move after y+0 by 640 <- y_turn+0: 640``. A move shows its offsets in iteration 0,
-    and their increments per iteration."""
+    """Return the lines of a loop, such as ``move after y+0 stride 640 <- y_turn+0: 640``. A move shows its offsets in
+    iteration 0, and their increments per iteration."""
 
     def end(name: str, first: int, by: int) -> str:
-        return f"{name}+{first} by {by}" if by else f"{name}+{first}"
+        return f"{name}+{first} stride {by}" if by else f"{name}+{first}"
 
     until = f" of {repeat.step} until {repeat.until}" if repeat.until is not None else ""
-    lines = [f"  repeat {repeat.count} turns{until}"]
+    lines = [f"  repeat {repeat.count} iterations{until}"]
     for m in repeat.moves:
         target, source = end(m.target, m.target_first, m.target_by), end(m.source, m.source_first, m.source_by)
         lines.append(f"  move {m.when} {target} <- {source}: {m.size}")
@@ -130,25 +130,25 @@ MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
 
 _NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
 _NUMBERS = r"\[((?:-?\d{1,18}(?:, -?\d{1,18})*)?)\]"
-_END = rf"{_NAME}\+{_NUMBER}(?: by (-?\d{{1,18}}))?"
+_END = rf"{_NAME}\+{_NUMBER}(?: stride (-?\d{{1,18}}))?"
 _PATTERNS = {
     word: re.compile(f"{word} {rest}", re.ASCII)
     for word, rest in {
         "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
         "input": rf'(".*") -> {_NAME}',
         "output": rf'(".*") <- {_NAME}',
-        "home": r"(.+) of (\d{1,6}) rows",
+        "device": r"(.+) of (\d{1,6}) rows",
         "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}(?: in (\d{{1,6}}))?",
         "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
-        "repeat": rf"{_NUMBER} turns(?: of {_NUMBER} until (.+))?",
+        "repeat": rf"{_NUMBER} iterations(?: of {_NUMBER} until (.+))?",
         "move": rf"(once|first|before|after|last) {_END} <- {_END}: {_NUMBER}",
         "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
         rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
         "compute": r"(.*)",
         "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
         "writes": r"(.*)",
-        "ends": r"(.*)",
-        "stops": r"(.*)",
+        "skip": r"(.*)",
+        "reduce_bound": r"(.*)",
         "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
         "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
     }.items()
@@ -206,7 +206,7 @@ class _Reader:
         self.head = (name, unquote_text(policy), int(veus), float(predicted))
         self.precision = precision or PRECISIONS[0]
         if int(veus) > MOST_ROWS or not math.isfinite(self.head[3]):
-            raise ValueError(f"a program has at most {MOST_ROWS} rows, and takes some time")
+            raise ValueError(f"a program has at most {MOST_ROWS} rows and a finite time")
 
     def _input(self, external: str, tensor: str) -> None:
         self.inputs.append(Port(_parse_external(external), tensor))
@@ -214,7 +214,7 @@ class _Reader:
     def _output(self, external: str, tensor: str) -> None:
         self.outputs.append(Port(_parse_external(external), tensor))
 
-    def _home(self, device: str, rows: str) -> None:
+    def _device(self, device: str, rows: str) -> None:
         self.homes.append(HomeDevice(unquote_text(device), int(rows)))
 
     def _buffer(self, name: str, dtype: str, size: str, kind: str, offset: str, home: str | None) -> None:
@@ -258,24 +258,24 @@ class _Reader:
         name, tile, family, config = self.pending
         computes, connections = tuple(self.computes), tuple(self.connections)
         if not computes or [a.name for a in computes[-1].axes] != list(tile) or 0 in tile.values():
-            raise ValueError(f"the tile of operator {name} does not cut what it computes last")
+            raise ValueError(f"the tile of operator {name} does not match its last compute")
         operator = ROperator(name, computes, connections, tuple(names.split(", ")), tuple(tile.values()), family, config)
         self.operators.append(operator)
         self.tasks[name] = operator.task_count
         self.room = min(self.room + operator.task_count, MOST_TASKS)
         self.pending = None
 
-    def _ends(self, text: str) -> None:
+    def _skip(self, text: str) -> None:
         if self.pending is not None or not self.operators:
-            raise ValueError("'ends' not behind an operator")
+            raise ValueError("'skip' must follow an operator")
         last = self.operators[-1]
-        self.operators[-1] = replace(last, endings=(*last.endings, SkipTasks.parse(text, len(last.outputs))))
+        self.operators[-1] = replace(last, skips=(*last.skips, SkipTasks.parse(text, len(last.outputs))))
 
-    def _stops(self, text: str) -> None:
+    def _reduce_bound(self, text: str) -> None:
         if self.pending is not None or not self.operators:
-            raise ValueError("'stops' not behind an operator")
+            raise ValueError("'reduce_bound' must follow an operator")
         last = self.operators[-1]
-        self.operators[-1] = replace(last, stops=(*last.stops, ReduceBound.parse(text)))
+        self.operators[-1] = replace(last, reduce_bounds=(*last.reduce_bounds, ReduceBound.parse(text)))
 
     def _counter(self, name: str, operator: str, first: str, last: str) -> None:
         self.counters.append(Counter(name, operator, int(first), int(last)))
@@ -283,7 +283,7 @@ class _Reader:
     def _row(self, first: str, last: str | None, body: str) -> None:
         low, high = int(first), int(last or first)
         if self.head is None or high >= self.head[2] or any(veu in self.rows for veu in range(low, high + 1)):
-            raise ValueError("a row that the program does not have, or twice")
+            raise ValueError("a row is out of range or occurs twice")
         runs = [self._run(part, high - low) for part in body.split(" | ")]
         self.room -= sum([run[4] for run in runs]) * (high - low + 1)
         if self.room < 0:
@@ -310,7 +310,7 @@ class _Reader:
         moved, length = shift * folded, step * (count - 1)
         ends = start, start + moved, start + length, start + moved + length
         if count < 1 or min(ends) < 0 or max(ends) >= tasks:
-            raise ValueError(f"operator {operator} has {tasks} tasks, none of them {max(ends)}")
+            raise ValueError(f"operator {operator} has {tasks} tasks, so task {max(ends)} does not exist")
         return waits, operator, start, shift, count, step
 
     def _head_of_run(self, head: str, part: str) -> tuple[tuple[Wait, ...], str]:
@@ -326,7 +326,7 @@ class _Reader:
         if self.head is None:
             raise ValueError("the text has no 'program' line")
         if self.pending is not None:
-            raise ValueError(f"operator {self.pending[0]} does not end")
+            raise ValueError(f"operator {self.pending[0]} is incomplete")
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
         return ProgramParts(

@@ -21,7 +21,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def _refuse_number(text: str) -> float:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _parse_finite(text: str) -> float:

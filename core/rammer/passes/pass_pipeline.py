@@ -10,25 +10,25 @@ from typing import ClassVar, Final, Protocol, runtime_checkable
 
 from rammer.errors import BadInput, RammerError, attribute_errors
 from rammer.ir.graph import Graph, verify_graph
-from rammer.passes.graph.cancel_transposes import CancelTranspositions
+from rammer.passes.graph.cancel_transposes import CancelTransposes
 from rammer.passes.graph.cse import CommonSubexpressions
 from rammer.passes.graph.dce import DeadCode
 from rammer.passes.graph.fold_affine import FoldAffine
-from rammer.passes.graph.fold_constants import Fold
-from rammer.passes.graph.fold_scales import FoldFactors
-from rammer.passes.graph.fuse_group_norm import GroupNorms
-from rammer.passes.graph.fuse_qdq_products import IntegerProducts
+from rammer.passes.graph.fold_constants import FoldConstants
+from rammer.passes.graph.fold_scales import FoldScales
+from rammer.passes.graph.fuse_group_norm import FuseGroupNorm
+from rammer.passes.graph.fuse_qdq_products import FuseQdqProducts
 from rammer.passes.graph.propagate_quantization import PropagateQuantization
-from rammer.passes.graph.remove_identity import RemoveIdentities
+from rammer.passes.graph.remove_identity import RemoveIdentity
 from rammer.passes.graph.sink_reshapes import SinkReshapes
-from rammer.passes.graph.weight_only_quant import StoredWeights
-from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.graph.weight_only_quant import WeightOnlyQuant
+from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
 
 #: Passes whose result depends on exact extents: a full slice at one length is a partial slice at others.
-OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name, RollRecurrences.name)
+OF_EXTENTS: Final = (FoldConstants.name, RemoveIdentity.name, ChunkRecurrent.name)
 #: Passes that merge equal nodes: extents that coincide at one length may differ at others.
 OF_EQUALS: Final = (CommonSubexpressions.name,)
 
@@ -67,7 +67,7 @@ class PassReport:
 
     def __str__(self) -> str:
         nodes = f"nodes {self.nodes_before} -> {self.nodes_after}"
-        line = f"{self.spelling:<10} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
+        line = f"{self.spelling:<22} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
         return "\n".join((line, *(f"#   float32 {detail}" for detail in self.details)))
 
 
@@ -143,35 +143,35 @@ def default_passes() -> tuple[Pass, ...]:
     """Return the passes that every model runs through, in order."""
     return (
         PropagateQuantization(),
-        IntegerProducts(),
-        StoredWeights(),
-        Fold(),
-        RemoveIdentities(),
-        CancelTranspositions(),
-        GroupNorms(),
+        FuseQdqProducts(),
+        WeightOnlyQuant(),
+        FoldConstants(),
+        RemoveIdentity(),
+        CancelTransposes(),
+        FuseGroupNorm(),
         FoldAffine(),
-        FoldFactors(),
+        FoldScales(),
         SinkReshapes(),
         CommonSubexpressions(),
         DeadCode(),
-        RollRecurrences(),
+        ChunkRecurrent(),
     )
 
 
 _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     PropagateQuantization.name: PropagateQuantization,
-    IntegerProducts.name: IntegerProducts,
-    StoredWeights.name: StoredWeights,
-    Fold.name: Fold,
-    RemoveIdentities.name: RemoveIdentities,
-    CancelTranspositions.name: CancelTranspositions,
-    GroupNorms.name: GroupNorms,
+    FuseQdqProducts.name: FuseQdqProducts,
+    WeightOnlyQuant.name: WeightOnlyQuant,
+    FoldConstants.name: FoldConstants,
+    RemoveIdentity.name: RemoveIdentity,
+    CancelTransposes.name: CancelTransposes,
+    FuseGroupNorm.name: FuseGroupNorm,
     FoldAffine.name: FoldAffine,
-    FoldFactors.name: FoldFactors,
+    FoldScales.name: FoldScales,
     SinkReshapes.name: SinkReshapes,
     CommonSubexpressions.name: CommonSubexpressions,
     DeadCode.name: DeadCode,
-    RollRecurrences.name: RollRecurrences,
+    ChunkRecurrent.name: ChunkRecurrent,
 }
 _SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
 

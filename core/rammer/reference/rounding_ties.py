@@ -155,9 +155,7 @@ def judge_ties(
     if not found or any(n.attribute and "channels_last" in {a.name for a in n.attribute if a.i} for n in found.values()):
         return None
     made = run(expose_codes(proto))
-    faults = [
-        f"{d.name} is another when codes are outputs, too" for d in compare_outputs(made, outputs, *tolerance) if not d.good
-    ]
+    faults = [f"{d.name} differs if codes are also outputs" for d in compare_outputs(made, outputs, *tolerance) if not d.good]
     reference = _run_reference(cut_at_codes(proto, made), {**inputs, **{n + _GIVEN: made[n] for n in found}})
     if reference is None:
         return None

@@ -15,7 +15,7 @@ from rammer.runtime.model_source import Head
 from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 
 
-class Asked(NamedTuple):
+class BindRequest(NamedTuple):
     """A parsed bind request: arrays by name, the input that each output aliases, all input shapes, and the ranges. With ranges,
     shapes are those of the greatest lengths. ``found``: the ranges were inferred from runs, not specified."""
 
@@ -32,7 +32,9 @@ class Asked(NamedTuple):
         return self.lengths.spans
 
 
-def parse_bind_request(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
+def parse_bind_request(
+    head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> BindRequest:
     """Return a parsed ``bind`` request. Raises BadInput for a wrong name, type or shape, and for an unknown shape."""
     arrays, outputs = by_name("input", inputs), check_mapping("output", outputs)
     kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
@@ -49,7 +51,7 @@ def parse_bind_request(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping
     kinds = {n: bits.get(n, dtype_of(arrays[n]) if n in arrays else ports[n].dtype) for n in shapes}
     check_ports(head.inputs, {n: (kinds[n], s) for n, s in shapes.items()})
     given = by_name("output", {o: a for o, a in outputs.items() if o not in kept})
-    return Asked(arrays, given, kept, shapes, lengths if whole else FIXED, found)
+    return BindRequest(arrays, given, kept, shapes, lengths if whole else FIXED, found)
 
 
 def _check_kept(head: Head, kept: Mapping[str, str]) -> None:
@@ -58,9 +60,9 @@ def _check_kept(head: Head, kept: Mapping[str, str]) -> None:
         if output not in head.outputs:
             raise BadInput(f"the model has no output {output!r}", hint=f"its outputs are: {', '.join(head.outputs)}")
         if name not in names:
-            raise BadInput(f"output {output!r} is to stay in input {name!r}, which the model has not", hint=", ".join(names))
+            raise BadInput(f"output {output!r} is stored in input {name!r}, which the model does not have", hint=", ".join(names))
     if len({*kept.values()}) < len(kept):
-        raise BadInput("two outputs are to stay in one input", hint="give each output an input of its own")
+        raise BadInput("two outputs are stored in one input", hint="give each output a separate input")
 
 
 def _are_whole(head: Head, wholes: Mapping[str, int], shapes: Shapes) -> bool:
@@ -75,9 +77,9 @@ def _state_shape(port: InputPort, head: Head, shapes: Shapes, wholes: Mapping[st
     known = {d: n for p in others.values() for d, n in zip(p.shape, shapes[p.name], strict=False) if isinstance(d, str)}
     known |= wholes
     if not port.ranked:
-        raise BadInput(f"nothing says which shape input {port.name!r} has", str(port), "give an array for it")
+        raise BadInput(f"the shape of input {port.name!r} is unknown", str(port), "give an array for it")
     found = tuple(d if isinstance(d, int) else known.get(d or "", -1) for d in port.shape)
     if -1 in found:
         dim = port.shape[found.index(-1)]
-        raise BadInput(f"nothing says how long input {port.name!r} is along {dim or 'an axis'}", hint="give an array for it")
+        raise BadInput(f"the extent of input {port.name!r} along {dim or 'an axis'} is unknown", hint="give an array for it")
     return found

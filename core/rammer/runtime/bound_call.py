@@ -129,7 +129,7 @@ class ModelBound:
         """Notes on additional work in each run."""
         found = dict.fromkeys(n for b in self.bounds for n in b.notes)
         if self._host_nodes:
-            found[f"{self._host_nodes} operators run on the host: what they read and write is copied in every run"] = None
+            found[f"{self._host_nodes} operators run on the host: their inputs and outputs are copied in every run"] = None
         return tuple(found)
 
     @property

@@ -197,11 +197,11 @@ class BodyPrograms:
         key = BodyKey(body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             if not all(p.numeric for p in ports):
-                raise BadInput("it reads what no device holds")
+                raise BadInput("it reads values that no device supports")
             forms = self.forms.setdefault(body, set())
             forms.add(ports)
             if len(forms) > MOST_FORMS:
-                raise BadInput("its shapes change from step to step")
+                raise BadInput("its shapes change between iterations")
             self._record_model(key, _as_model(body, ports, fixed))
         return BodyPart(key, self.models[key], feeds)
 
@@ -231,7 +231,7 @@ class BodyPrograms:
         wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _next_power_of_two(ahead.left)
         count = min(self.most[body], wanted)
         if count < 2:
-            raise BadInput("one turn is long enough")
+            raise BadInput("a chunk would have a single iteration")
         own, _, free = _body_reads(body)
         first = () if scanned else (_INDEX, _YES)
         named = dict(zip(own, (*first, *ahead.state, *(np.asarray(x[0]) for x in ahead.slices)), strict=True))
@@ -251,7 +251,7 @@ class BodyPrograms:
         """Return a chunk of a body that reads the values ``given``; ``fixed`` are outer constants."""
         ports = tuple(map(_make_port, given.items()))
         if not all(p.numeric for p in ports):
-            raise BadInput("it reads what no device holds")
+            raise BadInput("it reads values that no device supports")
         key = BodyKey(turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             self._record_model(key, turns.model({p.name: p for p in ports}, fixed))
@@ -263,7 +263,7 @@ class BodyPrograms:
 
         special = self._find_body_program(turns.body)
         if special is None or special.compiled.host_nodes:
-            raise BadInput("a turn is no one program")
+            raise BadInput("an iteration does not compile to a single program")
         predicted = sum(p.predicted for p in special.compiled.programs)
         return max(min(MOST_TURNS, MOST_UNROLLED // turns.size, int(LONGEST / max(predicted, 1e-9))), 1)
 
@@ -280,7 +280,7 @@ class BodyPrograms:
                 raise found.compiled.rest.why
             if (found.host_nodes or len(found.loaded) != 1) and not isinstance(part.key.what, SubGraph):
                 found.close()
-                raise BadInput("several turns are no one program")
+                raise BadInput("a chunk does not compile to a single program")
             self.residents.keep(part.key, found)
         return found
 

@@ -26,7 +26,7 @@ from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
 from rammer.runtime.auto_ranges import Seen
-from rammer.runtime.bind_request import Asked, parse_bind_request
+from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.control_flow import BodyPrograms
@@ -198,7 +198,7 @@ class Executable:
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
 
-    def _find_bindable(self, key: ShapeKey, what: Asked) -> LoadedModel:
+    def _find_bindable(self, key: ShapeKey, what: BindRequest) -> LoadedModel:
         """Return the program of a bound call for a range, or with outputs that alias inputs."""
         with compile_lock(self.backend):
             found = self.residents.find(key)
@@ -207,7 +207,7 @@ class Executable:
                 found = self._made(key, kept, lambda: self._compiled_bound(what))
         return found
 
-    def _compiled_bound(self, what: Asked) -> Compiled:
+    def _compiled_bound(self, what: BindRequest) -> Compiled:
         """Compile a bound call's program. Raises NoRange if no single program covers the range."""
         if what.spans:
             return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)

@@ -40,7 +40,7 @@ class HostBound:
     ) -> None:
         self.inputs, self.outputs = host_ports(program, inputs, outputs)
         if stream is not None:
-            raise BadInput("runs of this device end before they return: there is no stream to queue them on")
+            raise BadInput("runs of this device are synchronous: it has no stream to queue them on")
         self.clock, self.notes = clock, tuple[str, ...]()
         self.copied = tuple(self.inputs), tuple(self.outputs)
         self._run: Callable[[Mapping[str, Array]], RunResult] | None = run

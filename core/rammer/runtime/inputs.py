@@ -68,7 +68,7 @@ def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tupl
     """Return the input's shape with --shape applied. Raises BadInput with the missing option if it stays dynamic, or for a
     non-tensor."""
     if not port.numeric:
-        what = f"input {port.name!r} is of type {port.dtype}, which is not made up"
+        what = f"input {port.name!r} is of type {port.dtype}, which has no random values"
         raise BadInput(what, str(port), "run the model from Python: rammer.compile(model).run({...})")
     if not port.ranked and port.name not in shapes:
         raise BadInput(f"input {port.name!r} declares no shape", str(port), f"give it, for example --shape {port.name}:1x16")
@@ -96,7 +96,9 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
     low, high = (math.ceil(end) for end in span or DEFAULT_INTEGER_RANGE)
     least, most = form.ends if form is not None else (np.iinfo(kind).min, np.iinfo(kind).max)
     if not least <= low < high <= most + 1:
-        raise BadInput(f"no {kind} lies in {low}..{high} throughout", "--range", f"choose whole numbers from {least} to {most}")
+        raise BadInput(
+            f"{kind} does not cover the range {low}..{high}", "--range", f"choose whole numbers from {least} to {most}"
+        )
     return rng.integers(low, high, shape, dtype=form.wide if form is not None else kind).astype(kind, copy=False)
 
 
@@ -135,14 +137,15 @@ def make_inputs(
         unknown = sorted(set(keys) - names)
         if unknown:
             raise BadInput(
-                f"{what} names {unknown[0]!r}, which is no input of the model", hint=f"its inputs are: {', '.join(sorted(names))}"
+                f"{what} names {unknown[0]!r}, which is not an input of the model",
+                hint=f"its inputs are: {', '.join(sorted(names))}",
             )
     rng = np.random.default_rng(seed)
     made = {p.name: static_shape(p, shapes) for p in model.inputs if p.name not in given}
     need = sum(math.prod(made[p.name]) * itemsize(p.dtype) for p in model.inputs if p.name in made)
     if need > available_bytes():
         raise BadInput(
-            f"the inputs take {need} bytes, this process can have {available_bytes()}",
+            f"the inputs take {need} bytes, {available_bytes()} are available",
             "input " + ", ".join(made),
             "use a smaller batch or input",
         )

@@ -46,7 +46,7 @@ class Timing:
 NO_RUN: Final = Timing(0.0, 0.0, 0.0)
 
 
-class Following(Protocol):
+class Continuation(Protocol):
     """The deferred part after the programs of a model (``rammer.runtime.continuation``)."""
 
     @property
@@ -81,7 +81,7 @@ class LoadedModel:
     compiled: Compiled
     loaded: dict[int, Loaded]
     compile_seconds: float
-    following: Following | None = None
+    following: Continuation | None = None
     bodies: BodyRunner | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
     loose: WeakSet[ModelBound] = field(default_factory=WeakSet)  #: Bound calls that do not pin it.
@@ -237,7 +237,9 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
                     if segment.program.repeat is not None and not can_repeat(backend):
-                        raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
+                        raise DeviceFailure(
+                            f"program {segment.program.name} is a loop program, which {backend.hardware.name} does not support"
+                        )
                     verify()
                     loaded[number] = load_tables(backend, segment)
                     for part in parts_of(segment.constants).values():

@@ -177,9 +177,9 @@ def _decode_head(data: dict[str, Any]) -> Head:
     inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"]), p["ranked"]) for p in data["inputs"])
     names = (data["name"], *(p.name for p in inputs), *data["outputs"])
     if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
-        raise ValueError("a name or an element type is none")
+        raise ValueError("a name or an element type is malformed")
     if not all(d is None or type(d) is str or (type(d) is int and d >= 0) for p in inputs for d in p.shape):
-        raise ValueError("an extent is none")
+        raise ValueError("an extent is malformed")
     if not all(type(p.ranked) is bool and (p.ranked or not p.shape) for p in inputs):
         raise ValueError("cached input has extents without a rank")
     return Head(data["name"], inputs, tuple(data["outputs"]))

@@ -80,7 +80,7 @@ class ProgramCache:
                 apart = SeparateConstants(self._constant_cache(), self.source.files)
                 return save_artifact(path, self.artifact(compiled, path), apart, self.source.check)
             except OSError as problem:
-                print_warning(f"compiled program is not kept: {problem}")
+                print_warning(f"compiled program is not cached: {problem}")
         self.source.check()
 
     def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
@@ -92,7 +92,7 @@ class ProgramCache:
             cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constant_cache())
             bare = Compiled(cached.compiled.graph, ())
             if replace(cached, compiled=bare) != self.artifact(bare, path) or not fits(cached.compiled):
-                raise BadInput(f"{path} was kept for something else")
+                raise BadInput(f"{path} was cached for other inputs or options")
             check_device(path, cached.compiled, self.backend)
             return cached.compiled
         except BadInput as problem:

@@ -77,7 +77,7 @@ class RangedCall(ModelBound):
         found = {o: p for program in compiled.programs for o, p in state_pairs(program).items()}
         self._over = {o: i for o, i in terms.kept.items() if found.get(self._tensor(compiled.graph.outputs, o)) == self._names[i]}
         self._copied = {o: i for o, i in terms.kept.items() if o not in self._over}
-        begun = {n for p in compiled.programs for o in p.operators if any(e.below for e in o.endings) for n in o.outputs}
+        begun = {n for p in compiled.programs for o in p.operators if any(e.before for e in o.skips) for n in o.outputs}
         self._whole_over = [o for o in self._over if self._tensor(compiled.graph.outputs, o) not in begun]
         given = dict(inputs)
         self._filled = {o: types[i].shape if i in given else (0,) * len(types[i].shape) for o, i in self._over.items()}
@@ -88,8 +88,8 @@ class RangedCall(ModelBound):
             elif on_host(given[name]):
                 given[name] = np.array(_pad_array(np.asarray(given[name]), shape))
             if shape_of(given[name]) != shape:
-                what = f"what stays in input {name!r} has shape {list(shape)}, the array {list(shape_of(given[name]))}"
-                raise BadInput(what, hint="give an array of the host that is shorter, or one of this shape")
+                what = f"the state in input {name!r} has shape {list(shape)}, the array has {list(shape_of(given[name]))}"
+                raise BadInput(what, hint="give a shorter host array, or an array of this shape")
         numbers = {port: np.array(self._point[symbol], np.int64) for port, symbol in self._length_ports.items()}
         super().__init__(compiled, loaded, {**given, **numbers}, outputs, stream)
         self._types = types
@@ -108,7 +108,7 @@ class RangedCall(ModelBound):
     def notes(self) -> tuple[str, ...]:
         """Notes on copies and full overwrites in each run."""
         copied = (f"output {o!r} is copied into input {i!r} after every run" for o, i in self._copied.items())
-        why = "nothing tells one position from which on it is new"
+        why = "the position of its first new element is unknown"
         written = (f"all of output {o!r} is written over input {self._over[o]!r} in every run: {why}" for o in self._whole_over)
         return (*super().notes, *copied, *written)
 

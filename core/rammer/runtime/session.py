@@ -119,7 +119,7 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     """
     artifact = load_artifact(path, registry.operators)
     if artifact.compiled.ranged is not None and artifact.key:
-        raise BadInput(f"{path} is kept for a part of a range of its model", hint="run the model itself")
+        raise BadInput(f"{path} is cached for a part of a range of its model", hint="run the model itself")
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
     if made_for != asked:

@@ -84,7 +84,7 @@ class Lengths:
         names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
         for name in given:
             if name not in names:
-                known = f"its open dimensions are {', '.join(names)}" if names else "it has none"
+                known = f"its open dimensions are {', '.join(names)}" if names else "it has no open dimensions"
                 if any(p.name == name for p in ports):
                     known += f"; the shape of its input {name} is given as {name}:EXTENTxEXTENT..."
                 raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
@@ -143,7 +143,7 @@ class Lengths:
 def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
     """Describe the lengths of the current program, its model's range and its ``programs`` on the device, for the user."""
     if not lengths.spans:
-        return f"{format_spans(spans)}, a range that runs have shown; {programs} programs so far"
+        return f"{format_spans(spans)}, a range observed in earlier runs; {programs} programs so far"
     return f"{describe_scope(lengths, spans)}; {programs} so far"
 
 
@@ -170,7 +170,7 @@ FIXED: Final = Lengths()
 def _check_span(name: str, said: Span) -> Span:
     low, high = said
     if not 0 <= low < high or high <= LEAST:
-        raise BadInput(f"{low}..{high} is no range of lengths", f"shapes of {name}", "for example (1, 512)")
+        raise BadInput(f"{low}..{high} is not a range of lengths", f"shapes of {name}", "for example (1, 512)")
     return low, high
 
 
@@ -186,8 +186,8 @@ def _parse_extent(name: str, said: str, spans: Mapping[str, Span]) -> AffineExte
         elif symbol.strip() in spans and count is not None:
             terms[symbol.strip()] = terms.get(symbol.strip(), 0) + count
         else:
-            hint = f"for example {next(iter(spans), 'past')} + 1, of lengths that have a range"
-            raise BadInput(f"{said!r} is no sum of lengths and numbers", f"shapes of {name}", hint)
+            hint = f"for example {next(iter(spans), 'past')} + 1, where each length has a range"
+            raise BadInput(f"{said!r} is not a sum of lengths and numbers", f"shapes of {name}", hint)
     return AffineExtent(tuple(terms.items()), offset)
 
 

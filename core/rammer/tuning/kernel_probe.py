@@ -151,8 +151,8 @@ def usual_lengths(program: RProgram) -> dict[str, Array]:
     most: dict[str, int] = {}
     for o in program.operators:
         axes = {(c.name, r.name): r.extent for c in o.computes for r in c.reduce}
-        ends = [(e.extent, next(a.extent for a in o.anchor.axes if a.name == e.axis)) for e in o.endings if not e.below]
-        for extent, bound in (*ends, *((s.extent, axes[s.compute, s.axis]) for s in o.stops)):
+        ends = [(e.extent, next(a.extent for a in o.anchor.axes if a.name == e.axis)) for e in o.skips if not e.before]
+        for extent, bound in (*ends, *((s.extent, axes[s.compute, s.axis]) for s in o.reduce_bounds)):
             if len(extent.terms) == 1:
                 (name, factor), *_ = extent.terms
                 most[name] = max((bound - extent.offset) // factor, most.get(name, 0))

@@ -102,7 +102,7 @@ class KernelStore:
 
     def _replace(self, path: Path, why: str) -> None:
         """Remove the file and SQLite's auxiliary files, to create a new one."""
-        self.warning = f"kernel store {path} is ignored: {why}; a new one is made"
+        self.warning = f"kernel store {path} is ignored: {why}; a new store is created"
         print(f"rammer: warning: {self.warning}", file=sys.stderr)
         for end in ("", "-journal", "-wal", "-shm"):
             path.with_name(path.name + end).unlink(missing_ok=True)
@@ -216,11 +216,11 @@ def _decode_kernel(item: dict[str, Any]) -> TunedKernel:
         origin=str(item["origin"]),
     )
     if min(kernel.tile, default=1) < 1 or not all(0 <= t < math.inf for t in (kernel.alone, kernel.crowded)):
-        raise ValueError("impossible tile or time")
+        raise ValueError("invalid tile or time")
     return kernel
 
 
 def _check_integer(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value

@@ -108,7 +108,13 @@ class Measurer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._child.wait(5)
         self._end()
-        return "closed its line" if code is None else f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return (
+            "closed its connection"
+            if code is None
+            else f"was terminated by signal {-code}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
 
     def _end(self) -> None:
         if self._line is not None:

@@ -104,7 +104,7 @@ class Tuner:
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
-        if any(e.below for e in operator.endings):
+        if any(e.before for e in operator.skips):
             return self._narrow_candidates(operator, own, binding)
         extra = [o for o in self.extra(operator, binding) if self._has_kernel(o, binding)]
         return self._rank_candidates(extra, LazySequence(own), binding) if extra else own
@@ -112,8 +112,8 @@ class Tuner:
     def _narrow_candidates(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
         """Return candidates of an operator that writes a few positions of an axis in a run. Their tasks have one position along
         that axis, so that all other tasks end at once. They are of the first supporting family of the device."""
-        axes = {e.axis for e in operator.endings if e.below}
-        axes |= {e.beside.by for e in operator.endings if e.beside is not None}
+        axes = {e.axis for e in operator.skips if e.before}
+        axes |= {e.window.by for e in operator.skips if e.window is not None}
         for option in own[: MEASURED["full"]]:
             tile = tuple(1 if a.name in axes else n for a, n in zip(operator.anchor.axes, option.tile, strict=True))
             for narrow in (replace(option, tile=tile), replace(option, tile=tile, family="", config=())):
@@ -174,9 +174,9 @@ class Tuner:
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the
         device, and no run ends its tasks early."""
-        if best.endings or not best.family or not isinstance(self.backend, Thrifty):
+        if best.skips or not best.family or not isinstance(self.backend, Thrifty):
             return []
-        found = self.backend.lean(best, binding)
+        found = self.backend.smallest_kernel(best, binding)
         return [found] if found is not None else []
 
     def _select_measured(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:

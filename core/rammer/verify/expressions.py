@@ -43,7 +43,7 @@ def _compute_problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[s
     if c.dtype not in SHORT:
         yield f"unknown element type {c.dtype}"
     if max(len(c.axes), len(c.reduce)) > MOST_AXES or any(not 0 <= a.extent < FARTHEST for a in (*c.axes, *c.reduce)):
-        yield f"it has more than {MOST_AXES} axes, or one of an impossible extent"
+        yield f"it has more than {MOST_AXES} axes, or an axis of an invalid extent"
     if _expression_depth(c.body) > DEEPEST:
         yield f"its expression has more than {DEEPEST} levels"
         return  # all other checks recurse through the levels
@@ -77,7 +77,7 @@ def _load_problems(
             continue  # guarded, or never read
         span = ex.interval(index, bounds)
         if span is None and not ex.loads(index):
-            yield f"{e}: nothing bounds index {index}"  # an index that depends on data is clamped to the tensor
+            yield f"{e}: index {index} is unbounded"  # an index that depends on data is clamped to the tensor
         if span is not None and not 0 <= span[0] <= span[1] < extent:
             yield f"{e}: index {index} covers {span[0]}..{span[1]}, the axis has {extent}"
 
@@ -87,7 +87,7 @@ def _index_problems(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: 
     if isinstance(index, Ref):
         return
     if is_float(ex.dtype_of(index, dtypes)):
-        yield f"index {index} is no integer"
+        yield f"index {index} is not an integer"
     if bounds is None:
         return
     for e in ex.walk(index):

@@ -89,26 +89,26 @@ def check_states(program: RProgram) -> None:
     held = {program.storage[n].buffer for n in pairs}
     for buffer in program.buffers:
         if (buffer.kind == "state") != (buffer.name in held):
-            raise VerifyError(f"buffer {buffer.name} of kind {buffer.kind} is no state, or one of another kind", program.name)
+            raise VerifyError(f"buffer {buffer.name} of kind {buffer.kind} does not match its states", program.name)
     for output, past in pairs.items():
         operator, compute = makers.get(output, (None, None))
         if operator is None or compute is None or output not in operator.outputs or not is_continuation(compute, past):
-            raise VerifyError(f"{output} does not continue {past}, in whose buffer it is", program.name)
+            raise VerifyError(f"{output} does not continue {past}, whose buffer it shares", program.name)
         for other in program.operators:
             if any(past in c.reads for c in other.computes if c is not compute):
-                raise VerifyError(f"{other.name} reads {past}, over which {operator.name} writes {output}", other.name)
+                raise VerifyError(f"{other.name} reads {past}, which {operator.name} overwrites with {output}", other.name)
             home = program.storage[output].buffer
             if any(program.storage[n].buffer == home and n != output for n in other.outputs if n in program.storage):
                 raise VerifyError(f"{other.name} writes into the buffer of state {output}", other.name)
     for operator in program.operators:
-        for ending in operator.endings:
-            if ending.below and not all(_is_past_where_skipped(operator, n, ending, pairs) for n in operator.outputs):
-                raise VerifyError(f"'ends {ending}', but {operator.name} has something to write there", operator.name)
+        for ending in operator.skips:
+            if ending.before and not all(_is_past_where_skipped(operator, n, ending, pairs) for n in operator.outputs):
+                raise VerifyError(f"'skip {ending}', but {operator.name} has new elements to write there", operator.name)
 
 
 def _is_past_where_skipped(operator: ROperator, output: str, ending: SkipTasks, pairs: Mapping[str, str]) -> bool:
     """Return True if ``output`` equals its past in all skipped tasks."""
-    if ending.beside is None:
+    if ending.window is None:
         return _is_past_below(operator, output, ending.axis, ending.extent, pairs)
     compute = next(c for c in operator.computes if c.name == output)
     found = written_rows(compute, pairs[output]) if output in pairs else None
@@ -116,7 +116,7 @@ def _is_past_where_skipped(operator: ROperator, output: str, ending: SkipTasks, 
         return False
     axis, extent, by, rows = found
     names = [a.name for a in operator.anchor.axes]
-    return (names[axis], extent, replace(rows, by=names[by])) == (ending.axis, ending.extent, ending.beside)
+    return (names[axis], extent, replace(rows, by=names[by])) == (ending.axis, ending.extent, ending.window)
 
 
 def _is_past_below(operator: ROperator, output: str, axis: str, extent: AffineExtent, pairs: Mapping[str, str]) -> bool:

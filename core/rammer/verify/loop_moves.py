@@ -35,7 +35,7 @@ def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str
     repeat = program.repeat
     moves = repeat.moves if repeat is not None else ()
     if repeat is not None and not (1 <= repeat.count <= MOST_TURNS and len(moves) <= MOST_MOVES):
-        raise VerifyError(f"a program has at most {MOST_TURNS} turns and {MOST_MOVES} moves in each", program.name)
+        raise VerifyError(f"a program has at most {MOST_TURNS} iterations and {MOST_MOVES} moves in each", program.name)
     if repeat is not None:
         _check_until(program, repeat)
     by_target: dict[str, list[Move]] = {}
@@ -55,7 +55,7 @@ def _check_until(program: RProgram, repeat: Repeat) -> None:
     """Check that iterations depend on lengths and have as many steps as their slices, so all valid elements are written."""
     if repeat.until is None:
         if repeat.step != 1:
-            raise VerifyError("turns that nothing ends have no steps", program.name)
+            raise VerifyError("iterations without a bound must have step 1", program.name)
         return
     check_length(program, f"until {repeat.until}", repeat.until, program.name)
     rows = {s.buffer: s.shape[0] for s in program.storages if s.row_major and s.shape and not s.offset}
@@ -65,7 +65,7 @@ def _check_until(program: RProgram, repeat: Repeat) -> None:
             continue
         steps = rows.get(move.target, 0)
         if not steps or move.size * steps != buffer.size * repeat.step:
-            raise VerifyError(f"a turn writes other than {repeat.step} steps of {move.target}", _move_title(move))
+            raise VerifyError(f"an iteration does not write {repeat.step} steps of {move.target}", _move_title(move))
 
 
 def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[str, Owners]) -> None:
@@ -75,25 +75,25 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
         raise VerifyError("a move needs two buffers of the program", where)
     target, source = program.buffer[move.target], program.buffer[move.source]
     if target.dtype != source.dtype:
-        raise VerifyError(f"{source.dtype} moves into {target.dtype}", where)
+        raise VerifyError(f"{source.dtype} is moved into {target.dtype}", where)
     behind, once = move.when in ("after", "last"), move.when in ("once", "first", "last")
     if once and (move.target_by or move.source_by):
-        raise VerifyError("what moves once moves to and from one place", where)
+        raise VerifyError("a move that runs once has constant offsets", where)
     if max(abs(move.target_by), abs(move.source_by)) * program.turns >= FARTHEST:
-        raise VerifyError("its places are beyond any memory", where)
+        raise VerifyError("its offsets exceed any memory", where)
     for turn in (0,) if once else (0, program.turns - 1):
         open_end = program.repeat is not None and program.repeat.until is not None and not once
         for buffer, first, by in zip((target, source), move.places(turn), (move.target_by, move.source_by), strict=True):
             size = min(move.size, buffer.size - first) if open_end and by else move.size  # the last slice may be short
             if not 0 <= first <= first + size <= buffer.size or (move.size and not size):
                 reach = f"elements {first}..{first + move.size} of {buffer.name}, which has {buffer.size}"
-                raise VerifyError(f"turn {turn} moves {reach}", where)
+                raise VerifyError(f"iteration {turn} moves {reach}", where)
     if target.name in ports or target.kind not in _TARGETS[move.when]:
-        raise VerifyError(f"nothing may move into {target.name} then", where)
+        raise VerifyError(f"a move at this time must not write {target.name}", where)
     if not behind and (source.kind != "input" or source.name not in ports) and source.kind != "constant":
-        raise VerifyError(f"{source.name} holds nothing before a turn", where)
+        raise VerifyError(f"{source.name} is undefined before an iteration", where)
     if behind and not (source.kind == "output" and _is_fully_written(source, owners)):
-        raise VerifyError(f"{source.name} is not written whole in every turn", where)
+        raise VerifyError(f"{source.name} is not fully written in every iteration", where)
 
 
 def _is_fully_written(buffer: Buffer, owners: Mapping[str, Owners]) -> bool:
@@ -106,27 +106,27 @@ def _check_filled(buffer: Buffer, moves: Iterable[Move]) -> None:
     found = list(moves)
     times = sorted(m.when for m in found)
     if times not in (["once"], ["before"], ["after", "first"]):
-        had = f"moves {', '.join(times)}" if times else "nobody"
+        had = f"has moves {', '.join(times)}" if times else "has no moves"
         raise VerifyError(
-            f"{buffer.name} is to be filled before every turn, or first and after every turn; {had} does", buffer.name
+            f"{buffer.name} must be filled before every iteration, or first and after every iteration, but {had}", buffer.name
         )
     for move in found:
         if (move.target_first, move.target_by, move.size) != (0, 0, buffer.size):
-            raise VerifyError(f"{buffer.name} is not filled whole", _move_title(move))
+            raise VerifyError(f"{buffer.name} is not fully written", _move_title(move))
 
 
 def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], owners: Mapping[str, Owners]) -> None:
     """Check that the slices of all iterations cover the buffer, each element once."""
     move, *others = moves
     if others or any(owners[buffer.name].of(program.storage[t])[0] for t in _buffer_tensors(program, buffer)):
-        raise VerifyError(f"{buffer.name} is written by more than one", _move_title(move))
+        raise VerifyError(f"{buffer.name} is written by more than one move or operator", _move_title(move))
     turns = program.turns if move.when == "after" else 1
     first = min(move.places(turn)[0] for turn in (0, turns - 1))
     apart = abs(move.target_by) == move.size or turns == 1
     left = move.size * turns - buffer.size
     whole = 0 <= left < max(move.size, 1) if program.repeat is not None and program.repeat.until is not None else not left
     if first or not apart or not whole:
-        raise VerifyError(f"the turns do not write each element of {buffer.name} once", _move_title(move))
+        raise VerifyError(f"the iterations do not write each element of {buffer.name} once", _move_title(move))
 
 
 def _buffer_tensors(program: RProgram, buffer: Buffer) -> list[str]:

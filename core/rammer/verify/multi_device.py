@@ -57,10 +57,12 @@ def check_homes(program: RProgram) -> None:
         stray = next((b for b in program.buffers if b.home), None)
         odd = next((o for o in program.operators if o.family in CROSSING), None)
         if stray or odd:
-            raise VerifyError("a program for one device has a buffer of another or a transfer", (stray or odd or program).name)
+            raise VerifyError(
+                "a program for one device has a transfer or a buffer of another device", (stray or odd or program).name
+            )
         return
     if program.repeat is not None:
-        raise VerifyError("a program over several devices repeats no turns", program.name)
+        raise VerifyError("a loop program cannot run over several devices", program.name)
     for buffer in program.buffers:
         if buffer.home >= len(program.homes):
             raise VerifyError(f"buffer {buffer.name} is on device {buffer.home} of {len(program.homes)}", buffer.name)
@@ -71,7 +73,7 @@ def check_homes(program: RProgram) -> None:
 def check_rows(program: RProgram) -> None:
     """Check that the devices' rows add up to the program's."""
     if program.homes and sum(h.rows for h in program.homes) != program.veus:
-        raise VerifyError(f"its {len(program.homes)} devices do not share out its {program.veus} rows", program.name)
+        raise VerifyError(f"the rows of its {len(program.homes)} devices do not add up to {program.veus}", program.name)
 
 
 def _operator_devices(program: RProgram) -> dict[str, int]:
@@ -139,12 +141,12 @@ class _Homes:
             raise VerifyError(f"transfer {operator.name} is more than a copy in one task", operator.name)
         (source,) = operator.inputs
         if program.types[source] != program.types[target.name]:
-            raise VerifyError(f"transfer {operator.name} makes another type of {source}", operator.name)
+            raise VerifyError(f"transfer {operator.name} changes the type of {source}", operator.name)
         if not (program.storage[source].row_major and program.storage[target.name].row_major):
-            raise VerifyError(f"transfer {operator.name} moves what does not lie in one piece", operator.name)
+            raise VerifyError(f"transfer {operator.name} moves a tensor that is not contiguous", operator.name)
         if home_of(program, source) != home or home_of(program, target.name) == home:
             raise VerifyError(
-                f"transfer {operator.name} of device {home} does not write from there to another one", operator.name
+                f"transfer {operator.name} of device {home} does not write from there to another device", operator.name
             )
 
     def _check_fetch(self, operator: ROperator, home: int) -> None:
@@ -154,11 +156,11 @@ class _Homes:
         if not fills or not _is_one(operator) or target.body != fetched_body(source, record, target, fills):
             raise VerifyError(f"fetch {operator.name} is more than a copy in one task, up to a record", operator.name)
         if program.types[source] != program.types[target.name] or program.types[record].shape != (len(target.axes),):
-            raise VerifyError(f"fetch {operator.name} makes another type of {source}", operator.name)
+            raise VerifyError(f"fetch {operator.name} changes the type of {source}", operator.name)
         if not (program.storage[source].row_major and program.storage[target.name].row_major):
-            raise VerifyError(f"fetch {operator.name} reads what does not lie in one piece", operator.name)
+            raise VerifyError(f"fetch {operator.name} reads a tensor that is not contiguous", operator.name)
         if home_of(program, source) == home or home_of(program, target.name) != home:
-            raise VerifyError(f"fetch {operator.name} of device {home} does not read another one's tensor", operator.name)
+            raise VerifyError(f"fetch {operator.name} of device {home} does not read a tensor of another device", operator.name)
         maker = next((o for o in program.operators if record in o.outputs), None)
         if maker is None or maker.family != TRANSFER or home_of(program, record) != home:
             raise VerifyError(f"fetch {operator.name} has no record that was sent to device {home}", operator.name)
@@ -199,7 +201,7 @@ class _Homes:
 def _is_one(operator: ROperator) -> bool:
     """Return True if the operator makes one tensor without a reduction, in one task that every run computes."""
     whole = len(operator.computes) == 1 and not operator.anchor.combiner and operator.task_count == 1
-    return whole and operator.outputs == (operator.anchor.name,) and not operator.endings
+    return whole and operator.outputs == (operator.anchor.name,) and not operator.skips
 
 
 def _parse_fetch(target: Compute) -> tuple[str, str, dict[int, Const]]:

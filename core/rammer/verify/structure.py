@@ -55,7 +55,7 @@ def _check_names(program: RProgram) -> None:
     ):
         for name in names:
             if not is_identifier(name):
-                raise VerifyError(f"{what} {name!r} has a name that is no identifier", program.name)
+                raise VerifyError(f"{what} {name!r} has a name that is not an identifier", program.name)
 
 
 def _check_ports(program: RProgram) -> None:
@@ -70,7 +70,7 @@ def _check_ports(program: RProgram) -> None:
             raise VerifyError(f"input {port.external!r} lives in a buffer of kind {kind}", port.tensor)
     for ports in (program.inputs, program.outputs):
         if len({program.storage[p.tensor].buffer for p in ports}) != len(ports):
-            raise VerifyError("two inputs or outputs live in one buffer", program.name)
+            raise VerifyError("two inputs or outputs share one buffer", program.name)
     for port in (*program.inputs, *program.outputs):
         storage = program.storage[port.tensor]
         name = storage.buffer
@@ -90,7 +90,7 @@ def _check_places(program: RProgram) -> None:
     """Check that storages are inside their buffers, arena buffers are aligned, and addresses fit 64 bits."""
     for buffer in program.buffers:
         if buffer.dtype not in SHORT or buffer.size < 0 or buffer.offset < 0 or buffer.offset + buffer.nbytes >= FARTHEST:
-            raise VerifyError(f"buffer {buffer.name} holds no possible number of elements of a known type", buffer.name)
+            raise VerifyError(f"buffer {buffer.name} has an invalid size or an unknown element type", buffer.name)
     for storage in program.storages:
         if storage.buffer not in program.buffer:
             raise VerifyError(f"tensor {storage.tensor} lives in an unknown buffer {storage.buffer}", storage.tensor)
@@ -100,7 +100,7 @@ def _check_places(program: RProgram) -> None:
                 f"tensor {storage.tensor} has {len(storage.strides)} strides for shape {storage.shape}", storage.tensor
             )
         if len(storage.shape) > MOST_AXES or min(storage.shape, default=0) < 0 or not 0 <= storage.offset <= size:
-            raise VerifyError(f"tensor {storage.tensor} has an impossible shape or place", storage.tensor)
+            raise VerifyError(f"tensor {storage.tensor} has an invalid shape or offset", storage.tensor)
         low, high = storage.span()
         if low < high and not 0 <= low < high <= size:
             raise VerifyError(
@@ -109,7 +109,9 @@ def _check_places(program: RProgram) -> None:
             )
     for buffer in program.buffers:
         if buffer.kind == "arena" and buffer.offset % ALIGNMENT:
-            raise VerifyError(f"buffer {buffer.name} starts at byte {buffer.offset}, no multiple of {ALIGNMENT}", buffer.name)
+            raise VerifyError(
+                f"buffer {buffer.name} starts at byte {buffer.offset}, which is not a multiple of {ALIGNMENT}", buffer.name
+            )
 
 
 def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> None:
@@ -133,13 +135,13 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
     later = set(computes)
     for c in operator.computes:
         if not later.isdisjoint(c.reads):
-            raise VerifyError(f"{c.name} reads what it or a later one computes", operator.name)
+            raise VerifyError(f"{c.name} reads its own result or a later one", operator.name)
         later.discard(c.name)
         bodies.check(c, operator.name)
     _check_endings(program, operator)
     for edge in operator.connections:
         if edge.producer not in computes or edge.consumer not in computes:
-            raise VerifyError(f"{edge} connects what {operator.name} does not compute", operator.name)
+            raise VerifyError(f"{edge} connects a tensor that {operator.name} does not compute", operator.name)
 
 
 def _check_cut(operator: ROperator, output: str) -> None:
@@ -151,45 +153,47 @@ def _check_cut(operator: ROperator, output: str) -> None:
             f"tile {operator.tile} cuts the task grid {anchor.shape} where {output} of another shape has no such axis",
             operator.name,
         )
-    if operator.endings and not operator.even:
-        raise VerifyError(f"{output} has another shape than {anchor.name}, and the operator ends somewhere", operator.name)
+    if operator.skips and not operator.even:
+        raise VerifyError(f"{output} has another shape than {anchor.name}, and the operator has masked tasks", operator.name)
 
 
 def _check_endings(program: RProgram, operator: ROperator) -> None:
     """Check the masks and early stops of an operator. Lengths are one-element inputs. Masks without a fill come first, and fills
     are floats. Each stop is on a reduction of the operator."""
     axes = {a.name for a in operator.anchor.axes}
-    for place, ending in enumerate(operator.endings):
+    for place, ending in enumerate(operator.skips):
         if ending.axis not in axes or len(ending.fills) != len(operator.outputs):
-            raise VerifyError(f"'ends {ending}' is about no axis or other outputs", operator.name)
-        if place and operator.endings[place - 1].writes > ending.writes:
-            raise VerifyError(f"'ends {ending}' writes nothing behind one that does", operator.name)
-        if ending.beside is not None:
+            raise VerifyError(f"'skip {ending}' does not match the operator's axes or outputs", operator.name)
+        if place and operator.skips[place - 1].writes > ending.writes:
+            raise VerifyError(f"'skip {ending}' writes nothing, but follows a mask that writes", operator.name)
+        if ending.window is not None:
             _check_beside(program, operator, ending)
         written = zip(operator.outputs, ending.fills, strict=True)
         if any(fill is not None and not is_float(program.types[n].dtype) for n, fill in written):
-            raise VerifyError(f"'ends {ending}' writes other numbers than floats", operator.name)
+            raise VerifyError(f"'skip {ending}' writes a value that is not a float", operator.name)
     reduced = {(c.name, r.name) for c in operator.computes for r in c.reduce}
-    for stop in operator.stops:
+    for stop in operator.reduce_bounds:
         if (stop.compute, stop.axis) not in reduced:
-            raise VerifyError(f"'stops {stop}' is about no reduction", operator.name)
-    said = [(f"ends {e}", e.extent) for e in operator.endings if e.beside is None]
-    said += [(f"stops {s}", s.extent) for s in operator.stops]
+            raise VerifyError(f"'reduce_bound {stop}' does not name a reduction of the operator", operator.name)
+    said = [(f"skip {e}", e.extent) for e in operator.skips if e.window is None]
+    said += [(f"reduce_bound {s}", s.extent) for s in operator.reduce_bounds]
     for what, extent in said:
         check_length(program, what, extent, operator.name)
 
 
 def _check_beside(program: RProgram, operator: ROperator, ending: SkipTasks) -> None:
     """Check that a row window starts at an input with an element for each index along its other axis."""
-    assert ending.beside is not None
+    assert ending.window is not None
     extents = {a.name: a.extent for a in operator.anchor.axes}
-    terms, by, inputs = ending.extent.terms, ending.beside.by, {p.tensor for p in program.inputs}
+    terms, by, inputs = ending.extent.terms, ending.window.by, {p.tensor for p in program.inputs}
     storage = program.storage.get(terms[0][0]) if len(terms) == 1 and terms[0][0] in inputs else None
-    plain = [f for _, f in terms] == [1] and not ending.extent.offset and not ending.writes and ending.below and by != ending.axis
+    plain = (
+        [f for _, f in terms] == [1] and not ending.extent.offset and not ending.writes and ending.before and by != ending.axis
+    )
     fits = storage is not None and storage.row_major and (storage.shape, storage.offset) == ((extents.get(by, -1),), 0)
     kind = program.types[terms[0][0]].dtype if fits else ""
-    if not plain or kind != "int64" or ending.beside.of not in (0, extents[ending.axis]):
-        raise VerifyError(f"'ends {ending}' begins at no input of the places along {by}", operator.name)
+    if not plain or kind != "int64" or ending.window.of not in (0, extents[ending.axis]):
+        raise VerifyError(f"'skip {ending}' does not begin at an int64 input along {by}", operator.name)
 
 
 def check_length(program: RProgram, what: str, extent: AffineExtent, where: str) -> None:
@@ -202,7 +206,7 @@ def check_length(program: RProgram, what: str, extent: AffineExtent, where: str)
             or math.prod(storage.shape) != 1
             or (program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR)
         ):
-            raise VerifyError(f"'{what}' asks {tensor}, which is no input of one int64", where)
+            raise VerifyError(f"'{what}' depends on {tensor}, which is not an input of one int64", where)
 
 
 def _check_counters(program: RProgram) -> None:
@@ -245,7 +249,7 @@ def _wrong_task(program: RProgram, full: Mapping[str, int]) -> VerifyError:
         for place, task in enumerate(row):
             where, marks = f"v{veu} place {place}", seen.get(task.operator)
             if marks is None or not 0 <= task.index < program.operator[task.operator].task_count:
-                return VerifyError(f"{task.operator}[{task.index}] is no task of this program", where)
+                return VerifyError(f"{task.operator}[{task.index}] is not a task of this program", where)
             if task.index in marks:
                 return VerifyError(f"{task.operator}[{task.index}] occurs twice", where)
             marks.add(task.index)

@@ -65,7 +65,7 @@ def verify(
     except Deadlock as stuck:
         task = program.rows[stuck.veu][stuck.place]
         where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
-        raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}", where) from None
+        raise VerifyError(f"rows wait for each other in a cycle: nothing can finish counter {stuck.counter}", where) from None
     owners = _buffer_owners(program)
     moved = check_seam(program, owners)
     _check_outputs(program, owners, moved)
@@ -111,7 +111,7 @@ def _check_outputs(program: RProgram, owners: Mapping[str, Owners], moved: Colle
         if kind not in ("output", "state"):
             raise VerifyError(f"output {port.external!r} lives in the {kind} buffer {storage.buffer}", port.tensor)
         if storage.buffer not in moved and not owners[storage.buffer].of(storage)[1]:
-            raise VerifyError(f"output {port.external!r} is not written whole", port.tensor)
+            raise VerifyError(f"output {port.external!r} is not fully written", port.tensor)
 
 
 # --- reads ------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class _Reads:
             return ()
         writers, complete = self.owners[storage.buffer].of(storage)
         if not complete:
-            raise VerifyError(f"{reader.name} reads {tensor}, parts of which nobody writes", f"buffer {storage.buffer}")
+            raise VerifyError(f"{reader.name} reads {tensor}, parts of which are never written", f"buffer {storage.buffer}")
         if reader.name in writers:
             raise VerifyError(f"{reader.name} reads {tensor}, parts of which it writes itself", reader.name)
         return writers
@@ -182,7 +182,9 @@ class _Reads:
         task = self.clocks.base[reader] + index
         where = f"v{self.clocks.veu[task]} place {self.clocks.place[task]}: {reader}[{index}]"
         return VerifyError(
-            f"{reader}[{index}] reads {tensor} before {writer} has surely written it", where, f"a wait for {writer} is missing"
+            f"{reader}[{index}] reads {tensor} before {writer} is guaranteed to have written it",
+            where,
+            f"a wait for {writer} is missing",
         )
 
 
@@ -284,6 +286,7 @@ def _check_resources(program: RProgram, device: VDevice, spinning: bool, local_b
         # Once waiting rows hold every resident slot, the rows they wait for never start.
         if len(filled) > device.resident and waiting >= device.resident:
             raise VerifyError(
-                f"{waiting} of {len(filled)} rows wait, but only {device.resident} vEUs of {device.name} are sure to run at once",
+                f"{waiting} of {len(filled)} rows wait, but only {device.resident} vEUs of {device.name} "
+                "are guaranteed to run at once",
                 f"program {program.name}",
             )

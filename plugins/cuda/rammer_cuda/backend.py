@@ -169,7 +169,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Return the predicted share of peak of the best kernel family, or at least that of the generic kernel."""
-        asked = [f for f in self.usable if (f.holds if operator.holds_operand else f.first is None)]
+        asked = [f for f in self.usable if (f.keeps_operand_on_chip if operator.holds_operand else f.exclusive is None)]
         seconds = self.best(operator, binding, asked) - self.gpu.launch  # the caller counts launches separately
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
 
@@ -180,7 +180,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         for seconds, tiled in self.choices(whole, binding, *(f for f in self.usable if f.product)):
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
             alike = family_of(tiled).seconds(same, binding, self.gpu) + self.gpu.launch
-            others = [f for f in self.usable if f.first is None and not f.product]
+            others = [f for f in self.usable if f.exclusive is None and not f.product]
             return min(1.0, min(alike, self.best(bare, binding, others)) / seconds)
         return SHARE
 
@@ -247,7 +247,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         """Raise DeviceUnavailable without a GPU; wait until its context is created."""
         if not self.present:
             raise DeviceUnavailable(
-                f"target {self.gpu.architecture} was compiled for, but there is no such GPU to run on",
+                f"the program was compiled for target {self.gpu.architecture}, and no GPU of this target is present",
                 hint="leave out --target to use the GPU of this machine",
             )
         if self.context is not None:

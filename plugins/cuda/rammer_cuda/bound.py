@@ -130,7 +130,7 @@ def stream_of(resident: Resident, stream: Any) -> Any:
     if hasattr(stream, "__cuda_stream__"):
         handle = stream.__cuda_stream__()[1]
     if isinstance(handle, bool) or not isinstance(handle, int):
-        raise BadInput(f"{type(stream).__name__} is no CUDA stream", hint="give torch's, CuPy's, or a handle as a number")
+        raise BadInput(f"{type(stream).__name__} is not a CUDA stream", hint="give torch's, CuPy's, or a handle as a number")
     streams = resident.cp.cuda
     if hasattr(streams.Stream, "from_external"):
         return streams.Stream.from_external(_Handle(handle))
@@ -351,7 +351,7 @@ class RepeatedLaunch:
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         grid = (*self.blocks, 1)
         launched = import_driver().cuLaunchKernel(self.function, *grid, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
-        check_result(launched, "launching what moves between turns")
+        check_result(launched, "launching the moves between iterations")
 
     def close(self) -> None:
         """Free the launchable of one iteration."""

@@ -57,7 +57,7 @@ def compile_all(sources: Mapping[str, str], arch: str) -> dict[str, Cubin]:
 
 def nvrtc_version() -> str:
     """Return NVRTC's version, for example ``13.0``."""
-    major, minor = check_result(import_nvrtc().nvrtcVersion(), "asking NVRTC's version")
+    major, minor = check_result(import_nvrtc().nvrtcVersion(), "querying NVRTC's version")
     return f"{major}.{minor}"
 
 

@@ -68,8 +68,8 @@ def _launch_pieces(
 
 def _is_plain_launch(launch: Launch, operator: ROperator, kernel: TaskKernel) -> bool:
     """Return True if a launch's kernel may share a launch: it needs only a plain launch."""
-    alone = kernel.blocks > 1 or kernel.dynamic or operator.endings or not kernel.body
-    return family_of(operator).beside and not alone and first_consecutive(launch.tasks) is not None
+    alone = kernel.blocks > 1 or kernel.dynamic or operator.skips or not kernel.body
+    return family_of(operator).packable and not alone and first_consecutive(launch.tasks) is not None
 
 
 def _split_group(

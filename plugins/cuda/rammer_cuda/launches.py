@@ -72,19 +72,19 @@ def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
     for place, launch in enumerate(plan):
         found.setdefault(launch.operator, set()).update(launch.tasks)
         if not all(0 <= before < place for before in launch.after):
-            raise ValueError(f"launch {place} is after a later one")
+            raise ValueError(f"launch {place} waits for a later launch")
     wanted = {o.name: o.task_count for o in program.operators if o.task_count}
     if {n: len(tasks) for n, tasks in found.items()} != wanted or sum(len(x.tasks) for x in plan) != program.task_count:
         raise ValueError("not every task is launched once")
     if any(min(tasks) < 0 or max(tasks) >= wanted[n] for n, tasks in found.items()):
-        raise ValueError("a launch of other tasks")
+        raise ValueError("a launch has unknown tasks")
     return plan
 
 
 def _decode_tasks(listed: list[int]) -> tuple[int, ...]:
     """Return tasks from [first, number], or from a list that ends in None."""
     if listed[-1] is not None and not 0 <= listed[1] <= MOST_TASKS:
-        raise ValueError(f"{listed[1]} tasks")
+        raise ValueError(f"a launch has {listed[1]} tasks")
     return tuple(listed[:-1]) if listed[-1] is None else tuple(range(listed[0], listed[0] + listed[1]))
 
 

@@ -211,7 +211,7 @@ class Resident:
         found = check_result(api.cuModuleGetFunction(self.modules[-1], entry.encode()), f"finding {entry}")
         if dynamic:
             key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check_result(api.cuFuncSetAttribute(found, key, dynamic), "asking for shared memory")
+            check_result(api.cuFuncSetAttribute(found, key, dynamic), "reserving shared memory")
         return found
 
     def address(self, argument: Argument) -> int:

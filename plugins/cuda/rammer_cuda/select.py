@@ -86,7 +86,7 @@ def _parse_timeout(text: str) -> int:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < LONGEST:
-        raise BadInput(f"{text!r} is no time to wait", "--option watchdog", f"seconds, above 0 and below {LONGEST:.0f}")
+        raise BadInput(f"{text!r} is not a valid timeout", "--option watchdog", f"seconds, above 0 and below {LONGEST:.0f}")
     return max(int(seconds * 1e9), 1)
 
 
@@ -122,7 +122,7 @@ def _open_mixed(
         return PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
     choice = "persistent" if keeps_constants(program) else "graph"
     loaded = open_executor(program, constants, gpu, index, replace(how, choice=choice), writer)
-    loaded.notes = (f"executor {choice}, since this program has no part for each", *loaded.notes)
+    loaded.notes = (f"executor {choice}, since all operators of this program suit one kind", *loaded.notes)
     return loaded
 
 
@@ -169,7 +169,7 @@ def _race_executors(
         except DeviceFailure as problem:
             if built is not None:
                 built.close()
-            lost.append(f"the {kind} one cannot: {problem.what}")
+            lost.append(f"executor {kind} fails: {problem.what}")
     if len(options) == 1:
         graph.notes = (f"executor graph, since {' and '.join(lost)}",)
         return graph
@@ -177,12 +177,12 @@ def _race_executors(
         found = _time_executors(options)
     except DeviceFailure as problem:  # a wait that timed out only the second time
         _close_others(options, "graph")
-        graph.notes = (f"executor graph, since another one cannot: {problem.what}", *lost)
+        graph.notes = (f"executor graph, since another executor fails: {problem.what}", *lost)
         return graph
     best = min(found.seconds, key=lambda kind: found.seconds[kind])
     _close_others(options, best)
     times = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.seconds.items())
-    others = "" if found.steady else ", where others used the GPU"
+    others = "" if found.steady else ", while other processes used the GPU"
     options[best].notes = (f"executor {best}, by measurement: {times}{others}", *lost)
     if found.steady and not lost:
         cached.write(best)
@@ -200,7 +200,7 @@ def could_call(program: RProgram, binding: Binding) -> bool:
 
     A loop program keeps its kernels and places, so a block must be able to call all of them. A block calls the generic kernel for
     operators of a range. It does not round operands, so their families must not either."""
-    if any(o.endings and family_of(o).operand_rounding for o in program.operators):
+    if any(o.skips and family_of(o).operand_rounding for o in program.operators):
         return False
     distinct = {binding.key(o): o for o in program.operators} if program.repeat is not None else {}
     return all(not family_of(o).name or callable_part(o, binding) is not None for o in distinct.values())
@@ -226,12 +226,12 @@ def _worth_building(program: RProgram, binding: Binding, gpu: Gpu, seconds: floa
 def _launched_too(program: RProgram) -> bool:
     """Return True if kernels chosen for rows are also tried as launches: if they are chosen wave by wave. Kernels of ranges exit
     early only as launches, and rows get others."""
-    return program.policy == str(Wavefront()) and program.repeat is None and not any(o.endings for o in program.operators)
+    return program.policy == str(Wavefront()) and program.repeat is None and not any(o.skips for o in program.operators)
 
 
 def keeps_constants(program: RProgram) -> bool:
     """Return True if a row runs a task with held constants more than once, from which a persistent kernel benefits."""
-    held = {o.name for o in program.operators if family_of(o).own}
+    held = {o.name for o in program.operators if family_of(o).persistent}
     if not held:
         return False
     constants = {s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant"}

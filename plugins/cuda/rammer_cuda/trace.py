@@ -122,7 +122,7 @@ def _make_spans(program: RProgram, tasks: list[tuple[str, int]], records: Array)
     missing = [task for task, (start, end) in zip(tasks, records[:, :2], strict=True) if not 0 < start <= end]
     if missing:
         name, index = missing[0]
-        what = f"program {program.name}: {len(missing)} of {len(tasks)} tasks left no times"
+        what = f"program {program.name}: {len(missing)} of {len(tasks)} tasks recorded no times"
         raise DeviceFailure(what, f"task {index} of {program.operator[name].head()} first")
     first = int(records[:, 0].min())
     times = (records[:, :2] - np.uint64(first)).astype(np.float64) * 1e-9

@@ -15,19 +15,19 @@ from rammer_cuda.families import FAMILIES
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import TARGETS
 
-#: Products of warps and threads, those of warpgroups, and the families of operators that are no product.
-WARPS = tuple(f for f in PRODUCTS if f.needs(TARGETS["sm_80"]))
+#: Products of warps and threads, products of warpgroups, and the families of other operators.
+WARPS = tuple(f for f in PRODUCTS if f.supported_by(TARGETS["sm_80"]))
 WARPGROUPS = tuple(f for f in PRODUCTS if f not in WARPS)
-OTHERS = tuple(f for f in FAMILIES if f.name and f.first is None and not f.product)
+OTHERS = tuple(f for f in FAMILIES if f.name and f.exclusive is None and not f.product)
 
 
 def choices(
     backend: CudaBackend, operator: ROperator, binding: Binding, families: Iterable[Family], count: int = 200
 ) -> list[Choice]:
-    """The first ``count`` that can be written and that fit, best predicted first."""
+    """Return the first ``count`` choices that can be written and fit, best predicted first."""
     return list(islice(backend.choices(operator, binding, *families), count))
 
 
 def others(backend: CudaBackend, operator: ROperator, binding: Binding, count: int) -> list[ROperator]:
-    """The first ``count`` of each of ``OTHERS``."""
+    """Return the first ``count`` candidates of each of ``OTHERS``."""
     return [c.operator for f in OTHERS for c in choices(backend, operator, binding, (f,), count)]

@@ -1,5 +1,7 @@
-"""Any cuda kernel on host threads, as a runner of the search over kernels: NaN in shared memory, around operands, in results, and
-in what a kernel may read only after it has waited for the kernels before it. Clusters and bulk copies are left out."""
+"""Host execution of any cuda kernel as a runner of the kernel search.
+
+NaN fills shared memory, the surroundings of operands, and results. Memory that a kernel may read only after a wait for preceding
+kernels is also NaN. Clusters and bulk copies are left out."""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from rammer_cuda.emulator.launch import HostKernel, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
-#: Threads of a kernel that are worth starting here.
+#: Largest number of threads of a kernel that host threads emulate.
 MOST_THREADS = 512
-#: Copies that arrive when they are waited for, and what else these kernels use.
+#: Copies that arrive when they are awaited, and other definitions that these kernels use.
 LATE = """
 #define __align__(n) __attribute__((aligned(n)))
 #define __ldg(p) (*(p))
@@ -83,14 +85,14 @@ static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, 
 
 
 def told(kernels: Mapping[str, TaskKernel]) -> dict[str, tuple[object, ...]]:
-    """All that a launch needs of every kernel, to be compared; how an argument is packed by the key that stands for it."""
+    """Return all launch properties of every kernel for comparison. Packings are represented by their keys."""
     plain = [f.name for f in fields(TaskKernel) if f.name != "arguments"]
     arguments = {n: [(a.tensor, a.written, a.packing and a.packing.key) for a in k.arguments] for n, k in kernels.items()}
     return {n: (*(getattr(k, name) for name in plain), arguments[n]) for n, k in kernels.items()}
 
 
 def planted(kernel: TaskKernel, edit: Callable[[str], str]) -> TaskKernel:
-    """The kernel with a fault: in its statements, or else in what stands before them."""
+    """Return the kernel with a fault in its statements, or else in the text before them."""
     body = edit(kernel.body)
     made = replace(kernel, body=body) if body != kernel.body else replace(kernel, device=edit(kernel.device))
     assert made != kernel
@@ -98,7 +100,7 @@ def planted(kernel: TaskKernel, edit: Callable[[str], str]) -> TaskKernel:
 
 
 def on_host(kernel: TaskKernel) -> str:
-    """The text of ``kernel`` with what its instructions do."""
+    """Return the text of ``kernel`` with its instructions emulated."""
     if "wgmma" in kernel.text:
         return host_wgmma.on_host(kernel)
     warps = WARPS.replace("abort();", "rm_lost = true;").replace("@BYTES@", str(max(kernel.dynamic, 64)))
@@ -108,7 +110,7 @@ def on_host(kernel: TaskKernel) -> str:
 
 
 class HostSearch(Search):
-    """The search over the kernels for ``target``, run here."""
+    """The search over the kernels for ``target``, run on the host."""
 
     def __init__(self, target: str, each: int = 1) -> None:
         backend = open_backend(OpenOptions(target=target))
@@ -117,19 +119,18 @@ class HostSearch(Search):
         self.each = each
 
     def possible(self, tiled: ROperator, subject: UntiledOperator) -> bool:
-        """Whether the kernel exists, and can be run on threads."""
+        """Return True if the kernel exists and host threads can run it."""
         if not super().possible(tiled, subject):
             return False
         kernel = task_kernel(tiled, subject.binding)
         return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text
 
     def check(self, tiled: ROperator, trial: Trial) -> str:
-        """What is wrong with ``tiled``; "" if nothing."""
         return problem_of(task_kernel(tiled, trial.subject.binding), tiled, trial)
 
 
 def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
-    """What is wrong with the results of ``kernel``; "" if nothing."""
+    """Return the error in the results of ``kernel``, or "" if they are right."""
     binding = trial.subject.binding
     place = placed(tiled, binding, trial.constants, tiled.task_count)
     for number, feed in enumerate(trial.feeds):
@@ -148,8 +149,8 @@ def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
 
 
 def run_cases(search: HostSearch, case: NetCase, random: Random) -> tuple[int, list[str]]:
-    """How many candidates of contractions (or of any operator, where the case has none) of ``case`` were run, and every problem
-    with the text that repeats it."""
+    """Run candidates of the first contraction of ``case``, or of its first operator if it has no contraction. Return the number
+    of runs, and every problem with the text that repeats it."""
     run, found = 0, list[str]()
     numbered = list(enumerate(subjects(case, search.backend)))
     products = [(n, s) for n, s in numbered if any(c.kind == "contraction" for c in s.operator.computes)]

@@ -1,5 +1,5 @@
-"""GPUs that are the host: arrays and streams as far as a part of a model over several asks for them, entries of launches carried
-out one by one, and programs that a simulated chip computes. A launch ends before it returns."""
+"""GPUs emulated by the host. Arrays and streams have the parts that one device of a distributed model uses. Launch entries are
+executed one by one, and a simulated chip computes the programs. A launch ends before it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer_cuda.peer.layout import PeerLayout
 
 
 class HostArray(np.ndarray[Any, Any]):
-    """A NumPy array that tells its address as CuPy's do."""
+    """A NumPy array that exposes its address as CuPy arrays do."""
 
     @property
     def data(self) -> Any:  # type: ignore[override]
@@ -33,7 +33,7 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 class HostStream:
-    """Whatever is queued has run."""
+    """A stream whose queued work has always finished."""
 
     ptr = 0
 
@@ -41,17 +41,17 @@ class HostStream:
         pass
 
     def wait_event(self, event: Any) -> None:
-        """It has happened."""
+        """Do nothing: the event is already complete."""
 
     def synchronize(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no work is pending."""
 
     def record(self, stream: Any = None) -> None:
-        """Of an event."""
+        """Do nothing: recorded work is complete."""
 
 
 class HostEvent(HostStream):
-    """The moment at which it is recorded."""
+    """An event complete at the moment of its recording."""
 
     at = 0.0
 
@@ -59,24 +59,24 @@ class HostEvent(HostStream):
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Now: whatever was queued before has run."""
+        """Record the current time: earlier queued work is complete."""
         self.at = time.perf_counter()
 
 
 def at_address(shape: tuple[int, ...], dtype: str, place: int) -> Array:
-    """The array that lies there."""
+    """Return the array at an address."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     memory = (ctypes.c_uint8 * max(size, 1)).from_address(place)
     return np.frombuffer(memory, dtype, int(np.prod(shape, dtype=np.int64))).reshape(shape).view(HostArray)
 
 
 def memcpy(to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-    """At once."""
+    """Copy the bytes immediately."""
     ctypes.memmove(to, source, nbytes)
 
 
 def host_cupy() -> Any:
-    """What stands for CuPy."""
+    """Return the replacement of the module CuPy."""
     runtime = SimpleNamespace(
         memcpyAsync=memcpy,
         memcpy=lambda to, s, n, kind: memcpy(to, s, n, kind, 0),
@@ -104,7 +104,7 @@ class HostMemory:
 
 
 class HostUnit:
-    """The thread's own, whichever it is."""
+    """A device context for any index, without effect."""
 
     def __init__(self, index: int) -> None:
         self.id = index
@@ -113,41 +113,40 @@ class HostUnit:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """It stays."""
+        """Do nothing: the context stays active."""
 
 
 class HostBlocks:
-    """Allocations that are files of a folder, so that other processes map them by a handle, as CUDA's runtime has it. A handle
-    is 64 bytes; OSError for one of nothing."""
+    """Allocations stored as files of a folder, which other processes map by a handle, as in CUDA's runtime. A handle has 64
+    bytes. An unknown handle raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.names, self.maps, self.made = folder, dict[int, str](), dict[int, mmap.mmap](), 0
 
     def malloc(self, nbytes: int, name: str = "") -> int:
-        """The address of a new file's bytes."""
+        """Create a file and return the address of its bytes."""
         name, self.made = name or f"{os.getpid()}_{self.made}", self.made + 1
         (self.folder / name).write_bytes(bytes(nbytes))
         return self._mapped(name)
 
     def memset(self, place: int, value: int, nbytes: int) -> None:
-        """All bytes."""
         ctypes.memset(place, value, nbytes)
 
     def ipcGetMemHandle(self, place: int) -> bytes:
-        """For other processes."""
+        """Return a handle for other processes."""
         return self.names[place].encode().ljust(64, b"\0")
 
     def ipcOpenMemHandle(self, handle: bytes) -> int:
-        """The address here of another process's allocation."""
+        """Return the address here of another process's allocation."""
         return self._mapped(handle.rstrip(b"\0").decode())
 
     def ipcCloseMemHandle(self, place: int) -> None:
-        """It is no longer here."""
+        """Unmap an allocation in this process."""
         self.maps.pop(place).close()
         del self.names[place]
 
     def free(self, place: int) -> None:
-        """The file goes."""
+        """Unmap and delete the file."""
         name = self.names[place]
         self.ipcCloseMemHandle(place)
         (self.folder / name).unlink()
@@ -161,7 +160,7 @@ class HostBlocks:
 
 
 class HostEnd(End):
-    """The ends of a GPU whose launches are carried out here."""
+    """The transfer end of a GPU whose launches the host executes."""
 
     def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
         self.unit: Any = HostUnit(index)
@@ -172,15 +171,15 @@ class HostEnd(End):
         self.launches, self.module = 0, None
 
     def exchange(self, entries: Sequence[PeerEntry]) -> Any:
-        """A launch."""
+        """Return a launch of the entries."""
         return SimpleNamespace(launch=lambda stream: self.carry_out(entries))
 
     def check(self, words: Sequence[int] | None = None) -> None:
-        """Of the host's words."""
+        """Raise the failure recorded in the host's words."""
         super().check(self.failure.tolist() if words is None else words)
 
     def carry_out(self, entries: Sequence[PeerEntry]) -> None:
-        """As ``rm_exchange`` does: puts and credits first, since its blocks run side by side."""
+        """Execute the entries as ``rm_exchange`` does: puts and credits first, since its blocks run concurrently."""
         self.launches += 1
         for e in sorted(entries, key=lambda e: e.kind in (PeerKind.WAIT, PeerKind.ROOM)):
             number = word(e.count) + 1
@@ -196,7 +195,7 @@ class HostEnd(End):
                 set_word(e.flag, number)
 
     def reached(self, place: int, wanted: int, e: PeerEntry) -> bool:
-        """Whether a word reaches a number in time."""
+        """Return True if a word reaches a number within the limit."""
         begin = time.monotonic()
         while word(place) < wanted:
             if time.monotonic() - begin > self.limit:
@@ -207,12 +206,11 @@ class HostEnd(End):
 
 
 def word(place: int) -> int:
-    """A word of 32 bits."""
+    """Return the 32-bit word at an address."""
     return int(ctypes.c_uint32.from_address(place).value)
 
 
 def set_word(place: int, value: int) -> None:
-    """Write it."""
     ctypes.c_uint32.from_address(place).value = value
 
 
@@ -223,18 +221,18 @@ class HostResident:
     arrays: dict[str, Array]
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> HostResident:
-        """With these."""
+        """Return the same with these buffers."""
         return HostResident(dict(buffers))
 
 
 class HostProgram:
-    """A program that another device computes, in the place of one on a GPU."""
+    """A program that another device computes in place of a GPU."""
 
     def __init__(self, program: RProgram, loaded: Any) -> None:
         self.program, self.loaded, self.resident = program, loaded, HostResident({})
 
     def launchable_on(self, there: HostResident) -> Any:
-        """Reads and writes the arrays."""
+        """Return a launch that reads and writes the arrays."""
 
         def launch(stream: int) -> None:
             found = self.loaded.run({p.external: np.asarray(there.arrays[p.external]) for p in self.program.inputs}).outputs
@@ -244,28 +242,26 @@ class HostProgram:
         return SimpleNamespace(launch=launch)
 
     def turning(self, inner: Any, there: HostResident) -> Any:
-        """Once."""
+        """Return ``inner``: one iteration suffices."""
         return inner
 
     def check_finished(self) -> None:
-        """It has."""
+        """Do nothing: the program has finished."""
 
     def close(self) -> None:
-        """Free it."""
         self.loaded.close()
 
 
 @dataclass(frozen=True)
 class HostBackend:
-    """Loads programs on another device."""
+    """A backend that loads programs on another device."""
 
     backend: Backend
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> HostProgram:
-        """One that computes on the host."""
         return HostProgram(program, self.backend.load(program, constants))
 
 
 def host_place(resident: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
-    """Arrays where they are."""
+    """Return the arrays as they are, without copies."""
     return Places(dict(inputs), dict(outputs), {**inputs, **outputs})

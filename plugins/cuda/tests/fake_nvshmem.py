@@ -1,5 +1,7 @@
-"""NVSHMEM that is the host: what ``nvshmem.core`` of nvshmem4py 0.4 has (names, parameters and what it promises), over files that
-processes map. It keeps no order that NVSHMEM does not: puts get there late and in any order, unless ``quiet`` comes between."""
+"""NVSHMEM emulated by the host: the parts of ``nvshmem.core`` of nvshmem4py 0.4 (names, parameters and guarantees).
+
+Memory consists of files that processes map. Ordering is as weak as in NVSHMEM: puts arrive late and in any order unless ``quiet``
+separates them."""
 
 from __future__ import annotations
 
@@ -17,25 +19,25 @@ import numpy as np
 
 from .fake_gpus import HostBlocks
 
-#: Seconds that a put takes at most.
+#: Maximal delay of a put in seconds.
 LATE = 0.002
 
 
 class FakeBuffer:
-    """A ``cuda.core.Buffer``."""
+    """A replacement of ``cuda.core.Buffer``."""
 
     def __init__(self, handle: int, size: int) -> None:
         self.handle, self.size = handle, size
 
     @staticmethod
     def from_handle(ptr: int, size: int) -> FakeBuffer:
-        """Memory that it does not own."""
+        """Return a buffer that does not own its memory."""
         return FakeBuffer(ptr, size)
 
 
 @dataclass
 class FakeNvshmem:
-    """The module in one process; ``folder`` has all processes' memory."""
+    """The module in one process. ``folder`` has all processes' memory."""
 
     folder: Path
     rank: int = -1
@@ -49,7 +51,7 @@ class FakeNvshmem:
         self.blocks, self.others, self.chance = HostBlocks(self.folder), dict[str, int](), random.Random(self.rank)
 
     def get_unique_id(self, empty: bool = False) -> Any:
-        """128 bytes that make a job of processes."""
+        """Return 128 bytes that identify a job of processes."""
         words = np.frombuffer(bytes(128) if empty else os.urandom(128), np.uint8).copy()
         return SimpleNamespace(words=words, ptr=words.ctypes.data)
 
@@ -62,32 +64,32 @@ class FakeNvshmem:
         mpi_comm: Any = None,
         initializer_method: str = "",
     ) -> None:
-        """Processes with one identity are one job."""
+        """Start a process of the job that ``uid`` identifies."""
         if initializer_method != "uid" or not 0 <= rank < nranks or mpi_comm is not None:
             raise ValueError("what init was given")
         self.rank, self.job = rank, uid.words.tobytes().hex()[:16]
         threading.Thread(target=self._deliver, daemon=True).start()
 
     def buffer(self, size: int) -> FakeBuffer:
-        """Symmetric memory: in all processes the next one."""
+        """Return symmetric memory: the next allocation of every process."""
         place = self.blocks.malloc(size, self._name(self.count, self.rank))
-        ctypes.memset(place, 0xEE, size)  # nobody promises zeros
+        ctypes.memset(place, 0xEE, size)  # NVSHMEM does not promise zeros
         self.heaps[self.count] = FakeBuffer(place, size)
         self.count += 1
         return self.heaps[self.count - 1]
 
     def free(self, buffer: FakeBuffer) -> None:
-        """It goes."""
+        """Free a symmetric buffer and its file."""
         number = next(n for n, b in self.heaps.items() if b is buffer)
         self.blocks.free(self.heaps.pop(number).handle)
 
     def finalize(self) -> None:
-        """All memory was freed."""
+        """Raise ValueError if buffers were not freed."""
         if self.heaps:
             raise ValueError(f"{len(self.heaps)} buffers were not freed")
 
     def put(self, dst: FakeBuffer, src: FakeBuffer, remote_pe: int = -1, stream: Any = None) -> None:
-        """On a stream; both are symmetric."""
+        """Queue a put on a stream between symmetric buffers."""
         stream.__cuda_stream__()
         number, offset = self._found(dst)
         self._found(src)
@@ -96,7 +98,7 @@ class FakeNvshmem:
             self.pending.append((to, ctypes.string_at(src.handle, size)))
 
     def quiet(self, stream: Any = None) -> None:
-        """All puts have got there."""
+        """Deliver all pending puts before returning."""
         stream.__cuda_stream__()
         with self.busy:
             while self.pending:
@@ -109,7 +111,7 @@ class FakeNvshmem:
         raise ValueError("no symmetric memory")
 
     def _there(self, number: int, rank: int) -> int:
-        """Where another process's memory is mapped here."""
+        """Return the address here of another process's memory."""
         name = self._name(number, rank)
         while name not in self.others:
             self.others[name] = self.blocks.ipcOpenMemHandle(name.encode())
@@ -126,6 +128,6 @@ class FakeNvshmem:
                     self._arrive()
 
     def _arrive(self) -> None:
-        """Any of those on the way."""
+        """Deliver a random pending put."""
         to, values = self.pending.pop(self.chance.randrange(len(self.pending)))
         ctypes.memmove(to, values, len(values))

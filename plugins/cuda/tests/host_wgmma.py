@@ -1,10 +1,9 @@
-"""Kernels with warpgroup products on host threads: each PTX instruction they use, written out from the PTX ISA.
+"""Kernels with warpgroup products on host threads: each PTX instruction that they use is written out from the PTX ISA.
 
-Descriptors, their steps and the bits of the order of operands are taken from the kernel's text.
+Descriptors, their steps and the bits of the operand order are read from the kernel's text.
 
-Copies and products happen at one of the two ends of the time in which the hardware may do them: as soon as they are asked
-for, or when they are waited for. What a kernel reads too early or overwrites too soon comes out wrong in one of them.
-Clusters are left out.
+Copies and products happen at the start or at the end of the interval that the hardware permits: at the request, or at the wait. A
+read that is too early, or an overwrite that is too soon, gives a wrong result in one of them. Clusters are left out.
 """
 
 from __future__ import annotations
@@ -182,19 +181,20 @@ template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(int (&d)[{
 def run_warpgroups(
     kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array], late_copies: bool, late_products: bool
 ) -> dict[str, Array]:
-    """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
+    """Run all tasks of ``kernel``, whose sums are not split, and return its outputs by name. Raises AssertionError if threads
+    wait forever."""
     host = HostKernel.of(kernel, binding, values, on_host(kernel), operator.task_count)
     return run_on_host(replace(host, switches=(late_copies, late_products)), values)
 
 
 def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:
-    """What ThreadSanitizer finds in the first task; "" if nothing."""
+    """Return the race that ThreadSanitizer reports in the first task, or ""."""
     host = HostKernel.of(kernel, binding, values, on_host(kernel))
     return find_race(replace(host, switches=(late_copies, not late_copies)))
 
 
 def on_host(kernel: TaskKernel) -> str:
-    """The text of ``kernel`` with what its instructions do."""
+    """Return the text of ``kernel`` with its instructions emulated."""
     assert kernel.blocks == 1 and kernel.dynamic <= 232448
     descriptor = re.search(r"__device__ __forceinline__ unsigned long long rm_matrix.*?\n}\n", kernel.text, re.DOTALL)
     assert descriptor

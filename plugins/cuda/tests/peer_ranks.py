@@ -1,7 +1,7 @@
-"""A pipeline over GPUs that are the host, a process of MPI each: what ``test_peer_processes`` starts.
+"""A pipeline over host-emulated GPUs with one MPI process each, started by ``test_peer_processes``.
 
-``mpirun -n 2 python -m plugins.cuda.tests.peer_ranks '{"folder": "/tmp/x", "runs": 20, ...}'``. Memory of a GPU is a
-file, which the other process maps."""
+``mpirun -n 2 python -m plugins.cuda.tests.peer_ranks '{"folder": "/tmp/x", "runs": 20, ...}'``. Memory of a GPU is a file, which
+the other process maps."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LAYERS = 5
 
 @dataclass(frozen=True)
 class Asked:
-    """A folder for the GPUs' memory, one for what processes find, runs of one seed, and what goes wrong: the last process is
-    ``kill``ed or stopped after half of the runs, or cannot ``map`` the others' memory."""
+    """The job: folders for the GPUs' memory and for the processes' results, runs of one seed, and a fault. With a fault, the last
+    process is ``kill``ed or stopped after half of the runs, or cannot ``map`` the others' memory."""
 
     folder: str
     told: str
@@ -50,11 +50,11 @@ class Asked:
 
 
 class HostSymmetricEnd(SymmetricEnd, HostEnd):
-    """One whose launches are carried out here."""
+    """A symmetric end whose launches the host executes."""
 
 
 def played(folder: Path, fault: bool) -> HostBlocks:
-    """The host is what CUDA is asked for from here on."""
+    """Replace CUDA by the host in all modules, and return its memory."""
     cupy, blocks = host_cupy(), HostBlocks(folder)
     for name in ("malloc", "memset", "free", "ipcGetMemHandle", "ipcOpenMemHandle", "ipcCloseMemHandle"):
         setattr(cupy.cuda.runtime, name, getattr(blocks, name))
@@ -75,7 +75,7 @@ def played(folder: Path, fault: bool) -> HostBlocks:
 
 
 def main(asked: Asked) -> dict[str, Any]:
-    """Counters; raises where outputs are not what one device makes."""
+    """Return the counters. Raises if outputs differ from those of one device."""
     rank, size = mpi_launch.rank_and_size()
     blocks, last = played(Path(asked.folder), asked.fault == "map" and rank == size - 1), rank == size - 1
     spread, backend = spread_over(size, LAYERS)
@@ -83,7 +83,7 @@ def main(asked: Asked) -> dict[str, Any]:
     manifest = next(t for t in (PEER, SYMMETRIC) if t.name == asked.transport)
     transport, party = replace(manifest, probe=lambda: None), Party(sites, asked.timeout)
     joined = transport.open(party)
-    joined.meet({rank: ""}, 60.0)  # all have compiled
+    joined.meet({rank: ""}, 60.0)  # all processes have compiled
     names = [s.device for s in sites]
     links = measured_links(joined, names, asked.timeout, "here")
     here: Backend = HostBackend(backend)  # type: ignore[assignment]

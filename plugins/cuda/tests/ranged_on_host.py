@@ -1,5 +1,5 @@
-"""Kernels of programs for a range of lengths on host threads: every candidate of every operator, at lengths of the range, beyond
-which operands hold no numbers wherever a kernel has nothing to read."""
+"""Kernels of ranged programs on host threads: every candidate of every operator at several lengths. Operands are NaN past the
+length wherever a kernel must not read."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Bytes that are copied or loaded at a time: what lies in those with the last element is read, too.
+#: Bytes of one copy or load. Elements in the same group as the last valid element are read, too.
 LOT = 16
-#: What results hold before.
+#: Initial value of results.
 BEFORE = 77
 
 
 def sums(rng: np.random.Generator) -> RangedModel:
-    """A matrix times one vector and two, along an open axis."""
+    """Return a matrix times one vector and times two, along an open axis."""
     text = """sums (float[40, seq] x, float[seq] v, float[seq, 2] w) => (float[40] y, float[40, 2] z) {
         y = MatMul(x, v)  u = MatMul(x, w)  z = Relu(u) }"""
     return RangedModel(parsed(text), {"seq": (1, 300)})
 
 
 def rows(rng: np.random.Generator) -> RangedModel:
-    """A softmax and a normalisation of open rows, and their sums."""
+    """Return a softmax and a normalisation of open rows, and their sums."""
     text = """rows (float[6, seq] x) => (float[6, seq] y, float[6, seq] z, float[6] s, float[6] t) {
         y = Softmax<axis = -1>(x)  m = ReduceMean<keepdims = 1>(x, last)  c = Sub(x, m)  q = Mul(c, c)
         n = ReduceMean<keepdims = 1>(q, last)  d = Sqrt(n)  e = Add(d, one)  z = Div(c, e)
@@ -60,7 +60,7 @@ def rows(rng: np.random.Generator) -> RangedModel:
 
 
 def heads(rng: np.random.Generator) -> RangedModel:
-    """Attention over open keys, with a mask."""
+    """Return attention over open keys, with a mask."""
     text = """heads (float[2, seq, 16] q, float[2, 16, seq] k, float[2, seq, 16] v, float[1, 1, seq] mask)
         => (float[2, seq, 16] y) {
         s = MatMul(q, k)  t = Add(s, mask)  p = Softmax<axis = -1>(t)  y = MatMul(p, v) }"""
@@ -68,7 +68,7 @@ def heads(rng: np.random.Generator) -> RangedModel:
 
 
 def deep(rng: np.random.Generator) -> RangedModel:
-    """Sums over an open axis and another one, in both orders, and over an open axis with constants."""
+    """Return sums over an open axis and another axis, in both orders."""
     text = """deep (float[5, seq, 24] x, float[5, seq, 20] w, float[seq, 3, 16] a, float[seq, 3, 20] b)
         => (float[24, 20] y, float[16, 20] z) {
         y = Einsum<equation = "bsk,bsn->kn">(x, w)  z = Einsum<equation = "sbk,sbn->kn">(a, b) }"""
@@ -76,7 +76,7 @@ def deep(rng: np.random.Generator) -> RangedModel:
 
 
 def weights(rng: np.random.Generator) -> RangedModel:
-    """Constants that fill no tile and no block of products: of a product, and of convolutions with taps and with few channels."""
+    """Return operators with constants that fill no tile or block: a product, and convolutions with taps and with few channels."""
     text = """weights (float[seq, 70] x, float[seq, 36, 4, 4] i)
         => (float[seq, 90] y, float[seq, 20, 2, 2] z, float[seq, 12, 3, 3] t) {
         p = MatMul(x, a)  y = Add(p, b)  z = Conv(i, c)  q = Conv(i, d)  t = Relu(q) }"""
@@ -84,7 +84,7 @@ def weights(rng: np.random.Generator) -> RangedModel:
     return RangedModel(parsed(text, **{n: rng.standard_normal(s, np.float32) / 6 for n, s in shapes.items()}), {"seq": (1, 150)})
 
 
-#: What kernels of this device meet besides what those of every device do.
+#: Models for this device's kernels, in addition to those for every device.
 MODELS: dict[str, Callable[[np.random.Generator], RangedModel]] = {
     **RANGED,
     "sums": sums,
@@ -97,7 +97,7 @@ MODELS: dict[str, Callable[[np.random.Generator], RangedModel]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """An untiled operator of a program, and its operands where the lengths are those of ``point``, by scalar tensor."""
+    """An untiled operator of a program, and its operands at the lengths of ``point``, by scalar tensor."""
 
     operator: ROperator
     binding: Binding
@@ -106,7 +106,7 @@ class Step:
     point: Point
 
     def program(self, tiled: ROperator) -> tuple[RProgram, dict[str, Array]]:
-        """A program of ``tiled`` alone, and its constants."""
+        """Return a program of ``tiled`` alone, and its constants."""
         own = OwnTensors.of([tiled], self.binding)
         row = tuple(Task(tiled.name, i) for i in range(tiled.task_count))
         made = own.program("alone", [tiled], (row,), self.binding.precision)
@@ -114,11 +114,11 @@ class Step:
 
     @cached_property
     def wanted(self) -> dict[str, Any]:
-        """Its results at the bound, with their bounds."""
+        """Return its results at the maximal length, with error bounds."""
         return bounded_results(self.operator, {n: self.tensors[n] for n in self.operator.inputs}, self.binding.precision)
 
     def spoilt(self, lot: int) -> dict[str, Array]:
-        """The operands: no numbers beyond the lots of ``lot`` elements in which they end."""
+        """Return the operands with NaN past the last group of ``lot`` elements."""
         made = {n: self.tensors[n].copy() for n in (*self.operator.inputs, *self.operator.lengths)}
         for tensor, places in unread(self.operator).items():
             for d, extent in enumerate(places):
@@ -128,17 +128,17 @@ class Step:
         return made
 
     def problem(self, kernel: TaskKernel, tiled: ROperator, lot: int, ending: ROperator | None = None) -> str:
-        """What is wrong with ``kernel`` of ``tiled``, whose tasks end as those of ``ending`` do; "" if nothing."""
+        """Return the error of ``kernel`` of ``tiled``, or "". Tasks are masked as those of ``ending``."""
         whole = ended(ending or tiled, kernel, self.binding)
         host = HostKernel.of(whole, self.binding, self.constants, on_host(whole), tiled.task_count)
         before = {n: np.full(self.binding.types[n].shape, BEFORE, self.binding.types[n].dtype) for n in tiled.outputs}
         return self.judged(tiled, run_on_host(host, {**self.spoilt(lot), **before}))
 
     def judged(self, tiled: ROperator, have: Mapping[str, Array], left: bool = True) -> str:
-        """What is wrong with results; "" if nothing. What tasks beyond the lengths ``left`` is what was there before."""
+        """Return the error in results, or "". With ``left``, tasks past the lengths must leave the previous values."""
         for number, (name, want) in enumerate(self.wanted.items()):
             counts, beyond = self.regions(tiled, number)
-            with np.errstate(invalid="ignore"):  # a bound of infinite values is none
+            with np.errstate(invalid="ignore"):  # infinite values have no bound
                 error = np.nan_to_num(0.0 if want.error is None else want.error, nan=1e-4, posinf=1e-4)
                 same = (have[name] == want.value) | (np.abs(have[name] - want.value) <= error)
             if not same[counts].all():
@@ -149,17 +149,17 @@ class Step:
         return ""
 
     def regions(self, tiled: ROperator, number: int) -> tuple[Array, Array]:
-        """Of a result: the elements that count, and those of tasks that leave what was there."""
+        """Return masks of a result: the valid elements, and those of tasks that leave the previous values."""
         counts, beyond = (np.full(tiled.anchor.shape, value) for value in (True, False))
-        for e in tiled.endings:
+        for e in tiled.skips:
             d = next(i for i, a in enumerate(tiled.anchor.axes) if a.name == e.axis)
             end, tile = e.extent.at(self.point), tiled.tile[d]
-            unwritten = slice(0, end) if e.below else slice(end, None)
-            left = slice(0, end // tile * tile) if e.below else slice(-(-end // tile) * tile, None)
+            unwritten = slice(0, end) if e.before else slice(end, None)
+            left = slice(0, end // tile * tile) if e.before else slice(-(-end // tile) * tile, None)
             if e.fills[number] is None:
                 counts[(*[slice(None)] * d, unwritten)] = False
                 beyond[(*[slice(None)] * d, left)] = True
-        for e in tiled.endings:  # an ending before it may have written there
+        for e in tiled.skips:  # an ending before it may have written there
             d = next(i for i, a in enumerate(tiled.anchor.axes) if a.name == e.axis)
             if e.fills[number] is not None:
                 end, tile = e.extent.at(self.point), tiled.tile[d]
@@ -168,10 +168,10 @@ class Step:
 
 
 def unread(operator: ROperator) -> dict[str, list[AffineExtent | None]]:
-    """Of every operand along each axis: the extent at and beyond which nothing that counts is computed from it."""
-    stops = {(s.compute, s.axis): s.extent for s in operator.stops}
+    """Return for each axis of every operand the extent from which elements affect no valid result."""
+    stops = {(s.compute, s.axis): s.extent for s in operator.reduce_bounds}
     found: dict[str, list[set[AffineExtent | None]]] = {}
-    ends = {e.axis: e.extent for e in operator.endings if not e.below}
+    ends = {e.axis: e.extent for e in operator.skips if not e.before}
     place = {a.name: d for d, a in enumerate(operator.anchor.axes)}
     for c in reversed(operator.computes):
         own: dict[str, AffineExtent | None] = {r.name: stops.get((c.name, r.name)) for r in c.reduce}
@@ -188,7 +188,7 @@ def unread(operator: ROperator) -> dict[str, list[AffineExtent | None]]:
 
 
 class RangedSearch:
-    """The candidates of all operators of a model's program for its range, and what is wrong with them at some lengths."""
+    """The candidates of all operators of a model's ranged program, and their errors at some lengths."""
 
     def __init__(self, name: str, rng: np.random.Generator, precision: str = "float32") -> None:
         backend = open_backend(OpenOptions(target="sm_90a"))
@@ -205,13 +205,12 @@ class RangedSearch:
         self.binding = Binding.of(self.program, self.constants)
 
     def inputs(self, lengths: Mapping[str, int]) -> tuple[dict[str, Array], Point]:
-        """Fresh inputs with these lengths as a run gives them to the program, and the lengths."""
+        """Return fresh inputs of these lengths, padded as a run pads them, and the lengths."""
         assert self.compiled.ranged is not None
         return pad_inputs(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
 
     def steps(self, lengths: Mapping[str, int], given: tuple[dict[str, Array], Point] | None = None) -> Iterator[Step]:
-        """The operators in an order in which they may run, each with what the ones before it wrote, on fresh inputs or on what
-        is ``given``."""
+        """Yield the operators in a legal order, each with the results of the preceding ones, on fresh inputs or on ``given``."""
         assert self.compiled.ranged is not None
         memory = HostMemory(self.program, self.constants)
         wide, point = given or self.inputs(lengths)
@@ -229,7 +228,7 @@ class RangedSearch:
                 memory.tensors[output][...] = tensors[output]
 
     def problems(self, lengths: Mapping[str, int], each: int) -> Iterator[tuple[str, str]]:
-        """The family and what is wrong ("": nothing) of ``each`` candidates of every family, of operators that end or stop."""
+        """Yield family and error ("" if none) of ``each`` candidates per family, for operators with masks or stops."""
         steps = list(self.steps(lengths))
         for step in (steps[i] for i in self.rng.permutation(len(steps))):
             families: dict[str, list[tuple[ROperator, TaskKernel]]] = {}
@@ -242,8 +241,8 @@ class RangedSearch:
                     yield family, f"{tiled.head()}: {problem}" if problem else ""
 
     def candidates(self, step: Step) -> Iterator[tuple[ROperator, TaskKernel]]:
-        """Every tile of every family that host threads can run."""
-        for tiled in some(self.backend.offered(step.operator, step.binding)):
+        """Yield every tile of every family that host threads can run."""
+        for tiled in some(self.backend.all_candidates(step.operator, step.binding)):
             if self.backend.fits(tiled, step.binding):
                 kernel = task_kernel(tiled, step.binding)
                 assert stops_as_it_should(tiled, kernel), tiled.head()
@@ -252,35 +251,35 @@ class RangedSearch:
 
 
 def searched(case: str, rng: np.random.Generator) -> RangedSearch:
-    """The search over the candidates of a case."""
     name, _, precision = case.partition(" ")
     return RangedSearch(name, rng, precision or "float32")
 
 
 def points(search: RangedSearch, rng: np.random.Generator) -> list[dict[str, int]]:
-    """The ends of the range, and lengths within."""
+    """Return the ends of the range, and a length in between."""
     spans = search.model.spans.items()
     ends = [{n: span[k] for n, span in spans} for k in (0, 1)]
     return [{n: int(rng.integers(low, high)) for n, (low, high) in spans}, *ends]
 
 
 def runs_here(kernel: TaskKernel) -> bool:
-    """Whether host threads can run a kernel."""
     return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text
 
 
 def lot_of(tiled: ROperator, binding: Binding) -> int:
-    """Elements that kernels of its family read at a time."""
+    """Return the number of elements that kernels of its family read at a time."""
     if tiled.family in ("", "attention"):
         return 1
     return LOT // min(np.dtype(binding.types[n].dtype).itemsize for n in tiled.inputs)
 
 
 def stops_as_it_should(tiled: ROperator, kernel: TaskKernel) -> bool:
-    """Whether a kernel asks for the lengths at which its reductions stop, and no other one does."""
-    return {a.tensor for a in kernel.arguments} >= set(stop_lengths(tiled)) and (bool(tiled.stops) or "stop0" not in kernel.body)
+    """Return True if a kernel reads exactly the lengths at which its reductions stop."""
+    return {a.tensor for a in kernel.arguments} >= set(stop_lengths(tiled)) and (
+        bool(tiled.reduce_bounds) or "stop0" not in kernel.body
+    )
 
 
 def stop_lengths(operator: ROperator) -> list[str]:
-    """The scalar tensors that its reductions ask for."""
-    return [n for s in operator.stops for n, _ in s.extent.terms]
+    """Return the scalar tensors that bound its reductions."""
+    return [n for s in operator.reduce_bounds for n, _ in s.extent.terms]

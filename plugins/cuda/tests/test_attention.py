@@ -1,4 +1,4 @@
-"""Attention as one kernel: what the family takes, its fragments and copies on the host, machine code; on a GPU also results."""
+"""Attention as one kernel: supported forms, fragments and copies on the host, machine code; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LONG = {"f32": "float32", "f16": "float16"}
 
 
 def beside(name: str, heads: int, rows: int, width: int) -> Storage:
-    """Heads side by side, as a transformer's projections write and read them."""
+    """Return the storage of adjacent heads, as a transformer's projections write and read them."""
     return Storage(name, f"b_{name}", 0, (1, heads, rows, width), (0, width, heads * width, 1))
 
 
 def attention_texts(sizes: tuple[int, int, int, int, int], kind: str, mask: str, softmax: bool, behind: bool) -> list[str]:
-    """The Computes of ``attend``: heads, rows, keys, depth and width."""
+    """Return the Computes of ``attend``: heads, rows, keys, depth and width."""
     heads, rows, keys, depth, width = sizes
     h, m, n = f"h:{heads}", f"m:{rows}", f"n:{keys}"
     full, row = f"b:1, {h}, {m}, {n}", f"b:1, {h}, {m}"
@@ -80,7 +80,8 @@ def attend(
     softmax: bool = True,
     behind: bool = False,
 ) -> Case:
-    """Scaled scores, an additive ``mask`` (its indices), softmax in float32 (or a division by the sum of squares), context."""
+    """Return scaled scores, an additive ``mask`` (its indices), softmax in float32 (or division by the sum of squares), and
+    context."""
     texts = attention_texts((heads, rows, keys, depth, width), kind, mask, softmax, behind)
     computes = tuple(Compute.parse(t) for t in texts)
     names = {c.name for c in computes}
@@ -103,7 +104,7 @@ def attend(
     storages = {n: dense(n, f"b_{n}", types[n].shape) for n in operator.inputs if n in ("mask", "bias", "t")}
     storages |= {"q": beside("q", heads, rows, depth), "v": beside("v", heads, keys, width)}
     storages[last] = beside(last, heads, rows, width)
-    if not turned:  # keys as the projection writes them, read the other way round
+    if not turned:  # keys as the projection writes them, read transposed
         storages["t"] = Storage("t", "b_t", 0, shapes["t"], (0, depth, 1, heads * depth))
     return operator, Binding(types, storages)
 
@@ -139,7 +140,7 @@ def reference(operator: ROperator, values: dict[str, Array]) -> Array:
 
 
 def blocks(case: Case) -> list[ROperator]:
-    """Blocks of every number of warps, chunks and stages that fit, one each."""
+    """Return one block for each number of warps, chunks and stages that fits."""
     found = ATTENTION.candidates(*case, target("sm_90a").gpu)
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
@@ -209,7 +210,7 @@ def test_a_matrix_read_after_its_place_is_taken_is_declined() -> None:
     links = (*operator.connections, Connection("a", "p", "veu"))
     changed = replace(operator, computes=tuple(map(Compute.parse, texts)), connections=links)
     option = tile_attention(attention_of(changed, binding), 16, {"groups": 1, "warps": 4, "chunk": 16, "stages": 2})
-    with pytest.raises(Unsuited, match="another place"):
+    with pytest.raises(Unsuited, match="a position other"):
         ATTENTION.kernel(option, binding)
 
 

@@ -1,4 +1,4 @@
-"""Bound calls on a GPU: arrays of torch, CuPy and JAX, used where they are, on their own streams. `pytest -m cuda`."""
+"""Bound calls on a GPU: arrays of torch, CuPy and JAX, in place and on their streams. `pytest -m cuda`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_torch_tensors_on_a_torch_stream(exe: Executable, rng: np.random.Generat
     assert bound.outputs["y"].data.ptr == y.data_ptr() and bound.inputs["x"].data.ptr == x.data_ptr()
     assert bound.stream.ptr == stream.cuda_stream and bound.notes == ()
     with torch.cuda.stream(stream):
-        for _ in range(50):  # nothing waits for anything but the stream
+        for _ in range(50):  # only the stream orders the work
             x.normal_()
             bound.run()
             want = torch.relu(x.double() @ w.double())
@@ -139,7 +139,7 @@ def test_misuse_is_named(exe: Executable, rng: np.random.Generator) -> None:
         exe.bind({"x": x, "w": torch.zeros((SIZE, SIZE), device="cuda", requires_grad=True)})
     with pytest.raises(BadInput, match="output 'y' shares memory with input 'x'"):
         exe.bind({"x": x, "w": w}, {"y": x})
-    with pytest.raises(BadInput, match="str is no CUDA stream"):
+    with pytest.raises(BadInput, match="str is not a CUDA stream"):
         exe.bind({"x": x, "w": w}, stream="0")
     bound = exe.bind({"x": x, "w": w})
     exe.close()
@@ -148,7 +148,7 @@ def test_misuse_is_named(exe: Executable, rng: np.random.Generator) -> None:
 
 
 def test_runs_between_bound_runs(exe: Executable, rng: np.random.Generator) -> None:
-    """``run`` and bound calls share memory on the device, not values."""
+    """Check that ``run`` and bound calls share memory on the device, but not values."""
     feeds = [{"x": normal(rng), "w": normal(rng)} for _ in range(2)]
     bound = exe.bind(feeds[0])
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Products of bytes on tensor cores: exact sums in int32, whatever the signs, padding and layout; on a GPU also results."""
+"""Products of bytes on tensor cores: exact sums in int32 for any signs, padding and layout; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def backend(target: str = "sm_90a") -> CudaBackend:
 
 
 def matmul(rows: int, depth: int, columns: int, a: str = "uint8", w: str = "int8", constant: bool = True, batch: int = 0) -> Case:
-    """Quantised again behind the sum: ``saturate(rint((x w + b) f) + 3)`` as ``a``."""
+    """Return a product that is requantised after the sum: ``saturate(rint((x w + b) f) + 3)`` as ``a``."""
     h, n = ("h, ", f"h:{batch}, ") if batch else ("", "")
     axes, point, low = f"{n}i:{rows}, j:{columns}", f"{h}i, j", -128 if a == "int8" else 0
     code = f"min(max(round(cast(float32, u[{point}]) * f[j]) + 3.0, {low}.0), {low + 255}.0)"
@@ -68,14 +68,14 @@ def matmul(rows: int, depth: int, columns: int, a: str = "uint8", w: str = "int8
 
 
 def bare(rows: int, depth: int, columns: int) -> Case:
-    """The sum alone: exact to the last bit."""
+    """Return the sum alone, exact to the last bit."""
     text = f"y: i32[i:{rows}, j:{columns}] = sum[k:{depth}] cast(int32, x[i, k]) * cast(int32, w[k, j])"
     shapes = {"x": (rows, depth), "w": (depth, columns)}
     return operator([text], shapes, "w", "thread", {"x": "int8", "w": "int8"})
 
 
 def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, fill: int = 0, groups: int = 1, last: bool = True) -> Case:
-    """A padded convolution of bytes with a residual of bytes; channels ``last`` in memory."""
+    """Return a padded convolution of bytes with a residual of bytes. Channels are ``last`` in memory."""
     out, pad = (size - 1) // stride + 1, kernel // 2
     channel = f"((m // {m // groups}) * {c}) + c" if groups > 1 else "c"
     place = ", ".join(f"(({a} * {stride}) + k{a}) + -{pad}" for a in "hw")
@@ -121,12 +121,11 @@ CASES: dict[str, Case] = {
 
 
 def offered(case: str, family: str) -> list[ROperator]:
-    """The candidates of a family."""
     return [c.operator for c in choices(backend(), *CASES[case], (FAMILIES[family],))]
 
 
 def given(rng: np.random.Generator, tiled: ROperator, binding: Binding) -> dict[str, Array]:
-    """Bytes of the whole range, ends among them; a scale that brings sums to where they are neither all cut nor all equal."""
+    """Return bytes of the full range including extremes, and a scale for which sums are neither all saturated nor all equal."""
     values = dict[str, Array]()
     deep = int(np.prod([r.extent for r in tiled.computes[0].reduce]))
     for name in tiled.inputs:
@@ -142,7 +141,7 @@ def given(rng: np.random.Generator, tiled: ROperator, binding: Binding) -> dict[
 
 
 def reference(tiled: ROperator, values: Mapping[str, Array]) -> Array:
-    """Sums in int64; what stands behind them in float32, as the operator says."""
+    """Return the result with sums in int64 and the epilogue in float32, as the operator specifies."""
     known = dict(values)
     main = tiled.computes[0]
     body = ex.transform(main.body, lambda e: e.arg if isinstance(e, Cast) else None)
@@ -155,8 +154,8 @@ def reference(tiled: ROperator, values: Mapping[str, Array]) -> Array:
 
 
 def wrong(have: Array, want: Array) -> bool:
-    """Whether integers differ; codes of few floats may by one, where a product and a sum are rounded together and a code is just
-    between two."""
+    """Return True if integers differ. A few codes from floats may differ by one. There a product and a sum are rounded together
+    and a code is a near tie."""
     off = np.abs(have.astype(np.int64) - want)
     return bool(off.any()) if want.dtype == np.int32 else bool(off.max() > 1 or np.mean(off) > 0.01)
 
@@ -198,7 +197,7 @@ def test_warpgroups_multiply_bytes_exactly(case: str, rng: np.random.Generator) 
     "case, target", [("fours", "sm_80"), ("first layer", "sm_80"), ("signed", "sm_90a"), ("image", "sm_90a")]
 )
 def test_machine_code(case: str, target: str) -> None:
-    """Integer instructions of the tensor cores, in registers that suffice; whole clusters on sm_90 alone."""
+    """Check integer tensor core instructions, sufficient registers, and clusters on sm_90 alone."""
     own = backend(target)
     found: dict[tuple[object, ...], ROperator] = {}
     for c in choices(own, *CASES[case], FAMILIES.values() if target == "sm_90a" else (FAMILIES["gemm_i8"],), 80):
@@ -213,22 +212,22 @@ def test_machine_code(case: str, target: str) -> None:
 
 
 def test_warpgroups_leave_what_does_not_lie_along_the_sum() -> None:
-    """They read bytes in one order alone, 16 at a time."""
+    """Check operands rejected since warpgroups read 16 contiguous bytes in one order only."""
     for case in ("scores", "odd", "eights", "channels first"):
         assert not choices(backend(), *CASES[case], (FAMILIES["gemm_wgmma_i8"],), 1), case
 
 
 def test_columns_are_what_is_contiguous_in_the_result() -> None:
-    """Stores of neighbouring threads are neighbours: channels with channels last, pixels otherwise."""
+    """Check that adjacent threads store adjacent elements: channels with channels last, pixels otherwise."""
     for case, columns in (("image", (1,)), ("channels first", (0, 2, 3))):
         assert roles_of(*CASES[case], "int8").columns == columns
 
 
 def test_other_families_leave_bytes_alone() -> None:
-    """And these leave others alone: halves, floats, sums of bytes that are no int32."""
+    """Check that byte families and other families do not overlap: halves, floats, and sums of bytes that are not int32."""
     own = backend()
     for case in some(CASES.values()):
-        assert {o.family for o in own.offered(*case)} <= {*FAMILIES, "", "window"}
+        assert {o.family for o in own.all_candidates(*case)} <= {*FAMILIES, "", "window"}
     product, binding = operator(["y: f32[i:64, j:64] = sum[k:64] x[i, k] * w[k, j]"], {"x": (64, 64), "w": (64, 64)}, "w")
     assert not choices(own, product, binding, FAMILIES.values())
     narrow = replace(binding, types={**binding.types, **{n: TensorType("int8", (64, 64)) for n in "xw"}})
@@ -239,7 +238,7 @@ def test_other_families_leave_bytes_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_no_two_threads_race() -> None:
-    """Fills are ordinary stores beside asynchronous copies."""
+    """Check fills, which are ordinary stores concurrent with asynchronous copies."""
     binding = CASES["three by three"][1]
     found = [o for o in offered("three by three", "gemm_i8") if dict(o.config)["split_k"] == 1]
     tiled = min(found, key=lambda o: task_kernel(o, binding).threads)
@@ -272,7 +271,7 @@ def test_every_family_agrees_with_integers(case: str, rng: np.random.Generator) 
 
 
 def block_of(batch: int, channels: int, size: int) -> onnx.ModelProto:
-    """A residual block of codes: two convolutions and an addition between QuantizeLinear and DequantizeLinear."""
+    """Return a residual block of codes: two convolutions and an addition between QuantizeLinear and DequantizeLinear."""
     rng, nodes, constants = np.random.default_rng(1), list[onnx.NodeProto](), dict[str, Array]()
 
     def node(op: str, *inputs: object, **attributes: object) -> str:
@@ -298,7 +297,7 @@ def block_of(batch: int, channels: int, size: int) -> onnx.ModelProto:
 
 
 def test_a_block_of_codes_is_two_products_with_channels_last() -> None:
-    """What a quantised residual network compiles to where nothing is asked: nothing between products is a tensor of floats."""
+    """Check that a quantised residual network compiles by default without float tensors between products."""
     compiler = Compiler(backend(), CompileOptions(), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(block_of(1, 128, 28)), {}).segments
     assert isinstance(segment, ProgramSegment)
@@ -313,7 +312,7 @@ def test_a_block_of_codes_is_two_products_with_channels_last() -> None:
 
 @pytest.mark.slow
 def test_codes_are_stored_by_words() -> None:
-    """Four columns at a time where they lie together at whole words, also residuals; else one after another."""
+    """Check that four columns at contiguous, aligned words are stored at a time, also residuals, and others one by one."""
     for case, column, stored in (("image", 1, 4), ("linear", 1, 4), ("image", 1, 2), ("channels first", 3, 1), ("odd", 1, 1)):
         tiled = next(o for o in offered(case, "gemm_i8") if gcd(o.tile[column], 4) == stored)
         assert ("*(unsigned *)(p" in task_kernel(tiled, CASES[case][1]).text) == (stored == 4), (case, tiled.tile)

@@ -1,4 +1,4 @@
-"""What the cuda plugin works out of a program and caches for the next process."""
+"""Program analyses that the cuda plugin caches for the next process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rammer_cuda.source import Writer
 
 @functools.cache
 def small_nasnet() -> tuple[RProgram, Binding]:
-    """A program with many window kernels, and products that pack their weights."""
+    """Return a program with many window kernels, and products that pack their weights."""
     return compiled(nasnet_cifar(0, cells=1, filters=16))
 
 
@@ -82,7 +82,7 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @functools.cache
 def fit() -> tuple[RProgram, Binding, Fitted]:
-    """A program with branches, and its form for rows."""
+    """Return a program with branches, and its form for rows."""
     program, binding = compiled(find("resnext29_branches:small").build())
     return program, binding, fit_program(program, binding, TARGETS["sm_90a"])
 
@@ -138,7 +138,7 @@ def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def fewer_constants(program: RProgram, binding: Binding) -> Binding:
-    """The binding without constants, but those of operators whose kernels there are for constant weights alone."""
+    """Return the binding without constants, except for operators whose kernels require constant weights."""
     none = replace(binding, constants=frozenset())
     kept = frozenset[str]()
     for operator in some(program.operators):
@@ -150,7 +150,7 @@ def fewer_constants(program: RProgram, binding: Binding) -> Binding:
 
 
 def packed(kernels: Mapping[str, TaskKernel]) -> set[str]:
-    """Names of operators whose kernels want a constant packed."""
+    """Return the names of operators whose kernels need a packed constant."""
     return {name for name, kernel in kernels.items() if any(a.packing for a in kernel.arguments)}
 
 
@@ -197,7 +197,7 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
+    """Check malformed records with a valid checksum: kernels of other tensors, invalid names, unbounded sizes and counts."""
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
@@ -241,7 +241,7 @@ def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch,
     others = [p.read_bytes() for p in cubins]
     for number, junk in enumerate((b"", b"junk", b"")):
         for path, other in zip(cubins, reversed(others), strict=True):
-            path.write_bytes(junk if number < 2 else other)  # or another kernel's
+            path.write_bytes(junk if number < 2 else other)  # or another kernel's record
         assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 3 + 2 * number
         compile.compile_cubin("b", "sm_90a")
     next((tmp_path / "binaries" / "cuda").glob("*.log")).write_text("Used 0 registers")

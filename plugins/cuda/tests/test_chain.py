@@ -1,4 +1,4 @@
-"""Warpgroup products: which operators the families take, how operands are arranged, machine code; on a GPU also results."""
+"""Warpgroup products: supported operators, operand arrangements, machine code; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WIDE = {
 
 
 def mlp(rows: int, widths: tuple[int, ...], residual: bool = False) -> tuple[ROperator, Binding]:
-    """Products of these widths in a row, each with bias and ReLU; with ``residual`` the last adds a tensor."""
+    """Return consecutive products of these widths, each with bias and ReLU. With ``residual`` the last adds a tensor."""
     computes, links, constants = list[Compute](), list[Connection](), set[str]()
     shapes: dict[str, tuple[int, ...]] = {"x": (rows, widths[0]), "z": (1,)}
     before = "x"
@@ -143,7 +143,7 @@ def test_a_patch_covers_every_window_once() -> None:
     halo = halo_of(Staged("b", product, product.b, product.columns, 32, depth, 128), binding)
     assert halo.unit == (2 * 3 + 3) * (2 * 7 + 3)
     assert halo.pitch % 16 == 8
-    place = {r: eval(halo.place(str(r)).replace("/", "//")) for r in range(32)}  # C's division of positive numbers
+    place = {r: eval(halo.place(str(r)).replace("/", "//")) for r in range(32)}  # C division of positive numbers
     shift = {t: eval(halo.tap(str(t)).replace("/", "//")) for t in range(9)}
     for r, base in some(place.items()):
         for t, more in some(shift.items()):
@@ -163,12 +163,12 @@ def test_machine_code_of_chains(case: str) -> None:
 
 def test_what_is_no_chain() -> None:
     operator, binding = CHAINS["square"]
-    with pytest.raises(Unsuited, match="rows whole"):
+    with pytest.raises(Unsuited, match="whole rows"):
         chain_of(replace(operator, tile=(64, 32)), binding)
     with pytest.raises(Unsuited, match="one constant"):
         chain_of(operator, replace(binding, constants=frozenset(("w0", "w1"))))
     single, bound = mlp(64, (32, 32))
-    with pytest.raises(Unsuited, match="no chain"):
+    with pytest.raises(Unsuited, match="not a chain"):
         chain_of(single, bound)
     large, bound = mlp(64, (32, 256, 32))
     with pytest.raises(Unsuited, match="too large"):

@@ -1,4 +1,4 @@
-"""Products with codes on host threads: every width of code, vectors of both types, blocks and ends."""
+"""Products with codes on host threads: every code width, vectors of both types, blocks and range ends."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ CASES = (
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", CASES)
 def test_products_with_codes_are_right(text: str, seed: int) -> None:
-    """One candidate at random of each; a refused one is followed by another."""
+    """Check one random candidate of each. A refused candidate is replaced by another."""
     search, random, case = HostSearch("sm_90a"), Random(f"{seed} {text}"), NetCase.parse(text)
     subject = next(s for s in subjects(case, search.backend) if s.operator.main.decoded is not None)
-    offered = [o for o in search.backend.offered(subject.operator, subject.binding) if o.family == "codes"]
+    offered = [o for o in search.backend.all_candidates(subject.operator, subject.binding) if o.family == "codes"]
     random.shuffle(offered)
     tiled = next(o for o in offered if search.possible(o, subject))
     problem = problem_of(task_kernel(tiled, subject.binding), tiled, trial_of(subject, random.randrange(1 << 20)))
@@ -50,7 +50,7 @@ def test_products_with_codes_are_right(text: str, seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 128])
 def test_codes_are_what_is_offered_first(rows: int) -> None:
-    """And not what reads code by code."""
+    """Check that the kernel that reads single codes is not first."""
     backend = HostSearch("sm_90a").backend
     case = NetCase.parse(f"stored b=1 m={rows} depth=4096 width=1024 bits=4 block=32 off=1")
     (one,) = subjects(case, backend)

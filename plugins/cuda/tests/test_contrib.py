@@ -1,4 +1,4 @@
-"""ONNX Runtime's attention is the same kernel as the one that an exporter writes operator by operator."""
+"""ONNX Runtime's attention: the same kernel as for an attention that an exporter writes operator by operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, LENGTH, HEADS, WIDTH = 1, 64, 2, 64
 
 
 def written_out() -> list[onnx.NodeProto]:
-    """Reshapes, transpositions, products and a softmax."""
+    """Return attention as reshapes, transpositions, products and a softmax."""
     nodes = [helper.make_node("Constant", [], ["s"], value_ints=[BATCH, LENGTH, HEADS, WIDTH])]
     nodes.append(helper.make_node("Constant", [], ["t"], value_ints=[BATCH, LENGTH, HEADS * WIDTH]))
     nodes.append(helper.make_node("Constant", [], ["c"], value_float=0.125))
@@ -37,7 +37,7 @@ def written_out() -> list[onnx.NodeProto]:
 
 
 def families(nodes: list[onnx.NodeProto], path: Path) -> list[str]:
-    """Kernel families of the compiled program, for an H100 that need not be there."""
+    """Return the kernel families of the compiled program, for an H100 that need not be present."""
     shape = [BATCH, LENGTH, HEADS * WIDTH]
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "qkv"]
     graph = helper.make_graph(nodes, "g", ports, [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)])

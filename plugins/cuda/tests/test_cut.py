@@ -1,5 +1,5 @@
-"""Programs cut into launches, the rows of one persistent kernel, and launches: the parts by the reference, the graph by a driver
-that writes down what it is asked for."""
+"""Mixed programs of launches, the rows of one persistent kernel, and launches. The reference runs the parts, and a recording
+driver receives the graph."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compiled(model: onnx.ModelProto) -> ProgramSegment:
 
 
 def drawn(rng: np.random.Generator) -> onnx.ModelProto:
-    """Recurrent layers, mostly with products before and behind them, a path around them, and outputs of each part."""
+    """Return recurrent layers, mostly between products, with a path around them and outputs of each part."""
     net, hidden = Net("drawn", int(rng.integers(1 << 30))), 128
     steps, batch, ways = int(rng.integers(2, 4)), int(rng.integers(1, 3)), int(rng.integers(1, 3))
     before, layers, after = int(rng.integers(0, 3)), int(rng.integers(1, 4 - ways)), int(rng.integers(0, 3))
@@ -72,7 +72,7 @@ def drawn(rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def beside(net: Net, x: str, around: str, how: int) -> str:
-    """``x`` with what came before: added, side by side, or not at all."""
+    """Return ``x`` combined with the earlier value: added, concatenated, or not at all."""
     if how < 2:
         return net.map("Add", x, around) if how else x
     return net.node("Concat", [x, around], (*net.shape(x)[:-1], 256), axis=-1)
@@ -83,7 +83,7 @@ def product(net: Net, x: str, width: int) -> str:
 
 
 def run_in(program: RProgram, constants: Mapping[str, Array], buffers: Mapping[str, Array]) -> HostMemory:
-    """The memory of a program that has run there, in ``buffers`` where those have its names."""
+    """Run a program and return its memory, which shares the ``buffers`` of equal name."""
     memory = HostMemory(program, {n: v for n, v in constants.items() if n in program.storage})
     memory.buffers |= {b.name: buffers[b.name] for b in program.buffers if b.name in buffers and b.kind != "constant"}
     memory.tensors |= {s.tensor: storage_view(memory.buffers[s.buffer], s) for s in program.storages}
@@ -95,7 +95,7 @@ def run_in(program: RProgram, constants: Mapping[str, Array], buffers: Mapping[s
 def results(
     program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array], parts: Sequence[RProgram]
 ) -> dict[str, Array]:
-    """The outputs of ``program`` after its ``parts`` have run, one after the other in its memory."""
+    """Return the outputs of ``program`` after its ``parts`` have run in order in its memory."""
     memory = HostMemory(program, constants)
     memory.write_inputs(inputs)
     for part in parts:
@@ -111,8 +111,8 @@ def parts_of(cut: MixedParts) -> list[RProgram]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(24))
 def test_parts_compute_what_the_program_does(number: int, rng: np.random.Generator) -> None:
-    """In one memory, in their order; every task is in one part, and what holds constants in the kernel's. A buffer that two parts
-    would write leaves a program whole."""
+    """Check parts in one memory and in order. Every task is in one part, and operators that hold constants are in the kernel's
+    part. A program stays whole if two parts would write one buffer."""
     segment = compiled(drawn(rng))
     program, cut = segment.program, cut_around(segment.program)
     held = {o.name for o in program.operators if family_of(o).own}
@@ -168,12 +168,12 @@ def test_a_program_without_a_part_for_each_has_one_executor(key: str, executor: 
         assert loaded.given[4:6] == (250_000_000, True) and loaded.given[6].cut is not None and loaded.notes == ("more",)
         return
     assert loaded.what == executor
-    assert loaded.notes == (f"executor {executor}, since this program has no part for each", "more")
+    assert loaded.notes == (f"executor {executor}, since all operators of this program suit one kind", "more")
 
 
 @pytest.mark.parametrize("faster", ["graph", "mixed"])
 def test_auto_measures_rows_with_constants_between_launches(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is faster stays, and is what a later process opens."""
+    """Check that the faster executor is used, and that a later process opens it."""
     segment, written, shapes = speech(), list[str](), list[Any]()
 
     def made(kind: str, *given: Any) -> SimpleNamespace:
@@ -195,7 +195,7 @@ def test_auto_measures_rows_with_constants_between_launches(faster: str, monkeyp
 
 
 class WritingDriver:
-    """Notes nodes and edges: (before, after, whether the later one may start early)."""
+    """A driver that records nodes and edges: (before, after, may the later one start early)."""
 
     CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
     CUkernelNodeAttrID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative")
@@ -226,7 +226,7 @@ class WritingDriver:
 
 
 def recipe(rng: np.random.Generator, name: str, launches: int) -> executor.Recipe | None:
-    """So many launches, each after some of those before it."""
+    """Return ``launches`` launches, each after some of the preceding ones."""
     plan = [Launch(f"{name}{i}", (0, 1), tuple(k for k in range(i) if rng.integers(2))) for i in range(launches)]
     kernels = {x.operator: TaskKernel(x.operator, "", (), "", (), 32, 0) for x in plan}
     return executor.Recipe(plan, kernels, {n: n for n in kernels}, bool(rng.integers(2))) if plan else None
@@ -262,7 +262,7 @@ def test_the_persistent_kernel_begins_behind_all_before_it_and_ends_before_all_b
 
 
 def test_auto_warms_a_gpu_that_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first a GPU is slow, and a persistent kernel slower there than launches, which it is faster than later."""
+    """Check the warm-up. An idle GPU is slow at first, and a persistent kernel is then slower than launches, but later faster."""
     spent = [0.0]
 
     class Cold:
@@ -290,7 +290,8 @@ def test_auto_warms_a_gpu_that_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_continues_an_input_waits_for_no_task_of_its_own() -> None:
-    """Beside cells, whose values travel as words, other tasks get new waits; old elements of a cache are there from the first."""
+    """Check waits of operators stored over an input, next to cells, whose values are sent as words. Other tasks get new waits.
+    Old elements of a cache are present from the start."""
     size = 256
     model = onnx.parser.parse_model(f"""<ir_version: 11, opset_import: ["" : 24]>
         grown (float[4, 1, {size}] x, float[1, 1, 12, {size}] past, int64[1] at) => (float[1, 1, 12, {size}] present) {{

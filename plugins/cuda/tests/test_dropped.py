@@ -1,4 +1,4 @@
-"""What a program took of a GPU it gives back when nobody holds it any more, closed or not, by a driver that only takes notes."""
+"""Release of GPU resources when a program is no longer referenced, closed or not, checked with a recording driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rammer_cuda.resident import Resident
 
 
 class Bytes:
-    """Memory that nobody has."""
+    """A fake allocation without content."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.data = nbytes, MagicMock()
@@ -33,7 +33,7 @@ class Bytes:
 
 
 class Notes:
-    """What the driver was asked to free, in order."""
+    """The frees that the driver received, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.freed: list[str] = []
@@ -101,7 +101,7 @@ def test_a_graph_is_freed_before_its_kernels(notes: Notes) -> None:
 
 
 def test_a_table_for_other_lengths_lies_in_its_programs_memory(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ports, arena and stream are one, and so is the order of runs; an arena that is too small is not."""
+    """Check the shared ports, arena, stream and run order. An arena that is too small is not shared."""
     operator, binding = CASES["matmul"]
     program, constants = whole_program(replace(operator, tile=operator.anchor.shape), binding)
 

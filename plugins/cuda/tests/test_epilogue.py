@@ -1,4 +1,4 @@
-"""What a matrix product's kernel loads behind its sums, of tensors that other kernels write: before it stores, and rightly."""
+"""Epilogue loads of matrix products from tensors of other kernels: all precede the stores, and results are right."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CASES = (
 
 
 def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperator, UntiledOperator]]:
-    """The kernels of every product of the case that a residual follows, at most ``each`` of a family."""
+    """Yield the kernels of every product of the case that a residual follows, at most ``each`` of a family."""
     search = HostSearch("sm_90a")
     for subject in subjects(NetCase.parse(text), search.backend):
         left = {f.name: each for f in PRODUCTS}
-        for tiled in search.backend.offered(subject.operator, subject.binding):
+        for tiled in search.backend.all_candidates(subject.operator, subject.binding):
             if left.get(tiled.family) and search.backend.fits(tiled, subject.binding):
                 made = task_kernel(tiled, subject.binding)
                 left[tiled.family] -= 1
@@ -44,12 +44,12 @@ def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperat
 
 
 def late(kernel: TaskKernel, subject: UntiledOperator) -> list[int]:
-    """The numbers of the arguments behind the operands that are read and that others write."""
+    """Return the indices of arguments after the operands that are read and that other kernels write."""
     return [k for k, a in enumerate(kernel.arguments) if k >= 2 and not a.written and a.tensor not in subject.binding.constants]
 
 
 def innermost_loops(text: str) -> Iterator[str]:
-    """What is in each loop with braces, loops in it left out."""
+    """Yield the body of each loop with braces, without its inner loops."""
     open_, inside = list[int](), list[list[str]]()
     for line in text.splitlines():
         if line.strip().startswith("}") and open_:
@@ -67,7 +67,7 @@ def innermost_loops(text: str) -> Iterator[str]:
 
 
 def test_no_row_waits_for_memory_behind_the_store_of_another() -> None:
-    """The compiler has to take a store for one that may change what is loaded behind it."""
+    """Check load order. The compiler must assume that a store may change the data of a later load."""
     seen = set[str]()
     for text in CASES:
         for kernel, tiled, subject in kernels(text, 2):
@@ -82,7 +82,7 @@ def test_no_row_waits_for_memory_behind_the_store_of_another() -> None:
 
 
 def chosen(whole: bool) -> tuple[TaskKernel, ROperator, UntiledOperator]:
-    """A kernel for host threads whose threads load several rows, in whole groups or not."""
+    """Return a kernel for host threads whose threads load several rows, in whole groups or not."""
     for kernel, tiled, subject in kernels(SMALL):
         several = "float held0[1];" not in kernel.text and ("high - 1)" not in kernel.text) == whole
         if several and tiled.family == "gemm" and HostSearch("sm_90a").possible(tiled, subject):
@@ -94,7 +94,7 @@ def chosen(whole: bool) -> tuple[TaskKernel, ROperator, UntiledOperator]:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("whole, old, new", [(True, "+ held0[u]", "+ held0[0]"), (False, "high - 1)", "high - 2)")])
 def test_residuals_of_several_rows(whole: bool, old: str, new: str) -> None:
-    """Right, and wrong where all rows get the value of one, or the last the one before's."""
+    """Check right results, and wrong ones if all rows get one row's value or the last gets its predecessor's."""
     kernel, tiled, subject = chosen(whole)
     trial = trial_of(subject, 5)
     assert problem_of(kernel, tiled, trial) == ""

@@ -1,4 +1,4 @@
-"""The attention of torch's exporters as one operator."""
+"""Attention from torch's exporters as one operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ZERO = {"zero": np.zeros((), np.float32)}
 
 
 def attention(rng: np.random.Generator, masked: bool) -> ModelProto:
-    """Queries and keys scaled apart, a mask made between the products, and a guard behind the softmax."""
+    """Return attention with separately scaled queries and keys, a mask computed between the products, and a guard after the
+    softmax."""
     heads, nodes = np.array([1, 64, 4, 32]), list[NodeProto]()
     constants = {"heads": heads, "s": np.array(0.42, np.float32), "low": np.array(-3e38, np.float32), **ZERO}
     for name, perm in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
@@ -51,7 +52,7 @@ def attention(rng: np.random.Generator, masked: bool) -> ModelProto:
 
 
 def compiled(given: ModelProto, batching: str) -> ProgramSegment:
-    """The only segment of ``given`` for sm_90a."""
+    """Return the only segment of ``given`` for sm_90a."""
     pytest.importorskip("cuda.bindings")
     compiler = Compiler(Registry().open("cuda", target="sm_90a"), CompileOptions(batching=batching), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(given), {}).segments
@@ -62,7 +63,8 @@ def compiled(given: ModelProto, batching: str) -> ProgramSegment:
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.random.Generator) -> None:
-    """Also of queries, keys and values that one product makes, which gains: it reads slices of that product's rows."""
+    """Check one kernel, also if a single product computes queries, keys and values. Reading slices of that product's rows pays
+    off."""
     given = attention(rng, masked)
     programs = {batching: compiled(given, batching).program for batching in ("off", "auto")}
     found = {
@@ -78,7 +80,7 @@ def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.rando
 @pytest.mark.skipif(COMPILER is None, reason="kernels run on the host through g++")
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_of_slices_agrees_with_float64(masked: bool, rng: np.random.Generator) -> None:
-    """The kernel that reads queries, keys and values of one product, on the host."""
+    """Check the kernel on the host that reads queries, keys and values of one product."""
     segment = compiled(attention(rng, masked), "auto")
     binding = Binding.of(segment.program, segment.constants)
     (operator,) = (o for o in segment.program.operators if o.family == "attention")

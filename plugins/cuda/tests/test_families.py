@@ -1,4 +1,4 @@
-"""The cuda plugin's families beside the matrix products: forms, machine code; on a GPU also results."""
+"""Families of the cuda plugin other than the matrix products: forms, machine code; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Genera
     ],
 )
 def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], config: dict[str, int]) -> None:
-    """All of it and nothing else, also where strips and rows do not divide tiles, nor tiles the tensor."""
+    """Check that a task writes exactly its part, also if strips and rows do not divide tiles, or tiles the tensor."""
     untiled, binding = CASES[case]
     family = "gemv" if case in VECTORS else "window" if case in WINDOWS else "rowwise"
     tiled = replace(untiled, tile=tile, family=family, config=tuple(config.items()))
@@ -213,7 +213,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", ["softmax", "odd layer norm", "odd", "strided"])
 def test_a_nan_stays_in_its_row(case: str) -> None:
-    """NaN reaches exactly the results that depend on it."""
+    """Check that NaN reaches exactly the dependent results."""
     from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
@@ -237,7 +237,7 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(HALVES))
 def test_float16_is_rounded_once(case: str, rng: np.random.Generator) -> None:
-    """Values of float16 compute in float32; only the store rounds."""
+    """Check that float16 values compute in float32 and only the store rounds."""
     untiled, binding = HALVES[case]
     given = {"x": rng.standard_normal(binding.types["x"].shape).astype(np.float16)}
     found = others(target(), untiled, binding, 3)

@@ -1,4 +1,4 @@
-"""Kernel families are values: what one says of itself is all that the plugin knows of it."""
+"""Kernel families as values: the plugin uses only the information in each value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 
-#: A family asked for by its name.
+#: A family selected by its name.
 BY_NAME = re.compile(r'\.family (?:==|!=)|"(?:gemm_\w+|gemv|rowwise|window|cell|attention)"')
 
 
@@ -53,7 +53,7 @@ def target(name: str = "sm_90a") -> CudaBackend:
 
 
 def cases() -> Iterator[tuple[ROperator, Binding]]:
-    """Operators of every family, those of float32 also where bfloat16 is allowed, and with it tf32."""
+    """Yield operators of every family, float32 ones also with bfloat16 and tf32."""
     for operator, binding in (
         *PRODUCTS.values(),
         *OTHERS.values(),
@@ -69,7 +69,7 @@ def cases() -> Iterator[tuple[ROperator, Binding]]:
 
 @pytest.mark.slow
 def test_what_is_offered_is_what_is_predicted_and_may_be_loaded() -> None:
-    """A choice is its family's, has configs that a file may have, and costs what the tiled operator is said to cost."""
+    """Check that a choice has its family's name, loadable configs, and the predicted cost of the tiled operator."""
     seen, gpu = set[str](), TARGETS["sm_90a"]
     for operator, binding in some(cases()):
         for family in some(FAMILIES):
@@ -86,12 +86,12 @@ def test_what_is_offered_is_what_is_predicted_and_may_be_loaded() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_a_cell_multiplies_no_results_of_its_own(rows: int) -> None:
-    """Layers of one shape in a row look like a cell, whose kernel would read what it is about to write."""
+    """Check that consecutive layers of one shape are not mistaken for a cell, whose kernel would read its pending results."""
     operator, binding = mlp(rows, (64, 64, 64))
     types = binding.types
     stored = replace(binding, storages={n: dense(n, f"b_{n}", types[n].shape) for n in types})
     assert [t.family for t in target().candidates(operator, stored)][:1] == ["gemm_chain"]
-    with pytest.raises(Unsuited, match="itself computes"):
+    with pytest.raises(Unsuited, match="own results"):
         families.CELL.kernel(replace(operator, tile=operator.anchor.shape, family="cell"), stored)
 
 
@@ -109,12 +109,12 @@ def test_what_a_gpu_lacks_is_not_offered() -> None:
         "copies are asynchronous there"
     )
     for operator, binding in some(CHAINS.values()):
-        assert {o.family for o in old.offered(operator, binding)} <= {f.name for f in old.usable}
+        assert {o.family for o in old.all_candidates(operator, binding)} <= {f.name for f in old.usable}
     assert old.families == new.families, "a file of another GPU is read, and refused when it is loaded"
 
 
 def test_nobody_asks_for_a_family_by_its_name() -> None:
-    """But the folder in which it lives."""
+    """Check that a family's name occurs only in its folder."""
     root = Path(families.__file__).parent
     own = {"attention", "cell", "chain", "contraction", "generic", "rows", "window"}
     files = [p for p in sorted(root.rglob("*.py")) if p.parent.name not in own]
@@ -126,7 +126,7 @@ def test_nobody_asks_for_a_family_by_its_name() -> None:
 
 
 def test_a_new_family_is_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is offered, chosen, predicted and written wherever it is the fastest, and a loaded file may name it."""
+    """Check that a new family is offered, chosen, predicted and written if fastest, and that a loaded file may name it."""
     generic = families.GENERIC
 
     def eager(operator: ROperator, binding: Binding, gpu: object) -> Iterator[Choice]:
@@ -158,7 +158,7 @@ def test_a_new_family_is_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The keys of the kernels that are written from now on."""
+    """Record the keys of the kernels that are written from now on."""
     seen, honest = list[str](), source.task_kernel
 
     def noting(operator: ROperator, binding: Binding) -> TaskKernel:
@@ -171,14 +171,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_every_text_is_written_once(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whoever asks first: for what fits, for resources, for tuning, or when a program is loaded, from a file as well."""
+    """Check that fits, resources, tuning and loading (also from a file) share one text."""
     written, backend = noted(monkeypatch), target()
     compiler = Compiler(backend, CompileOptions("wavefront", precision=precision), KernelStore(None))
     segment = compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),))
     program = RProgram.parse(str(segment.program))
     assert program == segment.program and program.precision == precision
     untiled = {replace(o, name="o", tile=(), family="", config=()) for o in program.operators}
-    asked = KEPT + 1  # the first that are offered, and the one that keeps least of the GPU busy
+    asked = KEPT + 1  # the first offered choices, and the one that keeps the least of the GPU busy
     assert len(written) == len(set(written)) <= asked * len(untiled)
     count, binding = len(written), Binding.of(program, segment.constants)
     for operator in program.operators:
@@ -210,13 +210,13 @@ def test_equal_operators_share_a_text_and_have_their_own_tensors(monkeypatch: py
 
 
 def test_a_family_that_cannot_compute_an_operator_says_so() -> None:
-    """A third party may offer any tile for any family; predicting must end as writing does."""
+    """Check that prediction fails as writing does. A third party may offer any tile for any family."""
     refused = set[str]()
     for (operator, binding), family in product((PRODUCTS["matmul"], OTHERS["softmax"]), FAMILIES):
         try:
             target().kernel(replace(operator, tile=operator.anchor.shape, family=family.name), binding)
         except DeviceFailure as problem:
-            assert "is none for family" in str(problem), family.name
+            assert "is unsuited to family" in str(problem), family.name
             refused.add(family.name)
     assert refused == {f.name for f in FAMILIES if f.name}
 
@@ -225,6 +225,6 @@ def test_a_refusal_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     written, (operator, binding) = noted(monkeypatch), PRODUCTS["matmul"]
     wrong, writer = replace(operator, tile=operator.anchor.shape, family="window"), source.Writer()
     for name in ("one", "two"):
-        with pytest.raises(DeviceFailure, match=f"operator {name} is none for family window"):
+        with pytest.raises(DeviceFailure, match=f"operator {name} is unsuited to family window"):
             writer.written(replace(wrong, name=name), binding)
     assert len(written) == 1

@@ -1,4 +1,4 @@
-"""A GPU's figures are said once: by the driver or in ``gpu.py``, and by no family for itself."""
+"""Figures of a GPU: defined once, by the driver or in ``gpu.py``, and never inside a family."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer_cuda.gpu import TARGETS, Gpu
 
 #: An architecture's name, or an SM's shared memory or registers.
 FIGURE = re.compile(r'"sm_\d|\b(?:163|164|227|228|64) << 10|\b65_?536\b')
-#: What an H200 answers, and one of today's whose figures no target has.
+#: The properties of an H200, and of a current GPU that has no target.
 H200 = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,

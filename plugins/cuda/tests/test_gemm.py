@@ -1,4 +1,4 @@
-"""The cuda plugin's matrix-product families: classification, packing, machine code; on a GPU also results."""
+"""Matrix-product families of the cuda plugin: classification, packing, machine code; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_machine_code(case: str, target: str) -> None:
     best = {tiled.family: tiled for _, tiled in reversed(found.items())}.values()
     for tiled in some(found.values()):
         resources = backend.resources(tiled, binding)
-        # Of the best of a family nothing lies on the stack. Of one in parts, or whole, that is not, ptxas may leave a word or two
-        # there (56 registers a thread and 8 bytes, where another number of parts has none); accumulators would be hundreds.
+        # The best of a family does not spill. For others, split or whole, ptxas may spill a word or two. Example: 56 registers a
+        # thread and 8 bytes, where another split count has no spills. Spilled accumulators would be hundreds.
         assert resources.spills <= (0 if tiled in best else 16), tiled.head()
         assert 16 <= resources.registers <= 255
 
@@ -61,7 +61,7 @@ def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -
     depth = depth_of(product.main.reduce, block)
     packing, _ = pack_operand(product, product.a, 1, Blocks(16, depth))
     weights = rng.standard_normal((20, 16, 3, 3), dtype=np.float32)
-    weights[weights == 0] = 1  # one in ten million is; padding is what is zero below
+    weights[weights == 0] = 1  # one in ten million is zero; padding is counted as zeros below
     packed = packing.make(weights)
     assert packed.size == packing.size
     assert np.array_equal(np.sort(packed[packed != 0]), np.sort(weights.reshape(-1)))
@@ -75,7 +75,7 @@ def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -
 @pytest.mark.parametrize("order", [Rows(), Cores(4)])
 @pytest.mark.parametrize("case", ["three by three", "matmul"])
 def test_one_order_serves_all_tiles(order: Arrangement, case: str, rng: np.random.Generator) -> None:
-    """Every block of every tile is found in it, a row behind the other."""
+    """Check that every block of every tile is contained in it, row after row."""
     operator, binding = CASES[case]
     keys = set[str]()
     for block, tile in ((8, 8), (32, 12), (64, 4)):

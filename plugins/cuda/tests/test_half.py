@@ -1,4 +1,4 @@
-"""float16 results that a kernel reads in place: rounded as if they were stored, in every family."""
+"""Rounding of float16 results that a kernel reads in place: as if they were stored, in every family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .cuda_on_host import MOST_THREADS, HostSearch, on_host
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.source import task_kernel
 
-#: A product, and the squares of rows, whose results pass 65504 before a map brings some of them back.
+#: A product, and the squares of rows, whose results exceed 65504 before a map reduces some of them.
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "product": (
         "p: f16[m:32, n:32] = sum[k:32] a[m, k] * b[k, n]",
@@ -38,7 +38,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 
 
 def operator_of(lines: tuple[str, ...]) -> tuple[ROperator, Binding]:
-    """The lines as one operator of connected Computes, not yet tiled."""
+    """Return the lines as one untiled operator of connected Computes."""
     computes = [Compute.parse(line) for line in lines]
     names = {c.name for c in computes}
     links = tuple(Connection(n, c.name, "thread") for c in computes for n in c.reads if n in names)
@@ -62,7 +62,7 @@ def test_results_read_in_place_are_rounded(name: str, rng: np.random.Generator) 
     want = run_graph(graph, values, precise=False)["y"]
     assert np.isinf(run_graph(graph, values, precise=False)[operator.computes[0].name]).any()
     search, tried = HostSearch("sm_90a"), set[str]()
-    for tiled in search.backend.offered(operator, binding):
+    for tiled in search.backend.all_candidates(operator, binding):
         kernel = task_kernel(tiled, binding)
         if tiled.family in tried or not search.backend.fits(tiled, binding) or kernel.blocks > 1 or kernel.threads > MOST_THREADS:
             continue

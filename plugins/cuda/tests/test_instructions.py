@@ -1,5 +1,4 @@
-"""The values that cuda's products are made of, each proved by enumeration: fragments of instructions, arrangements in
-shared memory."""
+"""Building blocks of cuda's products, checked by enumeration: fragments of instructions, and shared-memory arrangements."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from rammer_cuda.contraction import warpgroup
 from rammer_cuda.contraction.instruction import MMA_TF32, RESULTS, RING, Fragment
 from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned
 
-#: Arrangements of constants, with the elements that a place names together.
+#: Arrangements of constants, with the elements that one index addresses.
 PACKED: list[tuple[Arrangement, type, int]] = [
     (Rows(), np.float32, 1),
     (Rows(True), np.float32, 1),
@@ -26,7 +25,7 @@ PACKED: list[tuple[Arrangement, type, int]] = [
     (Cores(4), np.float32, 4),
     (Cores(8), np.float16, 8),
 ]
-#: Those of copies alone, with the products and elements that a place names together.
+#: Arrangements for copies alone, with the products and elements that one index addresses.
 COPIED: list[tuple[Arrangement, int, int]] = [
     *((a, lot, 1) for a, _, lot in PACKED),
     (Rows(least=4), 1, 1),
@@ -36,7 +35,7 @@ COPIED: list[tuple[Arrangement, int, int]] = [
 
 
 def place(arrangement: Arrangement, k: int, e: int, unit: int, block: int) -> int:
-    """What the kernel's text says."""
+    """Return the index as the kernel's text computes it."""
     return int(eval(arrangement.place(str(k), str(e), unit, block).replace("/", "//")))
 
 
@@ -95,7 +94,7 @@ def test_a_fragment_that_leaves_an_element_out_cannot_be_made() -> None:
 
 
 def test_results_of_a_thread_are_neighbours_two_by_two() -> None:
-    """What ``Mma.leave`` stores as float2: elements 2 h and 2 h + 1 at row 8 h."""
+    """Check the pairs that ``Mma.leave`` stores as float2: elements 2 h and 2 h + 1 at row 8 h."""
     for i in some(RING.values()):
         held = {(thread, e): (row, column) for thread, e, row, column in i.form.c.places(i.form.threads)}
         for (thread, e), (row, column) in held.items():
@@ -104,7 +103,7 @@ def test_results_of_a_thread_are_neighbours_two_by_two() -> None:
 
 
 def test_a_chain_reads_results_as_operands() -> None:
-    """Columns that a thread holds of a result are, in ``RESULT_ORDER``, the products that it needs of the next operand."""
+    """Check that the result columns of a thread are, in ``RESULT_ORDER``, the products that it needs of the next operand."""
     results = {(thread, e): (row, column) for thread, e, row, column in warpgroup.RESULTS.places(128)}
     for thread, e, row, k in some(warpgroup.WORDS_A.places(128)):
         assert results[thread, e // 2 + e % 2 * 2] == (row, warpgroup.RESULT_ORDER[k])

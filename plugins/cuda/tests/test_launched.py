@@ -1,5 +1,4 @@
-"""What the executor of launches hands to the compiler for a program of a range: kernels behind the test of where they end,
-several in one launch, and those that an earlier process cached."""
+"""Launches of ranged programs: kernels after the length test, several kernels in one launch, and cached kernels."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ PROGRAMS = [
 
 
 class LaunchedRun:
-    """A run of a program's launches on host threads: what nobody has written is no number, and what a kernel leaves beyond the
-    lengths, its readers find there."""
+    """A run of a program's launches on host threads. Unwritten memory is NaN, and readers see the values that kernels leave past
+    the lengths."""
 
     def __init__(self, search: RangedSearch, lengths: Mapping[str, int]) -> None:
         given = search.inputs(lengths)
@@ -43,7 +42,7 @@ class LaunchedRun:
         self.steps: dict[str, Step] = {s.operator.name: s for s in search.steps(lengths, given)}
 
     def problems(self, plan: Sequence[Launch], kernels: Mapping[str, TaskKernel]) -> list[str]:
-        """What is wrong with the results of each operator; nothing, if all are right."""
+        """Return the errors in the results of all operators, or an empty list."""
         parts = [(x, kernels[x.operator], self._operators(kernels[x.operator])) for x in plan]
         left, found = Counter(o.name for _, _, operators in parts for o in operators), list[str]()
         for launch, kernel, operators in parts:
@@ -54,7 +53,7 @@ class LaunchedRun:
         return found
 
     def _operators(self, kernel: TaskKernel) -> list[ROperator]:
-        """Those of which a kernel computes tasks."""
+        """Return the operators whose tasks a kernel computes."""
         written = {a.tensor for a in kernel.arguments if a.written}
         return [o for o in self.program.operators if written & {*o.outputs}]
 
@@ -65,12 +64,13 @@ class LaunchedRun:
             for name, values in run_on_host(host, {a.tensor: tensors[a.tensor].copy() for a in kernel.arguments}, first).items():
                 tensors[name][...] = values
             return
-        (alone,) = operators  # clusters and blocks of many threads
+        (alone,) = operators  # excludes clusters and blocks of many threads
         for index in launch.tasks:
             self.memory.run_task(alone, index)
 
     def _finished(self, operator: ROperator) -> str:
-        """What is wrong with the results of an operator, which are made exact where they count: others are judged by that."""
+        """Return the error in an operator's results. Valid elements are then replaced by the exact values, by which later
+        operators are judged."""
         step, have = self.steps[operator.name], {n: self.memory.tensors[n].copy() for n in operator.outputs}
         for number, name in enumerate(operator.outputs):
             counts, _ = step.regions(operator, number)
@@ -80,16 +80,16 @@ class LaunchedRun:
 
 
 class Restoring(Writer):
-    """Writes no program's kernels, which are in the cache."""
+    """A writer that fails if kernels are written, since all are in the cache."""
 
     def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
-        """Not again."""
+        """Raise AssertionError: nothing is rewritten."""
         raise AssertionError("written again")
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache in which nothing is."""
+    """Use an empty cache for the test."""
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
 
 
@@ -98,7 +98,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> None:
-    """At both ends of the range and within, as kernels come from the cache; there they are as they were written."""
+    """Check both ends of the range and a length within, with kernels that the cache restores unchanged."""
     search = searched(case, rng)
     plan, kernels = plan_launches(search.program, search.binding, search.backend.gpu, Writer(), kept=True)
     _, again = plan_launches(search.program, search.binding, search.backend.gpu, Restoring(), kept=True)
@@ -113,11 +113,11 @@ def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> N
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_candidates_come_from_the_cache_as_they_were_written(case: str, rng: np.random.Generator) -> None:
-    """Some of every family for each operator, as programs of their own."""
+    """Check some candidates of every family for each operator, as separate programs."""
     search = searched(case, rng)
     for step in some(search.steps(points(search, rng)[0])):
         families: dict[str, list[ROperator]] = {}
-        for tiled in some(search.backend.offered(step.operator, step.binding)):
+        for tiled in some(search.backend.all_candidates(step.operator, step.binding)):
             if search.backend.fits(tiled, step.binding):
                 families.setdefault(tiled.family, []).append(tiled)
         for tiled in some(listed[int(i)] for listed in families.values() for i in rng.permutation(len(listed))[:3]):

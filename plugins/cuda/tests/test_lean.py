@@ -1,4 +1,4 @@
-"""The kernel that is offered beside the fastest: it keeps least of the GPU busy of what takes not much longer."""
+"""The resource-efficient kernel: an alternative to the fastest that occupies the least of the GPU in slightly more time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import Writer
 
-#: Parts of all operators.
+#: Parts into which all operators are divided.
 PARTS = 3
 
 
@@ -45,9 +45,9 @@ def target(name: str) -> CudaBackend:
 
 
 def priced(backend: CudaBackend, operator: ROperator, binding: Binding) -> Iterator[RKernel]:
-    """Every choice of the families that stand beside others, whatever its prediction."""
+    """Yield every choice of the alternative families for any prediction."""
     for family in backend.usable:
-        if family.first is None and not family.last:
+        if family.exclusive is None and not family.is_fallback:
             for choice in family.candidates(replace(operator, tile=(), family="", config=()), binding, backend.gpu):
                 yield backend.kernel(choice.operator, binding)
 
@@ -61,7 +61,7 @@ def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part
     assert isinstance(backend, Thrifty)
     for operator, binding in some([*PRODUCTS.values(), *OTHERS.values()][part::PARTS]):
         best = next(iter(backend.candidates(operator, binding)), None)
-        lean = backend.lean(best, binding) if best is not None else None
+        lean = backend.smallest_kernel(best, binding) if best is not None else None
         if best is None or lean is None:
             continue
         everything = list(priced(backend, operator, binding))
@@ -71,7 +71,7 @@ def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part
         assert found.operator_time(backend.veus) + launch <= SLOWER * fastest * (1 + 1e-9), lean.head()
         for k in some(everything):
             if k.operator_time(backend.veus) + launch <= SLOWER * fastest and backend.fits(k.operator, binding):
-                # A launch counts as time of the vEUs, too, while they wait for it.
+                # A launch also counts as time of the vEUs, which wait for it.
                 waits = [x.shares / -(-x.shares // backend.veus) * launch for x in (k, found)]
                 assert found.busy_time() + waits[1] <= (k.busy_time() + waits[0]) * (1 + 1e-9), (lean.head(), k.operator.head())
         leaner += found.busy_time() < 0.8 * backend.kernel(best, binding).busy_time()
@@ -79,13 +79,13 @@ def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part
 
 
 def test_a_schedule_may_choose_it() -> None:
-    """Where nothing is measured, the fastest and the leanest are what a policy sees, and no more."""
+    """Check that a policy sees only the fastest and the leanest kernel if nothing is measured."""
     backend, both = target("sm_90a"), 0
     for operator, binding in some([*PRODUCTS.values(), *OTHERS.values()][::5]):
         best = next(iter(backend.candidates(operator, binding)), None)
         if best is None:
             continue
-        kernels, lean = Tuner(backend, KernelStore(None)).kernels(operator, binding), backend.lean(best, binding)
+        kernels, lean = Tuner(backend, KernelStore(None)).kernels(operator, binding), backend.smallest_kernel(best, binding)
         assert len(kernels) <= 2
         assert kernels[0].operator.tile == best.tile
         assert lean is None or kernels[-1].busy_time() <= backend.kernel(lean, binding).busy_time()
@@ -95,7 +95,7 @@ def test_a_schedule_may_choose_it() -> None:
 
 def test_the_fastest_and_the_leanest_are_found_in_one_search() -> None:
     backend, asked = target("sm_90a"), list[str]()
-    operator, binding = next(c for c in PRODUCTS.values() if backend.lean(next(iter(backend.candidates(*c))), c[1]))
+    operator, binding = next(c for c in PRODUCTS.values() if backend.smallest_kernel(next(iter(backend.candidates(*c))), c[1]))
 
     def noting(family: KernelFamily[Gpu, TaskKernel, Held]) -> KernelFamily[Gpu, TaskKernel, Held]:
         return replace(family, candidates=lambda *of: asked.append(family.name) or family.candidates(*of))
@@ -104,7 +104,7 @@ def test_the_fastest_and_the_leanest_are_found_in_one_search() -> None:
     fresh.usable = tuple(map(noting, fresh.usable))
     fresh.kinds = {f.name: f for f in fresh.usable}
     best = next(iter(fresh.candidates(operator, binding)))
-    assert fresh.lean(best, binding) is not None
+    assert fresh.smallest_kernel(best, binding) is not None
     assert len(asked) == len(set(asked)) > 1
 
 
@@ -113,7 +113,7 @@ def test_the_fastest_and_the_leanest_are_found_in_one_search() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("key", ["dien", "seq2seq", *(k for k in ZOO if k not in ("dien", "seq2seq"))])
 def test_every_operator_of_a_program_has_a_kernel(key: str, policy: str) -> None:
-    """Choices may be predicted that no kernel is written for: those are no program's."""
+    """Check that programs contain no predicted choices without a kernel."""
     compiled = compiled_small(key, policy)
     for segment in some([s for s in compiled.segments if isinstance(s, ProgramSegment)]):
         binding, writer = Binding.of(segment.program, segment.constants), Writer()
@@ -125,19 +125,20 @@ def test_every_operator_of_a_program_has_a_kernel(key: str, policy: str) -> None
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["dien", "seq2seq"])
 def test_what_cannot_be_written_is_nobodys_choice(key: str) -> None:
-    """Neither operand of a recurrent layer's product is as a warpgroup wants it, which the tiled operator alone tells."""
+    """Check unwritable choices: a recurrent layer's product has no warpgroup-compatible operand, which only the tiled operator
+    shows."""
     compiled, backend, refused = compiled_small(key, "sequential"), target("sm_90a"), 0
     for segment in some([s for s in compiled.segments if isinstance(s, ProgramSegment)]):
         binding = Binding.of(segment.program, segment.constants)
         for operator in some(segment.program.operators):
             refused += refusals(backend, operator, binding)
-            lean = backend.lean(operator, binding)
+            lean = backend.smallest_kernel(operator, binding)
             assert lean is None or backend.fits(lean, binding)
     assert refused
 
 
 def refusals(backend: CudaBackend, operator: ROperator, binding: Binding) -> int:
-    """Choices of products that have no kernel."""
+    """Return the number of product choices without a kernel."""
     products = [f for f in backend.usable if f.product]
     if operator.family not in {f.name for f in products}:
         return 0
@@ -146,7 +147,7 @@ def refusals(backend: CudaBackend, operator: ROperator, binding: Binding) -> int
 
 
 def compiled_small(key: str, policy: str) -> Compiled:
-    """The small form of a model of the zoo, for an H200."""
+    """Return the small form of a zoo model, compiled for an H200."""
     model = find(f"{key}:small").build(SEED)
     compiler = Compiler(target("sm_90a"), CompileOptions(policy), KernelStore(None), Registry(), device="cuda")
     return compiler.compile_model(read_model(model), {})

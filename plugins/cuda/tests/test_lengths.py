@@ -1,4 +1,4 @@
-"""Programs for a range of lengths: kernels of every family end where a word in device memory says, and leave what lies beyond."""
+"""Programs for a range of lengths: kernels of every family stop at a length in device memory and keep the elements past it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel, translation_unit
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-#: Families by model, precision included, that have reductions with lengths.
+#: Families with length-bounded reductions, by model and precision.
 STOPPED = {
     "products": {"gemm", "gemm_tf32x3", "rowwise", ""},
     "heads": {"attention", ""},
@@ -42,10 +42,10 @@ CASES = [*STOPPED, "attention", "cache", "causal", "residual", "windows"]
 
 
 def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tuple[RangedSearch, Step]:
-    """An operator with stops that the family takes, at a length."""
+    """Return an operator with stops that the family supports, at a length."""
     search = searched(case, rng)
     for step in search.steps({"seq": length}):
-        if step.operator.stops and any(t.family == family for t, _ in search.candidates(step)):
+        if step.operator.reduce_bounds and any(t.family == family for t, _ in search.candidates(step)):
             return search, step
     raise AssertionError(f"no {family} in {case}")
 
@@ -55,7 +55,7 @@ def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tu
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_of_each_family_ends_at_the_length(case: str, rng: np.random.Generator) -> None:
-    """Where it has nothing to read, operands hold no numbers; tasks beyond leave results as they were."""
+    """Check results at the length, with NaN wherever a kernel must not read. Tasks past the length keep the results."""
     search = searched(case, rng)
     found = list(islice(search.problems(points(search, rng)[int(rng.integers(3))], 1), 6))
     assert found
@@ -75,12 +75,12 @@ def test_kernels_end_at_every_length_that_is_an_edge(case: str, rng: np.random.G
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", STOPPED)
 def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) -> None:
-    """Each candidate of each family asks for the length (which ``candidates`` asserts), and a static one asks for none."""
+    """Check that each candidate of each family reads the length (``candidates`` asserts it) and a static one does not."""
     search, seen = searched(case, rng), set[str]()
     for step in some(search.steps(points(search, rng)[0])):
-        for tiled, kernel in search.candidates(step) if step.operator.stops else ():
+        for tiled, kernel in search.candidates(step) if step.operator.reduce_bounds else ():
             seen.add(tiled.family)
-            bare = replace(tiled, stops=(), endings=())
+            bare = replace(tiled, reduce_bounds=(), skips=())
             static = task_kernel(bare, step.binding)
             assert static.text != kernel.text
             assert ended(bare, static, step.binding) is static
@@ -95,24 +95,24 @@ def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) ->
     [("products", "gemm"), ("heads", "attention"), ("sums", "gemv"), ("rows", "rowwise"), ("deep", "gemm_tf32x3")],
 )
 def test_a_kernel_that_stops_elsewhere_is_found(case: str, family: str, rng: np.random.Generator) -> None:
-    """Planted: after an element or two, and at the bound. Of a softmax that may change nothing where one element outweighs all
-    others, so inputs are drawn until it does, four times at most."""
+    """Check planted stops: after an element or two, and at the maximal length. In a softmax where one element outweighs all
+    others, a wrong stop may have no effect. Inputs are redrawn until it has, at most four times."""
     wanted = {"early", "at the bound"}
     for _ in range(4):
         search, step = step_of(case, family, 29, rng)
         tiled, kernel = next((t, k) for t, k in search.candidates(step) if t.family == family)
         lot = lot_of(tiled, step.binding)
         assert step.problem(kernel, tiled, lot) == ""
-        moved = {s.extent: replace(s.extent, offset=s.extent.offset - 27) for s in tiled.stops}
+        moved = {s.extent: replace(s.extent, offset=s.extent.offset - 27) for s in tiled.reduce_bounds}
         early = replace(
-            tiled,  # with what is stored of whole rows: a kernel whose two ends part goes on to the bound, and is right
-            stops=tuple(replace(s, extent=moved[s.extent]) for s in tiled.stops),
-            endings=tuple(replace(e, extent=moved.get(e.extent, e.extent)) for e in tiled.endings),
+            tiled,  # with masks of whole rows: a kernel with two different ends runs to the bound and is right
+            reduce_bounds=tuple(replace(s, extent=moved[s.extent]) for s in tiled.reduce_bounds),
+            skips=tuple(replace(e, extent=moved.get(e.extent, e.extent)) for e in tiled.skips),
         )
-        for name, wrong in (("early", early), ("at the bound", replace(tiled, stops=()))):
+        for name, wrong in (("early", early), ("at the bound", replace(tiled, reduce_bounds=()))):
             if step.problem(task_kernel(wrong, step.binding), tiled, lot):
                 wanted.discard(name)
-        if family == "rowwise":  # its bodies mask what lies beyond: at the bound it is right, and only reads more
+        if family == "rowwise":  # its bodies mask elements past the length: at the bound it is right, and only reads more
             wanted.discard("at the bound")
         if not wanted:
             break
@@ -121,13 +121,13 @@ def test_a_kernel_that_stops_elsewhere_is_found(case: str, family: str, rng: np.
 
 @pytest.mark.slow
 def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
-    """Planted: a kernel without the test at its beginning."""
+    """Check a planted kernel without the test at its beginning."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     search, step = step_of("heads", "attention", 20, rng)
     tiled, kernel = next((t, k) for t, k in search.candidates(step) if t.family == "attention")
     assert step.problem(kernel, tiled, 1) == ""
-    late = replace(tiled, endings=tuple(replace(e, extent=replace(e.extent, offset=64)) for e in tiled.endings))
+    late = replace(tiled, skips=tuple(replace(e, extent=replace(e.extent, offset=64)) for e in tiled.skips))
     assert "did not end" in step.problem(kernel, tiled, 1, late)
 
 
@@ -135,18 +135,17 @@ def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_machine_code(case: str, rng: np.random.Generator) -> None:
-    """Some candidate of each family compiles behind the test of where it ends, clusters included; and so do two that may stand in
-    one launch."""
+    """Check that a candidate of each family, clusters included, compiles after the length test, and so do two in one launch."""
     search = searched(case, rng)
     kinds: dict[tuple[str, bool, bool], list[tuple[ROperator, TaskKernel]]] = {}
     for step in (s for s in search.steps(points(search, rng)[0]) if s.operator.lengths):
-        for tiled in some(search.backend.offered(step.operator, step.binding)):
+        for tiled in some(search.backend.all_candidates(step.operator, step.binding)):
             if search.backend.fits(tiled, step.binding):
                 kernel = task_kernel(tiled, step.binding)
-                kinds.setdefault((tiled.family, kernel.blocks > 1, bool(tiled.endings)), []).append((tiled, kernel))
+                kinds.setdefault((tiled.family, kernel.blocks > 1, bool(tiled.skips)), []).append((tiled, kernel))
     chosen = [listed[int(rng.integers(len(listed)))] for listed in some(kinds.values())]
     made = [ended(tiled, kernel, search.binding) for tiled, kernel in chosen]
-    alike = [k for t, k in chosen if family_of(t).beside and not (t.endings or k.dynamic or k.blocks > 1)]
+    alike = [k for t, k in chosen if family_of(t).packable and not (t.skips or k.dynamic or k.blocks > 1)]
     made += [combine_kernels([(k, (0,)), (alike[0], (0,))]) for k in alike]
     compile_all({k.entry: translation_unit([k]) for k in made}, "sm_90a")
 
@@ -155,13 +154,13 @@ def test_machine_code(case: str, rng: np.random.Generator) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_choices_are_priced_over_the_range(case: str, rng: np.random.Generator) -> None:
-    """A price is the mean over lengths: at most that of the longest, and where most tasks end less. What is offered first is no
-    worse over the range than what would be at the bound."""
+    """Check mean prices over lengths. A price is at most that of the longest, and less if most tasks are masked. The first offer
+    is at least as good over the range as the best at the maximal length."""
     search = searched(case, rng)
     backend, cheaper = search.backend, 0
     operators = [replace(o, tile=(), family="", config=()) for o in search.program.operators if o.lengths]
     for operator in some(o for o in operators if ending_axes(o)):
-        static = replace(operator, endings=(), stops=())
+        static = replace(operator, skips=(), reduce_bounds=())
         for family in some(backend.usable):
             listed, bound = (list(family.candidates(o, search.binding, backend.gpu)) for o in (operator, static))
             priced = {(c.operator.tile, c.operator.config): c.seconds for c in listed}
@@ -170,11 +169,11 @@ def test_choices_are_priced_over_the_range(case: str, rng: np.random.Generator) 
             assert all(mean <= alone * 1.05 for alone, mean in known), family.name  # models are not quite monotone
             assert not known or not priced or min(priced.values()) <= known[0][1] * (1 + 1e-9)
             cheaper += sum(mean < alone * 0.999 for alone, mean in known)
-    assert cheaper or case in ("cache", "attention", "residual")  # of few tasks each
+    assert cheaper or case in ("cache", "attention", "residual")  # few tasks each
 
 
 def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:
-    """Of attention the scores have fewer keys and rows, since all that reads them stops or ends there."""
+    """Check that attention scores have fewer keys and rows, since all their readers stop or are masked there."""
     search = searched("heads", np.random.default_rng(0))
     (operator,) = search.program.operators
     first, *_, last = shrink_to_parts(operator)
@@ -187,13 +186,13 @@ def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:
 
 
 def test_axes_of_one_extent_end_apart() -> None:
-    """Of scores, whose rows and columns end at one length, each by its own tile."""
+    """Check scores whose rows and columns end at one length, each by its tile."""
     search = searched("heads", np.random.default_rng(0))
     (operator,) = search.program.operators
     scores = operator.computes[0]
-    alone = replace(operator, computes=(scores,), connections=(), outputs=(scores.name,), stops=(), tile=(1, 64, 56))
-    ends = tuple(replace(operator.endings[0], axis=a.name) for a in scores.axes[1:])
-    short = shrink_to_parts(replace(alone, endings=ends), (0.6,))[0]
+    alone = replace(operator, computes=(scores,), connections=(), outputs=(scores.name,), reduce_bounds=(), tile=(1, 64, 56))
+    ends = tuple(replace(operator.skips[0], axis=a.name) for a in scores.axes[1:])
+    short = shrink_to_parts(replace(alone, skips=ends), (0.6,))[0]
     assert part_of(90, 0.6) == 64
     assert short.computes[0].shape == (2, 64, 90), "one tile of 64 rows, two of 56 columns"
 
@@ -201,13 +200,13 @@ def test_axes_of_one_extent_end_apart() -> None:
 @pytest.mark.slow
 @needs_compiler
 def test_tiles_of_a_range_want_constants_alike(rng: np.random.Generator) -> None:
-    """Kernels of one family, whatever their tiles: one arrangement of each constant, which has every weight."""
+    """Check that kernels of one family use one arrangement per constant for all tiles, which has every weight."""
     search = searched("products", rng)
     steps = [s for s in search.steps(points(search, rng)[0]) if s.operator.lengths]
     wanted = dict[tuple[str, str], set[str]]()
     for operator in search.program.operators:
         untiled = replace(operator, tile=(), family="", config=())
-        for tiled in search.backend.offered(untiled, search.binding) if operator.lengths else ():
+        for tiled in search.backend.all_candidates(untiled, search.binding) if operator.lengths else ():
             if tiled.family.startswith("gemm") and search.backend.fits(tiled, search.binding):
                 for a in task_kernel(tiled, search.binding).arguments:
                     if a.packing is not None:
@@ -221,10 +220,10 @@ def test_tiles_of_a_range_want_constants_alike(rng: np.random.Generator) -> None
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["gemm", "gemm_tf32x3", "gemm_wgmma3"])
 def test_constants_in_one_order_are_read_right(family: str, rng: np.random.Generator) -> None:
-    """By two tiles of each operator, drawn from all, where constants fill no tile and no block."""
+    """Check two random tiles of each operator, where constants fill no tile and no block."""
     search, drawn = searched("weights", rng), list[tuple[Step, ROperator, TaskKernel]]()
     for step in (s for s in search.steps(points(search, rng)[0]) if s.operator.lengths):
-        found = [t for t in search.backend.offered(step.operator, step.binding) if t.family == family]
+        found = [t for t in search.backend.all_candidates(step.operator, step.binding) if t.family == family]
         kernels = [(t, task_kernel(t, step.binding)) for t in found if search.backend.fits(t, step.binding)]
         listed = [(t, k) for t, k in kernels if k.blocks == 1]
         drawn += [(step, *listed[i]) for i in rng.permutation(len(listed))[:2]]
@@ -236,13 +235,13 @@ def test_constants_in_one_order_are_read_right(family: str, rng: np.random.Gener
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES)
 def test_candidates_end_at_the_length_on_a_gpu(case: str, rng: np.random.Generator) -> None:
-    """Clusters and warpgroups, too, which share a sum whose part may have nothing in a run: two of each kind at each edge."""
+    """Check two of each kind at each range end, clusters and warpgroups included, which share a sum with possibly empty parts."""
     backend, search = open_backend(OpenOptions()), searched(case, rng)
     assert isinstance(backend, CudaBackend)
     for point in some(points(search, rng)):
         for step in (s for s in search.steps(point) if s.operator.lengths):
             kinds: dict[tuple[str, bool], list[ROperator]] = {}
-            for tiled in some(backend.offered(step.operator, step.binding)):
+            for tiled in some(backend.all_candidates(step.operator, step.binding)):
                 if backend.fits(tiled, step.binding):
                     blocks = task_kernel(tiled, step.binding).blocks
                     kinds.setdefault((tiled.family, blocks > 1), []).append(tiled)

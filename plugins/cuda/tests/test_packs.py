@@ -1,4 +1,4 @@
-"""Launches of small independent operators are one kernel, which computes what each of them does."""
+"""Horizontal fusion of small independent operators: one kernel computes the results of all of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def target() -> CudaBackend:
 
 
 def unrelated(shapes: list[tuple[int, ...]], operators: list[str]) -> Compiled:
-    """A model of operators, each on an input of its own."""
+    """Return a model of operators, each on a separate input."""
     nodes = [
         helper.make_node(op, [f"x{i}"], [f"y{i}"], **({"axis": -1} if op == "Softmax" else {})) for i, op in enumerate(operators)
     ]
@@ -62,7 +62,7 @@ def kernels_of(compiled: Compiled) -> tuple[ProgramSegment, Binding, list[Launch
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_a_kernel_of_unrelated_operators_is_right(seed: int) -> None:
-    """On host threads: every part has its own blocks, pointers and first task."""
+    """Check on host threads that every part has separate blocks, pointers and a first task."""
     random, rng = Random(seed), np.random.default_rng(seed)
     count = random.randrange(3, 6)
     shapes = [(random.randrange(1, 9), random.choice((3, 17, 33, 64))) for _ in range(count)]
@@ -78,7 +78,7 @@ def test_a_kernel_of_unrelated_operators_is_right(seed: int) -> None:
 
 
 def test_parts_of_different_blocks_are_one_kernel() -> None:
-    """Parts with fewer threads than the kernel wait for their own alone: a row of several warps beside others."""
+    """Check barriers of parts with fewer threads than the kernel: a row of several warps among other parts."""
     compiled = unrelated([(4, 2000), (64, 33), (4, 700), (3, 5)], ["Softmax", "Relu", "Softmax", "Exp"])
     _, _, plan, kernels = kernels_of(compiled)
     (launch,) = plan
@@ -89,7 +89,7 @@ def test_parts_of_different_blocks_are_one_kernel() -> None:
 
 
 def test_a_kernel_of_several_launches_leaves_records() -> None:
-    """Each part's blocks write their own, of which there is one a block of the whole launch."""
+    """Check that each part's blocks write records, one per block of the whole launch."""
     _, _, plan, kernels = kernels_of(unrelated([(4, 2000), (64, 33), (4, 700), (3, 5)], ["Softmax", "Relu", "Softmax", "Exp"]))
     (launch,) = plan
     traced = replace(kernels[launch.operator], traced=True)
@@ -99,7 +99,7 @@ def test_a_kernel_of_several_launches_leaves_records() -> None:
 
 
 def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.random.Generator) -> None:
-    """Whoever reads a trace asks for the operators that a program has: every task of each, once."""
+    """Check that a trace has every task of each original operator exactly once."""
     count = int(rng.integers(3, 9))
     operators = [str(rng.choice(["Relu", "Exp", "Tanh", "Softmax", "Neg"])) for _ in range(count)]
     compiled = unrelated([(int(rng.integers(1, 9)), int(rng.choice([3, 17, 33, 64]))) for _ in range(count)], operators)
@@ -114,7 +114,7 @@ def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.ran
 
 
 def test_launches_keep_their_order() -> None:
-    """What reads a result of a kernel of several comes behind it."""
+    """Check that a consumer of a fused kernel's result comes after it."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
         helper.make_node("Exp", ["z"], ["b"]),
@@ -138,7 +138,7 @@ def test_launches_keep_their_order() -> None:
     assert sorted(names) == sorted(x.operator for x in before)
 
 
-#: Rows by their number and length, operators, and the scheme that these are worth: what of the text shows it.
+#: Rows by number and length, operators, and a predicate of the text that identifies the chosen scheme.
 SCHEMES = {
     "thread": ([(1000000, 4)], ["Softmax"], lambda text: "__shfl" not in text and "__syncthreads" not in text),
     "warp": ([(4096, 100)], ["Softmax"], lambda text: "__shfl" in text and "__syncthreads" not in text),
@@ -150,7 +150,7 @@ SCHEMES = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_is_chosen_by_some_case(scheme: str) -> None:
-    """Rows of a thread, a warp, a block or a cluster, and several of these in one kernel."""
+    """Check rows of a thread, a warp, a block or a cluster, and several of these in one kernel."""
     shapes, operators, shows = SCHEMES[scheme]
     _, _, plan, kernels = kernels_of(unrelated(shapes, operators))
     (launch,) = plan
@@ -161,7 +161,7 @@ def test_every_scheme_is_chosen_by_some_case(scheme: str) -> None:
 
 @pytest.mark.cuda
 def test_packs_that_run_at_the_same_time_leave_all_records(rng: np.random.Generator) -> None:
-    """Launches of one module run beside each other; each leaves its records at an address of its own."""
+    """Check concurrent launches of one module: each writes its records to a separate address."""
     backend = open_backend(OpenOptions(options={"executor": "graph"}))
     compiled = unrelated([(48, 256)] * 48, ["Relu"] * 48)
     (segment,) = compiled.segments

@@ -1,4 +1,4 @@
-"""Kernels as functions that a block of the persistent kernel calls for a task, and the block that calls them."""
+"""Kernels as functions that a block of the persistent kernel calls for a task, and the calling block."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from rammer_cuda.persistent.task_table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.source import task_kernel
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-#: What stands here for the waits of the persistent kernel: a task's are those of a launch.
+#: Replacement of the persistent kernel's waits: each task waits as its launch does.
 WAITS = """
 struct rm_turn {};
 template <int METHOD, int THREADS> static bool rm_ready(const rm_turn &) { rm_after(); return true; }
 template <int THREADS> static void rm_turn_meet() { __syncthreads(); }
 template <int THREADS> static RmPart rm_thread() { return {(int)threadIdx.x}; }
 """
-#: Rows of several warps, whose sums meet in static shared memory.
+#: Rows of several warps whose sums are combined in static shared memory.
 LONG = "rows b=3 m=2 depth=700 t=1 off=1 @float32 seed=105275"
 
 
 def as_called(kernel: TaskKernel) -> TaskKernel:
-    """A kernel that calls ``kernel`` as a block of more threads would: a barrier of its own, shared memory in the block's."""
+    """Return a kernel that calls ``kernel`` as a larger block would: with a separate barrier and the block's shared memory."""
     function = part_function(kernel, kernel.threads + 32).replace("__forceinline__", "")
     names = "".join(f"p{k}, " for k in range(len(kernel.parameters)))
     call = f"rm_part_{kernel.entry}({names}order, first, RmPart{{(int)blockIdx.x}}, rm_turn(), memory);\n"
@@ -69,25 +69,25 @@ def as_called(kernel: TaskKernel) -> TaskKernel:
 
 
 def as_row(kernel: TaskKernel, done: str = "__syncthreads();") -> TaskKernel:
-    """A kernel that calls ``kernel`` for its task twice, as a row does for two tasks: what one reads last the next overwrites
-    first, and between them is ``done`` alone."""
+    """Return a kernel that calls ``kernel`` for its task twice, as a row of two tasks does. The second call first overwrites
+    memory that the first reads last. Only ``done`` separates the two calls."""
     called = as_called(kernel)
     head, _, call = called.body.partition("\n")
     return replace(called, body=f"{head}\n{call}{done}\n{call}")
 
 
 class Called(HostSearch):
-    """The search over kernels, each called as a part."""
+    """The kernel search, with each kernel called as a part."""
 
     def check(self, tiled: ROperator, trial: Trial) -> str:
-        """What is wrong with ``tiled``; "" if nothing, or if it is none that can be called."""
+        """Return the error of ``tiled``, or "" if it is right or not callable."""
         kernel = callable_part(tiled, trial.subject.binding)
         return "" if kernel is None else problem_of(as_called(kernel), tiled, trial)
 
 
 @pytest.mark.slow
 def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
-    """A small fresh case, one candidate of each family: its own barrier, its own shared memory, its wait."""
+    """Check a small fresh case, one candidate of each family, with its barrier, shared memory and wait."""
     search, random = Called("sm_90a"), Random(seed)
     kinds = (random.choice(("matmul", "gemv", "rows", "pool")),)
     case = Sampler(random, 1_000, ("float32", "tf32", "float16"), kinds).next()
@@ -97,7 +97,7 @@ def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
 
 @functools.cache
 def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
-    """A zoo model's program."""
+    """Return the program of a zoo model."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
     (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(find(key).build()), {}).segments
@@ -107,14 +107,14 @@ def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
 
 @functools.cache
 def rows_of(key: str) -> Fitted:
-    """The same as rows of a persistent kernel."""
+    """Return a zoo model's program as rows of a persistent kernel."""
     backend, segment = segment_of(key)
     return fit_program(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
 
 
 @functools.cache
 def small_rows() -> tuple[list[ROperator], Binding]:
-    """Operators of a small network as a persistent kernel's tasks, one of each kernel, and their binding."""
+    """Return operators of a small network as tasks of a persistent kernel, one per kernel, and their binding."""
     program, (_, segment) = rows_of("squeezenet:small").program, segment_of("squeezenet:small")
     binding, kinds = Binding.of(program, segment.constants), dict[str, ROperator]()
     for o in program.operators:
@@ -127,7 +127,7 @@ def small_rows() -> tuple[list[ROperator], Binding]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(25))
 def test_tasks_of_a_row_share_a_blocks_memory_without_a_race(number: int) -> None:
-    """By ThreadSanitizer: one task after the other, each waiting by its own threads' barrier and the block's behind it."""
+    """Check consecutive tasks with ThreadSanitizer. Each waits at its threads' barrier, followed by the block's barrier."""
     operators, binding = small_rows()
     operator = operators[number % len(operators)]
     assert race_of(as_row(task_kernel(operator, binding)), binding) == "", operator.head()
@@ -149,7 +149,7 @@ def race_of(kernel: TaskKernel, binding: Binding) -> str:
 
 
 def test_what_no_task_writes_is_said_to_be_constant() -> None:
-    """Of a pointer from the table the compiler does not know it: loads would stay behind stores."""
+    """Check constness: the compiler cannot infer it for a pointer from the table, and loads would stay after stores."""
     _, segment = segment_of("squeezenet:small")
     binding, found = Binding.of(segment.program, segment.constants), set[tuple[bool, ...]]()
     kernels = (callable_part(o, binding) for o in segment.program.operators)
@@ -165,10 +165,10 @@ def test_what_no_task_writes_is_said_to_be_constant() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "no barrier", "no wait"])
 def test_faults_in_calling_are_found(fault: str) -> None:
-    """Rows whose warps meet are wrong without their barrier, and without the wait."""
+    """Check that rows with several warps are wrong without their barrier and without the wait."""
     search, case = Called("sm_90a"), NetCase.parse(LONG)
     subject = next(iter(subjects(case, search.backend)))
-    kernels = ((o, callable_part(o, subject.binding)) for o in search.backend.offered(subject.operator, subject.binding))
+    kernels = ((o, callable_part(o, subject.binding)) for o in search.backend.all_candidates(subject.operator, subject.binding))
     tiled, kernel = next((o, k) for o, k in kernels if k is not None and "__shared__" in k.body and k.threads <= 256)
     assert search.possible(tiled, subject) and "rm_turn_meet<" in as_called(kernel).text
     edits = {
@@ -186,7 +186,7 @@ def test_faults_in_calling_are_found(fault: str) -> None:
 
 
 def test_static_shared_memory_moves_into_the_block() -> None:
-    """Every declaration has a member, and the structure is no larger than what is asked for."""
+    """Check that every declaration has a member and the structure has at most the requested size."""
     made = TaskKernel(
         "k", "", (), "__shared__ float a[2][3];\n__shared__ __align__(16) char b[5];\n__shared__ int c;\n", (), 32, 33
     )
@@ -199,7 +199,7 @@ def test_static_shared_memory_moves_into_the_block() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
 def test_rows_call_kernels_of_their_families(key: str) -> None:
-    """No operator is left to the core's emitter where a block can call a kernel of its family, and all blocks fit on the SMs."""
+    """Check that callable kernels replace the core's emitter for every operator, and that all blocks fit on the SMs."""
     backend, segment = segment_of(key)
     shape = rows_of(key)
     assert (shape.threads, shape.blocks) in SHAPES and shape.program.veus == backend.gpu.sms * shape.blocks
@@ -215,7 +215,7 @@ def test_rows_call_kernels_of_their_families(key: str) -> None:
 
 
 def test_entries_tell_where_runs_begin() -> None:
-    """The word of an entry that begins a run has its kernel and how many entries follow; that of others is 0."""
+    """Check the word of each entry: the first of a run has its kernel and the number of following entries, others have 0."""
     _, segment = segment_of("seq2seq:small")
     binding = Binding.of(segment.program, segment.constants)
     flow = plan_words(segment.program, binding)
@@ -228,7 +228,7 @@ def test_entries_tell_where_runs_begin() -> None:
 
 
 class Fake:
-    """An executor whose runs take so many ``seconds``."""
+    """An executor whose runs have a duration of ``seconds``."""
 
     notes: tuple[str, ...] = ()
 
@@ -246,7 +246,8 @@ class Fake:
 @pytest.mark.slow
 @pytest.mark.parametrize("graph, persistent, chosen", [(1.0, 0.5, "persistent"), (1.0, 2.0, "graph"), (0.0, 0.0, "graph")])
 def test_auto_tries_programs_without_cells(graph: float, persistent: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the graph takes longer than the rows are predicted to take, both are measured; else the rows are not built."""
+    """Check that both executors are measured if the graph exceeds the rows' predicted time, and that rows are not built
+    otherwise."""
     from rammer_cuda import select
 
     built, written = [], []
@@ -270,8 +271,8 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
 def test_auto_tries_rows_that_are_predicted_to_take_little_more(
     times: float, many: int, tasks: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph takes so many times what the rows are predicted to take; of more than so ``many`` kernels rows must be clearly
-    the faster ones, and operators have at most so many ``tasks`` a row."""
+    """Check when rows are tried. The graph's time is ``times`` the rows' predicted time. Above ``many`` kernels rows must be
+    clearly faster. Operators have at most ``tasks`` tasks per row."""
     from rammer_cuda import select
 
     backend, segment = segment_of("resnext29_branches:small")
@@ -290,7 +291,7 @@ def test_auto_tries_rows_that_are_predicted_to_take_little_more(
 
 
 def opened_beside(rows: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What ``auto`` takes of a graph that takes a second and these rows; nothing is cached."""
+    """Return the choice of ``auto`` between a graph of one second and these rows, without a cache."""
     from rammer_cuda import select
 
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
@@ -310,7 +311,7 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
         def run(self, inputs: object) -> None:
             raise DeviceFailure("vEU 3 waited 2 s for counter c")
 
-    why = "the persistent one cannot: vEU 3 waited 2 s for counter c"
+    why = "executor persistent fails: vEU 3 waited 2 s for counter c"
     opened = opened_beside(Stuck(0.5), monkeypatch)
     assert opened.notes[0].startswith("executor graph, by measurement: graph") and opened.notes[1:] == (why,)
     monkeypatch.setattr(select, "_launched_too", lambda program: False)
@@ -329,7 +330,8 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: py
             closed.append("rows")
 
     opened = opened_beside(StuckAgain(0.5), monkeypatch)
-    assert opened.notes == ("executor graph, since another one cannot: vEU 3 waited 2 s for counter c",) and closed == ["rows"]
+    assert opened.notes == ("executor graph, since another executor fails: vEU 3 waited 2 s for counter c",)
+    assert closed == ["rows"]
 
 
 @pytest.mark.parametrize("times, tried", [(0.87, {"wavewise"}), (1.15, {"wavewise", "persistent"}), (0.8, set())])
@@ -337,7 +339,7 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: py
 def test_auto_tries_kernels_chosen_for_rows_as_launches(
     times: float, tried: set[str], best: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph takes so many times what rows are predicted to take. The fastest stays, and the next process builds it alone."""
+    """Check a graph of ``times`` the rows' predicted time. The fastest executor is used, and the next process builds only it."""
     from rammer_cuda import select
 
     backend, segment = segment_of("resnext29_branches:small")
@@ -363,7 +365,7 @@ def test_auto_tries_kernels_chosen_for_rows_as_launches(
 
 
 def alone(operator: ROperator, binding: Binding) -> str:
-    """The persistent kernel of one operator's kernel; "" where it cannot be called."""
+    """Return the persistent kernel of one operator, or "" if its kernel is not callable."""
     kernel = callable_part(operator, binding)
     if kernel is None:
         return ""
@@ -374,7 +376,7 @@ def alone(operator: ROperator, binding: Binding) -> str:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_of_every_kind_compiles_as_called(kind: str, seed: int) -> None:
-    """A fresh case, one candidate of each family: what is called is what NVRTC takes."""
+    """Check that NVRTC compiles one candidate of each family as a called part, for a fresh case."""
     search, random = Called("sm_90a"), Random(seed)
     case = Sampler(random, 100_000, ("float32", "tf32", "float16", "bfloat16"), (kind,)).next()
     for subject in some(subjects(case, search.backend)):
@@ -385,13 +387,13 @@ def test_a_sample_of_every_kind_compiles_as_called(kind: str, seed: int) -> None
 
 @pytest.mark.parametrize("kind", ["matmul", "conv"])
 def test_threads_are_known_before_a_kernel_is_written(kind: str, seed: int) -> None:
-    """Of products, by which rows tell what none of their blocks can call."""
+    """Check the thread counts of products, by which rows detect kernels that none of their blocks can call."""
     search, random = Called("sm_90a"), Random(seed)
     sampler, known = Sampler(random, 30_000, ("float32", "tf32", "float16"), (kind,)), set[str]()
     while len(known) < 2:
         for subject in some(subjects(sampler.next(), search.backend)):
             for tiled in search.candidates(subject, random):
-                with suppress(DeviceFailure):  # of what is offered by its price some cannot be written
+                with suppress(DeviceFailure):  # some choices with a price cannot be written
                     written = task_kernel(tiled, subject.binding).threads
                     threads = family_of(tiled).threads
                     assert threads is None or threads(tiled, subject.binding) == written, tiled.head()

@@ -1,4 +1,4 @@
-"""Early starts: a switch in every kernel, measured choices; on a GPU, the same bits whatever is on."""
+"""Early starts: a switch in every kernel, measured choices; on a GPU, the same bits for any switches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rammer_cuda.source import Writer, translation_unit
 
 
 class Counted(Switches):
-    """Switches of no kernel: they only remember what is on."""
+    """Switches without kernels that only record their state."""
 
     def __init__(self) -> None:
         self.on = frozenset()

@@ -1,5 +1,5 @@
-"""Transfers between GPUs: the device's text on host threads, which stand for blocks of two GPUs, with delays; and what is planted
-into it. Memory that others write holds other values until its flag is there."""
+"""Transfers between GPUs: the device code on host threads, which emulate blocks of two GPUs with delays, and planted faults.
+Memory that others write holds other values until its flag is set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rammer_cuda.peer.entries import (
 from rammer_cuda.peer.layout import LINE, SLOT, PeerLayout, Route
 
 COMPILER = shutil.which("g++")
-#: A block is a thread of the host with one thread; a GPU's launches come one after the other.
+#: A block is a host thread with one emulated thread. A GPU's launches run one after the other.
 HEAD = r"""
 #include <atomic>
 #include <chrono>
@@ -67,8 +67,8 @@ static unsigned long long rm_peer_now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 """
-#: Two GPUs send each other fresh payloads in ``RUNS`` runs; the receiver compares all of one after its wait, and waits a
-#: little before and after it. Device 1 takes ``STOP`` runs only, where that is less.
+#: Two GPUs exchange fresh payloads in ``RUNS`` runs. The receiver compares each payload after its wait, with short delays before
+#: and after. Device 1 has only ``STOP`` runs if that is less.
 MAIN = r"""
 static unsigned long long state = SEED;
 static unsigned drawn(unsigned n) { state = state * 6364136223846793005ull + 1442695040888963407ull; return (state >> 33) % n; }
@@ -122,12 +122,12 @@ PAYLOAD, RUNS = 1000, 300
 
 
 def layout(depth: int) -> PeerLayout:
-    """Of two GPUs."""
+    """Return the layout of two GPUs."""
     return PeerLayout((Route("there", PAYLOAD, 0, 1), Route("back", PAYLOAD, 1, 0)), 2, depth)
 
 
 def tables(plan: PeerLayout) -> str:
-    """The entries of both GPUs as C: addresses are bytes of the first GPU's memory, with the second one's behind it."""
+    """Return the entries of both GPUs as C. Addresses are bytes of the first GPU's memory, followed by the second's."""
     size, depth = plan.nbytes(0), plan.depth
 
     def address(device: int, name: str, kind: str) -> int:
@@ -160,7 +160,7 @@ def tables(plan: PeerLayout) -> str:
 def on_host(
     folder: Path, planted: tuple[str, str] | None = None, stop: int = RUNS, sanitize: str = "", seed: int = 1, depth: int = 1
 ) -> str:
-    """What the program prints, or ThreadSanitizer's first line."""
+    """Return the program's output, or ThreadSanitizer's first line."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     text = device_text()
@@ -198,19 +198,19 @@ def test_payloads_arrive_before_their_flags_and_slots_are_free_when_written(dept
 
 @pytest.mark.slow
 def test_blocks_and_gpus_are_ordered(tmp_path: Path, seed: int) -> None:
-    """By what ThreadSanitizer knows of flags, credits and arrivals."""
+    """Check with ThreadSanitizer that flags, credits and arrivals order the accesses."""
     assert on_host(tmp_path, seed=seed, depth=2, sanitize="thread") == GOOD
 
 
 @pytest.mark.slow
 def test_a_wait_in_vain_ends_and_is_told(tmp_path: Path) -> None:
-    """Device 1 ends after 5 runs of 300: device 0 has sent one more, and waits for the answer."""
+    """Check device 1 ending after 5 runs of 300: device 0 has sent one more and waits for the answer."""
     assert on_host(tmp_path, stop=5, depth=2) == "wrong 0 failed 1 kind 2 name 1 wanted 6 seen 5"
 
 
 COPY = "rm_peer_copy(e, block, small, held);"
-#: What stands there, and what is planted: a flag before its data; a put that waits for no credit; a flag behind the first block;
-#: an arrival that is never taken back.
+#: Code and its faulty replacement: a flag before its data; a put without waiting for a credit; a flag after the first block; an
+#: arrival that is never reset.
 PLANTED = {
     "flag first": (COPY, "{ rm_peer_set((unsigned *)e.flag, number); " + COPY + " }"),
     "no credit": ("(waits ? 0u : e.depth)", "(waits ? 0u : e.depth + 100u)"),

@@ -1,4 +1,4 @@
-"""A GPU's part of a model over several: what is queued, in which order, on which memory, with GPUs that are the host."""
+"""A GPU's part of a distributed model: queued operations, their order and memory, with host-emulated GPUs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parts_of(
     routes = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in spread.transfers)
     layout = PeerLayout(routes, len(spread.parts), depth)
     memory = [HostMemory(layout.nbytes(d)) for d in range(len(spread.parts))]
-    monkeypatch.setattr(module, "HELD", memory, raising=False)  # lives as long as the test
+    monkeypatch.setattr(module, "HELD", memory, raising=False)  # has the lifetime of the test
     ends = [HostEnd(d, d, layout, [m.address for m in memory], limit) for d in range(len(memory))]
     return [module.CudaPart(spread, d, HostBackend(backend), end, Counters()) for d, end in enumerate(ends)]  # type: ignore[arg-type]
 
@@ -101,7 +101,8 @@ def test_runs_in_flight_give_what_one_device_gives(
 def test_a_write_goes_with_the_next_wait(
     meets: bool, rng: np.random.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers in turns on two devices: of each exchange a device has one launch, or two where they cannot be one."""
+    """Check layers that alternate between two devices: each exchange is one launch per device, or two if
+    they cannot be merged."""
     count = 5 + seed % 4
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8"})
@@ -132,7 +133,7 @@ def test_a_write_goes_with_the_next_wait(
 
 
 def recurrent(count: int) -> onnx.ModelProto:
-    """What the last layer makes is added to the input of the next run; each layer adds its own of the last run, and counts."""
+    """Return a model that adds the last layer's result to the next run's input. Each layer adds its state of the last run."""
     rng = np.random.default_rng(count)
     lines = ["h = Add(x, s)"]
     for k in range(count):
@@ -150,7 +151,7 @@ def recurrent(count: int) -> onnx.ModelProto:
 
 
 def recurrent_over(devices: int, layers: int) -> tuple[DistributedProgram, Any]:
-    """One state crosses, from the last device to the first; others stay where they are made."""
+    """Return a program where one state crosses, from the last device to the first, and the others stay local."""
     registry, model = Registry(), recurrent(layers)
     backend = registry.open("ipu_sim", options={"tiles": "8"})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
@@ -163,7 +164,7 @@ def kept_of(layers: int) -> dict[str, str]:
 
 
 def looped(layers: int, given: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
-    """What runs one behind the other make."""
+    """Return the results of consecutive reference runs."""
     kept, found = kept_of(layers), list[np.ndarray]()
     evaluator, held = ReferenceEvaluator(recurrent(layers)), {i: np.zeros(SHAPE, np.float32) for i in kept.values()}
     for inputs in given:
@@ -199,7 +200,7 @@ def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator,
 
 
 def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As links are measured: there and back, by host threads, and slots that are given back."""
+    """Check the endpoint as link measurements use it: round trips by host threads, and returned slots."""
     cupy = host_cupy()
     monkeypatch.setattr(fabric, "import_cupy", lambda: cupy)
     layout = PeerLayout((Route("there", 40, 0, 1), Route("back", 40, 1, 0)), 2, 2)
@@ -229,7 +230,7 @@ def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch
 
 
 def test_links_are_measured_as_runs_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what is queued on the GPUs, with no copy to or from the host."""
+    """Check that link measurements use only work queued on the GPUs, without copies to or from the host."""
     cupy, ends = host_cupy(), dict[int, PeerEndpoint]()
     monkeypatch.setattr(fabric, "import_cupy", lambda: cupy)
 
@@ -266,10 +267,10 @@ def test_a_device_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_that_cannot_be_joined_are_told_why() -> None:
     gpu = Site("cuda:0", "gpu", 0)
     assert "twice" in (connects(gpu, Site("cuda:0", "gpu", 0)) or "")
-    assert "rocm is no GPU of cuda" in (connects(gpu, Site("rocm", "cpu", 0)) or "")
+    assert "rocm is not a GPU of cuda" in (connects(gpu, Site("rocm", "cpu", 0)) or "")
     assert connects(gpu, Site("cuda:1", "gpu", 1)) is None
     assert "several hosts" in (connects(gpu, Site("cuda:1", "gpu", 1, apart=True)) or "")
-    assert connects(gpu, Site("cuda:1", "gpu", 0))  # there is no driver here, or it says what it allows
+    assert connects(gpu, Site("cuda:1", "gpu", 0))  # without a driver, or with its permission
 
 
 @pytest.mark.skipif(find_spec("nvshmem") is not None, reason="nvshmem4py is there")
@@ -279,12 +280,12 @@ def test_what_nvshmem_lacks_is_said() -> None:
         choose_transport(Registry(), sites, "nvshmem")
     assert choose_transport(Registry(), sites).name == "messages"
     assert "one process" in (symmetric.connects(replace(sites[0], process=1), sites[1]) or "")
-    assert "no GPU of cuda" in (symmetric.connects(Site("rocm", "cpu"), sites[1]) or "")
+    assert "not a GPU of cuda" in (symmetric.connects(Site("rocm", "cpu"), sites[1]) or "")
     assert symmetric.connects(*sites) is None
 
 
 def test_copies_of_what_departs_lie_apart(rng: np.random.Generator) -> None:
-    """Words and slots of any routes, on every GPU."""
+    """Check disjoint words and slots of any routes on every GPU."""
     count, depth = int(rng.integers(2, 5)), int(rng.integers(1, 4))
     pairs = [(int(a), int(b)) for a, b in rng.integers(0, count, (9, 2)) if a != b]
     routes = tuple(Route(f"r{k}", int(rng.integers(0, 2000)), *pair) for k, pair in enumerate(pairs))
@@ -308,7 +309,7 @@ def test_offers_are_told_as_text() -> None:
     offer = Offer(17, 1 << 40, bytes(range(64)), "0000:3b:00.0")
     assert decode_offer(encode_offer(offer)) == offer
     for text in ("", "{}", "[1]", '{"process": 1, "address": 2, "handle": "zz", "bus": ""}'):
-        with pytest.raises(DeviceFailure, match="offers no memory"):
+        with pytest.raises(DeviceFailure, match="sent an invalid memory offer"):
             decode_offer(text)
 
 

@@ -1,4 +1,4 @@
-"""GPUs of one host with a process each: the memory that they map, what crosses, and how they end. The GPUs are the host."""
+"""GPUs of one host with one process each: mapped memory, transfers and termination. The host emulates the GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def launched(count: int, folder: Path, **asked: object) -> subprocess.CompletedProcess[str]:
-    """Processes whose GPUs' memory is in ``gpus`` of a folder, and which write what they found into files of ``told``."""
+    """Start processes with GPU memory in ``gpus`` of a folder and results in files of ``told``."""
     for name in ("gpus", "told"):
         (folder / name).mkdir()
     line = ["mpirun", "-n", str(count), "--oversubscribe", sys.executable, "-m", RANKS]

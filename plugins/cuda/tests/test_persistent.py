@@ -1,4 +1,4 @@
-"""The persistent executor: its table and its flags by reasoning, its kernel by NVRTC, its runs on a GPU."""
+"""The persistent executor: its table and flags by static checks, its kernel by NVRTC, its runs on a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def table_of(flow: Dataflow, parts: KernelBodies) -> RowTable:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_every_read_is_ordered_after_its_write(batch: int, rng: np.random.Generator) -> None:
-    """Whatever a task reads is a word, or was written by a task that its row or its waits put before it."""
+    """Check that each value that a task reads is a word, or ordered after its write by rows or waits."""
     segment = compiled(small_lstm(rng, batch, layers=7))  # waves of one to five cells: tasks of several widths
     flow = plan_words(segment.program, binding_of(segment))
     assert len({o.tile for o in flow.program.operators}) > 1
@@ -88,7 +88,7 @@ def test_every_read_is_ordered_after_its_write(batch: int, rng: np.random.Genera
 
 
 def happens_before(program: RProgram) -> dict[tuple[str, int], set[tuple[str, int]]]:
-    """Task -> tasks that have ended when it starts, by rows and counters alone."""
+    """Return the tasks that have finished when each task starts, by rows and counters alone."""
     direct: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for row in program.rows:
         for task in row:
@@ -159,7 +159,7 @@ def test_table_holds_the_program(rng: np.random.Generator) -> None:
 
 
 def signalled(program: RProgram, table: RowTable) -> dict[str, int]:
-    """Tasks by counter that its signals stand for. Fails where one stands for a task that its row has not ended by then."""
+    """Return the number of signalled tasks by counter. Fail if a signal precedes the end of one of its tasks on the row."""
     said, at, form = dict.fromkeys(program.counter, 0), 0, table.form
     for row in some(program.rows):
         ended, mine = dict.fromkeys(said, 0), dict.fromkeys(said, 0)
@@ -180,7 +180,7 @@ def signalled(program: RProgram, table: RowTable) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 def test_a_row_signals_once_what_is_awaited_as_a_whole(early: bool, rng: np.random.Generator) -> None:
-    """All tasks of a counter on a row are one signal, of the last of them; where somebody waits for a part, each is one."""
+    """Check that a row signals a counter once, at its last task, or per task if a wait needs only part."""
     program = compiled(small_lstm(rng)).program
     a, b, *_ = sorted(program.operators, key=lambda o: -o.task_count)
     tasks = [Task(a.name, int(i)) for i in rng.permutation(a.task_count)]
@@ -211,7 +211,8 @@ def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str, rng: np.r
 
 
 def test_a_hang_is_traced_to_the_wait_at_fault(rng: np.random.Generator) -> None:
-    """Row 1 waits for a counter that is complete and short of its threshold. Row 0 waits for row 1, and noticed first."""
+    """Check a hang where row 1 waits for a counter that is complete but below its threshold. Row 0 waits for row 1, and detects
+    the hang first."""
     program = compiled(small_lstm(rng)).program
     a, b, c = (program.operators[i] for i in (0, 1, 2))
     counters = (Counter("ca", a.name, 0, 1), Counter("cb", b.name, 0, 1))
@@ -227,7 +228,7 @@ def test_a_hang_is_traced_to_the_wait_at_fault(rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "86400"])
 def test_a_watchdog_is_a_time(text: str) -> None:
-    with pytest.raises(BadInput, match="is no time to wait"):
+    with pytest.raises(BadInput, match="is not a valid timeout"):
         open_backend(OpenOptions(target="sm_90a", options={"watchdog": text}))
 
 
@@ -260,8 +261,10 @@ def test_conformance(check: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("key", ["lstm 1", "lstm 4", "squeezenet:small", "resnext29_branches:small"])
 def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Generator) -> None:
-    """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the
-    small SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
+    """Check against the other executor to 1e-5, where a race would show, and against ONNX Runtime.
+
+    Nets whose sums cancel are compared with ONNX Runtime to 1e-4. For the small SqueezeNet, rocm and ONNX Runtime are themselves
+    1e-5 and 5e-6 from float64."""
 
     from rammer_cuda.persistent.persistent_executor import PersistentProgram
 
@@ -298,7 +301,7 @@ def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
     loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.gpu, 0, limit=50_000_000, words=False)
     x = np.zeros((5, 1, 256), np.float32)
     fault = rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"
-    for _ in range(2):  # and the run after it starts afresh
+    for _ in range(2):  # the next run starts afresh
         with pytest.raises(DeviceFailure, match=fault):
             loaded.run({"sequence": x})
     loaded.close()
@@ -341,7 +344,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
     chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert chosen.notes == (
-        "executor graph, since the persistent one cannot: 132 rows need as many blocks at once, this GPU runs 66",
+        "executor graph, since executor persistent fails: 132 rows need as many blocks at once, this GPU runs 66",
     )
 
 

@@ -1,4 +1,4 @@
-"""The cuda plugin's tf32 and float16 families: candidates, machine code; on a GPU also results."""
+"""The tf32 and float16 families of the cuda plugin: candidates, machine code; on a GPU also results."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from rammer_cuda.gpu import TARGETS
 from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel
 
-#: Which family computes what is asked for.
+#: The family for each requested precision.
 NEW = {"tf32": "gemm_tf32", "float16": "gemm_f16", "bfloat16": "gemm_bf16"}
-#: Operands in all the ways that float16 blocks are copied: constants, rows and columns of 16 bytes, single elements.
+#: Operands for each way to copy float16 blocks: constants, rows and columns of 16 bytes, single elements.
 MORE = {"long rows": matmul(40, 128, 72, False), "odd rows": matmul(33, 77, 51, False), "wide": matmul(128, 768, 256, True)}
 ALL = CASES | MORE
 
 
 def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
-    """A case as a model compiled in ``precision`` has it."""
+    """Return a case as a model compiled in ``precision`` has it."""
     operator, binding = ALL[case]
     if precision != "float16":
         return operator, replace(binding, precision=precision)
@@ -49,7 +49,7 @@ def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
 
 
 def chosen(backend: CudaBackend, case: str, precision: str, count: int = 80) -> tuple[list[ROperator], Binding]:
-    """The first tiled candidates of the family that is new in ``precision``."""
+    """Return the first tiled candidates of the family that is new in ``precision``."""
     operator, binding = asked(case, precision)
     new = [f for f in WARPS if f.name == NEW[precision]]
     return [c.operator for c in choices(backend, operator, binding, new, count)], binding
@@ -67,8 +67,8 @@ def test_machine_code(case: str, precision: str, target: str) -> None:
     for tiled in (found[0], found[-1], max(found, key=lambda o: dict(o.config)["tm"] * dict(o.config)["tn"])):
         assert task_kernel(tiled, binding).text.count("mma.sync") >= 1
         resources = backend.resources(tiled, binding)
-        # ptxas keeps a word or two of loop-invariant predicates (which elements are inside) on the stack now and then;
-        # accumulators there would be hundreds of bytes.
+        # ptxas sometimes spills a word or two of loop-invariant predicates (bounds checks of elements). Spilled accumulators
+        # would be hundreds of bytes.
         assert resources.spills <= 16
         assert 16 <= resources.registers <= 255
 
@@ -116,7 +116,8 @@ def test_rounding_to_tf32_is_to_nearest_halves_away() -> None:
 
 @pytest.mark.parametrize("case, a, b", [("long rows", True, False), ("odd rows", False, False), ("wide", True, False)])
 def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: bool) -> None:
-    """``x`` is contiguous along the reduction: rows of 128 and 768 elements go by 16 bytes, rows of 77 one by one."""
+    """Check copies of ``x``, contiguous along the reduction: 16 bytes for rows of 128 and 768 elements, single elements for rows
+    of 77."""
     operator, binding = asked(case, "float16")
     config = (("tm", 1), ("tn", 2), ("bk", 32))
     product = product_of(replace(operator, tile=(16, 16), config=config), binding, "float16")
@@ -128,7 +129,7 @@ def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: 
 
 
 def rounded_to_bfloat16(values: Array) -> Array:
-    """float32 values rounded to 7 bits of mantissa, halves to even."""
+    """Return float32 values rounded to 7 bits of mantissa, ties to even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
 
@@ -137,7 +138,7 @@ ROUNDED = {"tf32": rounded_to_tf32, "bfloat16": rounded_to_bfloat16}
 
 
 def _reference(operator: ROperator, values: dict[str, Array], precision: str) -> Array:
-    """float64 from the operands that the tensor cores get; float16 values between computes are rounded as if they were stored."""
+    """Return float64 results from the operands of the tensor cores. float16 values between computes are rounded as if stored."""
     main = operator.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
     rounded = {n: ROUNDED[precision](values[n]).astype(np.float64) for n in main.reads} if precision in ROUNDED else known
@@ -152,7 +153,8 @@ def _reference(operator: ROperator, values: dict[str, Array], precision: str) ->
 @pytest.mark.parametrize("precision, tolerance", [("tf32", 5e-6), ("bfloat16", 5e-6), ("float16", 3.5e-4)])
 @pytest.mark.parametrize("case", sorted(ALL))
 def test_every_family_agrees_with_float64(case: str, precision: str, tolerance: float, rng: np.random.Generator) -> None:
-    """tf32: products of rounded operands are exact in float32 sums; float16: half a unit of the result's last place."""
+    """Check tf32, where products of rounded operands are exact in float32 sums, and float16. The tolerance of float16 is half a
+    unit of the result's last place."""
     from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())

@@ -1,4 +1,5 @@
-"""Maps before a contraction in the cuda plugin's matrix products: forms, text, machine code; results on the host and a GPU."""
+"""Prologue maps of contractions in the cuda plugin's matrix products: forms, text, machine code; results
+on the host and a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
-#: The copies that the FFMA family makes. As on the device, a copy arrives when its group is waited for, no earlier.
+#: The copies of the FFMA family. As on the device, a copy arrives no earlier than the wait for its group.
 HOST = """
 #define __forceinline__ inline
 struct RmCopy { float *to; const float *from; int count; bool valid; };
@@ -61,7 +62,7 @@ def backend_of(target: str) -> CudaBackend:
 
 
 def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
-    """Tiled versions in every family that takes a prologue; the wide ones both with halos and without."""
+    """Return tiled versions in every family that supports a prologue; wide families both with halos and without."""
     operator, binding = PROLOGUES[case]
     rounded = replace(binding, precision="tf32")
     found = choices(backend, operator, binding, WARPS, 200) + choices(backend, operator, rounded, WARPS, 60)
@@ -71,13 +72,13 @@ def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
 
 
 def values_of(tiled: ROperator, binding: Binding, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Inputs and constants; shifts that ReLU does not cut, so that padding before the maps would show."""
+    """Return inputs and constants. ReLU does not clip the shifts, so padding before the maps would show."""
     given = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in tiled.inputs}
     return given | {"g": np.abs(given["g"]) + 0.5}
 
 
 def everything(binding: Binding) -> dict[str, Storage]:
-    """Storages of interior tensors too, as the plan of a model has them."""
+    """Return storages of all tensors, interior ones included, as in a model's plan."""
     return {n: dense(n, f"b_{n}", t.shape) for n, t in binding.types.items()}
 
 
@@ -115,7 +116,7 @@ def test_families_that_know_no_maps_decline() -> None:
         ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * x[n, c, 0, w]", "not element by element"),
         ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * f[h]", "more than its reduction"),
         ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * q[n, c, h, w]", "maps over 2 tensors"),
-        ("t[n, m, h, w] + b[m]", "t[n, m, h, w] + v[n, m, h, w]", "no operand of t alone"),
+        ("t[n, m, h, w] + b[m]", "t[n, m, h, w] + v[n, m, h, w]", "not an operand of t only"),
     ],
 )
 def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
@@ -147,7 +148,7 @@ def test_machine_code(case: str, target: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_what_is_changed_is_what_was_copied(case: str) -> None:
-    """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""
+    """Check that each thread applies the maps exactly to the words of shared memory that its copies fill."""
     for tiled in some(choices_of(case, backend_of("sm_90a"))):
         text = task_kernel(tiled, PROLOGUES[case][1]).text
         name = "a" if "auto aprologue" in text else "b"
@@ -163,7 +164,7 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
 
 
 def ffma_on_host(kernel: TaskKernel) -> str:
-    """The text of a ``gemm`` kernel with what its copies do."""
+    """Return the text of a ``gemm`` kernel with its copies emulated."""
     shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
     text = kernel.text.replace(device_source("copies"), HOST)
     return text.replace("extern __shared__ __align__(16) float shared[];", shared)
@@ -194,7 +195,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
 def test_warpgroup_kernels_agree_with_float64_on_the_host(
     case: str, precision: str, tolerance: float, late_copies: bool, late_products: bool, rng: np.random.Generator
 ) -> None:
-    """With one warpgroup that copies and with two, with halos and without; buffers are soon used again."""
+    """Check one and two copying warpgroups, with halos and without. Buffers are soon reused."""
     operator, binding = PROLOGUES[case]
     best = choices(backend_of("sm_90a"), operator, replace(binding, precision=precision), WARPGROUPS, 1)[0].operator
     for producers, halo in product((1, 2), (0, 1) if case == "three by three" else (0,)):
@@ -259,7 +260,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
 
 @pytest.mark.cuda
 def test_a_nan_stays_in_its_pixel(rng: np.random.Generator) -> None:
-    """NaN passes the maps, and reaches the results that read it alone: padding and the ring's unused words stay 0."""
+    """Check that NaN passes the maps and reaches only its readers. Padding and the ring's unused words stay 0."""
     from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())

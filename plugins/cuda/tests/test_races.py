@@ -1,7 +1,7 @@
-"""Kernels under ThreadSanitizer, on host threads: whatever two threads of a block touch, a barrier must order.
+"""Kernels under ThreadSanitizer on host threads: a barrier must order all accesses of two threads of a block to one location.
 
-It sees what NVIDIA's racecheck looks for, without a GPU, and knows barriers by what they promise rather than by what one run of
-them did: mbarriers and named barriers order those who arrive before those who wait, and nothing else."""
+ThreadSanitizer detects the races that NVIDIA's racecheck detects, without a GPU. It models the guarantees of barriers rather than
+the timing of one run: mbarriers and named barriers order arrivals before waits, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 @pytest.fixture(autouse=True, scope="module")
 def sanitizer() -> None:
-    """Skip where ThreadSanitizer is not installed, or does not start (Linux kernels that place memory too randomly for it)."""
+    """Skip the test if ThreadSanitizer is not installed or does not start (Linux kernels with too much address randomisation)."""
     text = 'extern "C" __global__ void one(float *y, const int *order, int first) { if (threadIdx.x == 0) *y = 1.0f; }'
     binding = Binding({"y": TensorType("float32", (1,))}, {"y": dense("y", "b", (1,))}, frozenset())
     try:
@@ -48,12 +48,12 @@ def sanitizer() -> None:
 
 
 def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
-    """Kernels of warpgroup products: one of every kind, not split over a cluster."""
+    """Return warpgroup kernels: one of every kind, not split over a cluster."""
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
     return kinds([alone(c) for c in choices(backend(), operator, binding, WARPGROUPS, 60)]), binding
 
 
-# Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
+# Late copies and late products alternate: `make test-all` also runs the opposite assignment.
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
@@ -76,14 +76,14 @@ def test_warpgroup_products(precision: str, case: str, late_copies: tuple[bool, 
 
 
 def without_last_barrier(text: str) -> str:
-    """Sums are read by other threads than wrote them, right away."""
+    """Return the text in which other threads read the sums immediately."""
     before, barrier, after = text.rpartition("__syncthreads();")
     assert barrier
     return before + after
 
 
 def without_wait(name: str) -> Callable[[str], str]:
-    """Nobody waits for the mbarriers ``name``."""
+    """Return an edit that removes the waits for the mbarriers ``name``."""
     return lambda text: text.replace(f"rm_barrier_wait({name} +", f"if (0) rm_barrier_wait({name} +")
 
 
@@ -100,7 +100,7 @@ def test_a_missing_barrier_is_found(edit: Callable[[str], str], rng: np.random.G
 
 
 def overlap(tiled: ROperator, binding: Binding) -> bool:
-    """Whether strips at the end of a tile move back onto their neighbours: two threads then write the same values."""
+    """Return True if strips at a tile's end overlap their neighbours: two threads then write the same values."""
     return any(t % s for t, s in zip(tiled.tile, strips_of(matvec_of(tiled, binding)).sizes, strict=True))
 
 
@@ -108,7 +108,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
 def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator) -> None:
-    """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
+    """Check all families except windows and maps, and except choices of ``gemv`` with overlapping strips."""
     operator, binding = FAMILIES[case]
     found = [o for o in others(backend(), operator, binding, 200) if o.family != "gemv" or not overlap(o, binding)]
     found = [o for o in found if task_kernel(o, binding).blocks == 1]  # clusters need a GPU
@@ -131,7 +131,7 @@ def test_attention(case: str, rng: np.random.Generator) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])
 def test_products_of_threads(case: str, rng: np.random.Generator) -> None:
-    """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""
+    """Check ``gemm`` without and with prologue maps. Before sm_90 no sum is split over a cluster."""
     for operator, binding in (PRODUCTS[case], PROLOGUES[case]):
         found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
         found = [o for o in found if o.family == "gemm"]

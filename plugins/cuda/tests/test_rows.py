@@ -1,4 +1,4 @@
-"""Rows whose elements lie apart: what kernels are said to touch beside what their threads do, tiles, prices and results."""
+"""Strided rows: predicted and actual memory accesses of threads, tiles, prices and results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rammer_cuda.source import task_kernel
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 GPU, WARP = TARGETS["sm_90a"], 32
-#: Tasks of an operator whose threads are followed.
+#: Number of an operator's tasks whose threads are simulated.
 TASKS = 4
 
 
@@ -44,7 +44,7 @@ def target() -> CudaBackend:
 
 
 def on_rows(random: Random, most: int) -> Iterator[tuple[ROperator, Binding]]:
-    """Operators on rows of random graphs of float32 with several results, of up to about ``most`` elements a tensor."""
+    """Yield float32 row operators of random graphs with several results, up to about ``most`` elements per tensor."""
     sampler, backend = Sampler(random, 40 * most, ("float32",), ("stitched",)), target()
     while True:
         for s in subjects(sampler.next(), backend):
@@ -55,7 +55,7 @@ def on_rows(random: Random, most: int) -> Iterator[tuple[ROperator, Binding]]:
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of one task of a tiled operator: the row of each and its first element, and which of them is there."""
+    """The threads of one task of a tiled operator: their rows, first elements, and a mask of active threads."""
 
     form: RowForm
     shape: RowShape
@@ -76,13 +76,13 @@ class Threads:
         return Threads(form, s, [np.minimum(r, a.extent - 1) for r, a in zip(rows, form.rows, strict=True)], lane, there)
 
     def elements(self, chunk: int) -> tuple[Array, Array]:
-        """The first element of every thread's chunk, and whether it is there."""
+        """Return the first element of every thread's chunk, and a mask of elements inside."""
         start = (self.lane + chunk * self.shape.lanes) * self.shape.vector
         return np.minimum(start, self.form.length - self.shape.vector), start < self.form.length
 
 
 def at(load: Load, values: Mapping[str, Array], strides: tuple[int, ...]) -> Array:
-    """Elements from the storage's first one to where ``load`` reads, thread by thread."""
+    """Return element offsets of ``load`` from the start of the storage, per thread."""
     total = np.zeros(len(next(iter(values.values()))), np.int64)
     forms = [f for f in map(ex.affine_form, load.indices) if f is not None]
     assert len(forms) == len(load.indices)
@@ -92,7 +92,7 @@ def at(load: Load, values: Mapping[str, Array], strides: tuple[int, ...]) -> Arr
 
 
 def followed(operator: ROperator, binding: Binding, random: Random) -> tuple[float, float, float, float]:
-    """Lines and sectors of loads, then of stores, as ``row_traffic`` counts them, by what every thread of some tasks does."""
+    """Return lines and sectors of loads, then of stores, as ``row_traffic`` counts them, from the threads of some tasks."""
     form = rows_of(operator, binding).form
     strides = {n: binding.storages[n].strides for n in (*operator.inputs, *operator.outputs)}
     found, counts = collect_accesses(form), np.zeros(4)
@@ -113,7 +113,7 @@ def followed(operator: ROperator, binding: Binding, random: Random) -> tuple[flo
 def access(
     threads: Threads, load: Load, element_axes: tuple[Ref, ...], row_axes: tuple[Ref, ...], binding: Binding, joined: bool
 ) -> tuple[list[tuple[Array, Array]], Array]:
-    """Bytes that every warp's every load or store touches, with who is there; and those that the block touches in all."""
+    """Return byte addresses and active threads of each warp's accesses, and all addresses of the block."""
     form, s, storage = threads.form, threads.shape, binding.storages[load.tensor]
     axes, own, block = {e.axis for e in element_axes}, list[tuple[Array, Array]](), list[Array]()
     by_row = not any(ex.axes_of(i) & axes for i in load.indices)
@@ -140,7 +140,7 @@ def access(
 
 @pytest.mark.slow
 def test_sectors_are_those_that_threads_touch(seed: int) -> None:
-    """The price's closed form beside every address of every thread, of random candidates of random operators."""
+    """Check the price's closed form against every thread's addresses, for random candidates of random operators."""
     random, errors = Random(seed), list[float]()
     for operator, binding in some(on_rows(random, 100_000)):
         for choice in random.sample(list(ROWWISE.candidates(operator, binding, GPU)), 2):
@@ -149,7 +149,7 @@ def test_sectors_are_those_that_threads_touch(seed: int) -> None:
             loads, stores = row_traffic(rows_of(choice.operator, binding))
             said = np.array([loads.lines, loads.sectors / 32, stores.lines, stores.sectors / 32])
             real = np.array(followed(choice.operator, binding, random))
-            few = 0.02 * real.max() + 64  # what hardly counts
+            few = 0.02 * real.max() + 64  # negligible amounts
             errors.append(float(np.abs(np.log((said + few) / (real + few))).max()))
             assert errors[-1] < math.log(3.5), (choice.operator.head(), said, real)
         if len(errors) >= 40:
@@ -159,7 +159,7 @@ def test_sectors_are_those_that_threads_touch(seed: int) -> None:
 
 @pytest.mark.slow
 def test_tiles_of_rows_that_are_neighbours_are_whole_sectors(seed: int) -> None:
-    """Wherever a tile cuts an axis along which rows are neighbours, it does so between sectors, unless it has fewer rows."""
+    """Check that tiles cut axes of adjacent rows between sectors, unless a tile has fewer rows."""
     random, seen = Random(seed), 0
     for operator, binding in some(on_rows(random, 100_000)):
         for choice in some(ROWWISE.candidates(operator, binding, GPU)):
@@ -189,7 +189,7 @@ def test_rows_side_by_side_agree_with_float64_on_the_host(seed: int) -> None:
 
 
 def agrees_on_the_host(tiled: ROperator, binding: Binding, seed: int) -> None:
-    """Every result of a tiled operator, whose kernel the emulator runs, against float64."""
+    """Check every result of a tiled operator against float64, with its kernel on the emulator."""
     rng = np.random.default_rng(seed)
     given = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in tiled.inputs}
     have = run_on_host(HostKernel.of(task_kernel(tiled, binding), binding, given, blocks=tiled.task_count), given)
@@ -204,7 +204,7 @@ def agrees_on_the_host(tiled: ROperator, binding: Binding, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_rows_kept_beside_what_they_are_reduced_to_agree_with_float64_on_the_host(seed: int) -> None:
-    """Results of several shapes in one kernel, whichever of them has the task grid."""
+    """Check results of several shapes in one kernel, for every owner of the task grid."""
     random, tried, backend = Random(seed), set[bool](), target()
     for operator, binding in some(on_rows(random, 2_000)):
         if not operator.even:

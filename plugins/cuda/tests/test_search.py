@@ -1,4 +1,4 @@
-"""The search over kernels on cuda's, run on host threads: it finds planted faults, and a rotating sample is right."""
+"""The kernel search with cuda's kernels on host threads: it detects planted faults, and a rotating sample is right."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WIDE = "matmul b=1 m=64 depth=64 width=64 off=1 @float16 seed=5"
 
 
 def found(text: str, family: str, partial: bool = True, **config: int) -> tuple[TaskKernel, ROperator, Trial]:
-    """The first kernel of a family for a case that can run here, with these numbers in its config."""
+    """Return the first kernel of a family for a case that can run here, with these values in its config."""
     case, search = NetCase.parse(text), HostSearch("sm_90a")
     for subject in subjects(case, search.backend):
-        for tiled in search.backend.offered(subject.operator, subject.binding):
+        for tiled in search.backend.all_candidates(subject.operator, subject.binding):
             ends = any(a.extent % t for a, t in zip(tiled.anchor.axes, tiled.tile, strict=True))
             asked = tiled.family == family and (ends or not partial) and config.items() <= dict(tiled.config).items()
             if asked and search.possible(tiled, subject):
@@ -37,20 +37,20 @@ def found(text: str, family: str, partial: bool = True, **config: int) -> tuple[
 
 
 def edited(text: str, old: str, new: str, last: bool = False) -> str:
-    """``text`` with every ``old`` changed, or the last one."""
+    """Return ``text`` with every ``old`` replaced, or only the last."""
     before, found, after = text.rpartition(old)
     return before + new + after if last and found else text.replace(old, new)
 
 
 def too_early(text: str) -> str:
-    """The operand that is no constant is fetched first and waited for afterwards."""
+    """Return the text in which the operand that is not constant is fetched first and awaited afterwards."""
     wait = "rm_after();\n"
     first = text.index("#pragma unroll", text.index(wait))
     loop = text.index("#pragma unroll 1", first + 1)
     return text[: text.index(wait)] + text[first:loop] + wait + text[loop:]
 
 
-#: Case, family and config of a kernel, and whether its last tile must be partial.
+#: Case, family and config of a kernel, and a flag that requires a partial last tile.
 Kind = tuple[str, str, bool, dict[str, int]]
 GEMM: Kind = (ROWS, "gemm", True, {"bk": 32, "slice_k": 4})
 HALF: Kind = (ODD, "gemm_f16", True, {"bk": 64})
@@ -62,7 +62,7 @@ CELL: Kind = ("gemv t=1 depth=128 width=3 off=1 @float32 seed=1", "cell", False,
 PART: Kind = ("gemv t=3 depth=52 width=37 off=1 @float32 seed=1", "cell", True, {})
 BYTE: Kind = ("imatmul b=1 m=20 depth=77 width=21 off=1 +signed +bare seed=5", "gemm_i8", True, {})
 PADDED: Kind = ("iconv n=1 c=8 m=8 h=5 w=5 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +moved +bare seed=5", "gemm_i8", False, {})
-#: A kernel, what to do to its text, and what is then said of it.
+#: A kernel, the edit of its text, and the expected error.
 PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
     "a dropped barrier": (GEMM, lambda t: edited(t, "__syncthreads();", "", last=True), "wrong"),
     "an off-by-one bound": (GEMM, lambda t: edited(t, "+ ak) < 37", "+ ak) <= 37"), "wrong"),
@@ -97,8 +97,8 @@ def test_planted_faults_are_found(fault: str) -> None:
     "kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL, PART], ids=lambda k: k[0].split()[0] + " " + k[1]
 )
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
-    """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare
-    product, whose sums no map stores, and its lanes have zeros to multiply in ``PART``."""
+    """Check the unmodified kernels. In ``FIXED``, the faulty order fetches the operand that is not constant before the wait. The
+    cell is one bare product, whose sums no map stores, and its lanes multiply zeros in ``PART``."""
     text, family, partial, config = kind
     kernel, tiled, trial = found(text, family, partial, **config)
     assert problem_of(kernel, tiled, trial) == ""
@@ -107,7 +107,7 @@ def test_they_are_right_without_the_faults(kind: Kind) -> None:
 
 @pytest.mark.slow
 def test_a_sample_is_right(seed: int) -> None:
-    """A small fresh case, one candidate of each family."""
+    """Check a small fresh case, one candidate of each family."""
     search, random = HostSearch("sm_90a"), Random(seed)
     case = Sampler(random, 1_000, ("float32", "tf32", "float16", "bfloat16"), ("matmul", "gemv", "rows", "imatmul")).next()
     assert run_cases(search, case, random)[1] == []

@@ -1,4 +1,4 @@
-"""Choices of kernels for the rows of a persistent kernel: those of a wave are made together."""
+"""Kernel choices for the rows of a persistent kernel: operators of one wave are chosen together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unwritten() -> Written:
 
 
 def choice(name: str, tasks: int, seconds: float) -> RKernel:
-    """An operator as so many tasks of so many seconds."""
+    """Return an operator of ``tasks`` tasks of ``seconds`` each."""
     compute = Compute.parse(f"{name}: f32[i:{tasks}] = max(x[i], 0.0)")
     return RKernel(ROperator(name, (compute,), (), (name,), (1,)), unwritten, seconds, seconds)
 
@@ -63,7 +63,7 @@ def test_choices_of_a_wave_cost_no_more_than_the_fastest_or_the_leanest_of_all(m
 
 
 def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
-    """On the 24 of 132 rows that the long one leaves: then nobody waits for rows that have tasks of both."""
+    """Check that the short operator uses the 24 of 132 rows that the long one leaves. Thus no row has tasks of both."""
     long = (choice("long", 108, 5e-6), choice("long", 54, 9.5e-6))
     short = (choice("short", 108, 2e-6), choice("short", 24, 4.5e-6), choice("short", 6, 18e-6))
     graph = OperatorGraph({"long": long, "short": short}, {"long": (), "short": ()})
@@ -87,7 +87,7 @@ def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_kernels_chosen_for_rows_round_operands_as_the_program_does(precision: str, seed: int) -> None:
-    """Which executor is the fastest is measured, so results may not depend on it beyond the order of sums."""
+    """Check that results depend on the executor only by the order of sums, since the fastest one is chosen by measurement."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     model = read_model(find("resnext29_branches:small").build(seed))
     segment = Compiler(backend, CompileOptions(precision=precision), KernelStore(None)).compile_model(model, {}).segments[0]

@@ -1,4 +1,5 @@
-"""Warpgroup products of one for one: layouts and synchronisation on host threads, machine code; on a GPU also results."""
+"""Warpgroup products with one instruction per product: layouts and synchronisation on host threads, machine code; on a GPU also
+results."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ FAMILY = {"float32": "gemm_wgmma3", "tf32": "gemm_wgmma1", "float16": "gemm_wgmm
 
 
 def half(texts: list[str], shapes: dict[str, tuple[int, ...]], constants: str = "") -> Case:
-    """An operator on float16 tensors."""
+    """Return an operator on float16 tensors."""
     case, binding = from_text(texts, shapes, constants, "thread", dict.fromkeys(shapes, "float16"))
     return case, replace(binding, precision="float16")
 
@@ -77,7 +78,7 @@ def backend() -> CudaBackend:
 
 
 def kinds(offered: list[Choice]) -> list[ROperator]:
-    """One candidate of every kind: split or not, with halos or not, rows or columns a warpgroup's, warpgroups."""
+    """Return one candidate of every kind: split or not, halos or not, rows or columns per warpgroup, warpgroups."""
     found: dict[tuple[object, ...], ROperator] = {}
     for c in offered:
         config = dict(c.operator.config)
@@ -86,14 +87,14 @@ def kinds(offered: list[Choice]) -> list[ROperator]:
 
 
 def alone(choice: Choice) -> Choice:
-    """The same with the whole sum in one block, and in as few buffers as there may be: each is soon used again."""
+    """Return the choice with the whole sum in one block and the fewest buffers, which are soon reused."""
     few = {"split_k": 1, "stages": 3, "producers": 1}
     config = tuple((n, few.get(n, v)) for n, v in choice.operator.config)
     return choice._replace(operator=replace(choice.operator, config=config))
 
 
 def given(rng: np.random.Generator, tiled: ROperator, binding: Binding, positive: bool = False) -> dict[str, Array]:
-    """Random values of everything that is read; with ``positive`` a biased rounding shows."""
+    """Return random values of all inputs. With ``positive`` a biased rounding shows."""
     result = dict[str, Array]()
     for name in tiled.inputs:
         kind = binding.types[name]
@@ -103,7 +104,7 @@ def given(rng: np.random.Generator, tiled: ROperator, binding: Binding, positive
 
 
 def reference(tiled: ROperator, values: dict[str, Array], precision: str) -> Array:
-    """float64 from the operands that the tensor cores get."""
+    """Return float64 results from the operands of the tensor cores."""
     main: Compute = tiled.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
     rounded = {n: rounded_to_tf32(values[n]).astype(np.float64) for n in main.reads} if precision == "tf32" else known
@@ -113,14 +114,14 @@ def reference(tiled: ROperator, values: dict[str, Array], precision: str) -> Arr
     return known["y"]
 
 
-#: Of the result's norm: float32 sums of exact products; half a unit of float16's last place.
+#: Relative to the result's norm: float32 sums of exact products; half a unit of float16's last place.
 TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-# Late products with the first kernel and late copies with the second; `make test-all` takes them the other way round as well.
+# Late products with the first kernel and late copies with the second; `make test-all` also runs the opposite assignment.
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
 @pytest.mark.parametrize(
     "precision, case",
@@ -155,7 +156,7 @@ def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
     packed = to_core_matrices(values)
     assert packed.dtype == np.float16 and packed.shape == (4, 1, 3, 8, 8)
     assert packed[3, 0, 2, 5, 6] == values[24 + 6, 16 + 5]
-    # The place of Cores.place and of the descriptor: 16 bytes at product k of column n are number k / 8 * 24 + n.
+    # The index of Cores.place and of the descriptor: 16 bytes at product k of column n have number k / 8 * 24 + n.
     assert packed.reshape(-1)[(3 * 24 + 21) * 8 + 6] == values[24 + 6, 21]
 
 
@@ -180,7 +181,7 @@ def test_operands_stay_in_the_order_in_which_they_come(case: str, turned: tuple[
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
-    """Eight threads of a quarter warp write 128 consecutive bytes: every bank once; and all copies fill the block."""
+    """Check that eight threads of a quarter warp write 128 consecutive bytes (every bank once) and all copies fill the block."""
     case = "scores" if deep else "turned"
     operator, binding = HALVES[case]
     found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS) if dict(c.operator.config)["down"])

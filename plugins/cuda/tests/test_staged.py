@@ -1,4 +1,4 @@
-"""What kernels are predicted to take that are bound by nothing but latency: their starts, and stage after stage."""
+"""Predicted times of latency-bound kernels: start-up times, and one stage after another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def target() -> CudaBackend:
 
 
 def compiled(proto: onnx.ModelProto, backend: CudaBackend) -> tuple[RProgram, Binding]:
-    """The one program of a model, and what its kernels know of its tensors."""
+    """Return the single program of a model, and its binding."""
     (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile(bind(read_model(proto), {})).segments
     return segment.program, Binding.of(segment.program, segment.constants)
 
@@ -68,8 +68,8 @@ def step() -> onnx.ModelProto:
     return cell(np.random.default_rng(0), steps=1, width=64)
 
 
-#: Models, the tile of their last operator, and the microseconds that its generic kernel took on an H200, 128 threads a block and
-#: no launch (2026-11-21; the cell: an eighth of a program of eight).
+#: Models, the tile of their last operator, and the measured microseconds of its generic kernel. The device was an H200 with 128
+#: threads a block and no launch (2026-11-21; the cell: an eighth of a program of eight).
 MEASURED: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[int, ...], float]] = {
     "softmax": (softmax, (1, 1, 2, 128), 3.01),
     "normalisation": (normalisation, (1, 1, 768), 3.91),
@@ -80,7 +80,7 @@ MEASURED: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[int, ...], float]
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_kernels_that_keep_values_on_chip_take_what_they_took(name: str) -> None:
-    """Within 1.35: bytes and operations alone had said 0.05 us of the cell."""
+    """Check predictions within a factor of 1.35. Bytes and operations alone predicted 0.05 us for the cell."""
     proto, tile, took = MEASURED[name]
     backend = target()
     program, binding = compiled(proto(), backend)
@@ -93,7 +93,7 @@ def test_kernels_that_keep_values_on_chip_take_what_they_took(name: str) -> None
 
 @pytest.mark.parametrize("cells", [2, 10])
 def test_several_on_one_sm_wait_side_by_side(cells: int) -> None:
-    """Blocks of 128 threads, a dozen on an SM: ten cells of a wave take what one does, not ten times as long."""
+    """Check blocks of 128 threads, a dozen on an SM: ten cells of a wave need the time of one, not ten times as long."""
     backend = target()
     program, binding = compiled(step(), backend)
     tiled = replace(program.operators[-1], tile=(1, 1), family="", config=())
@@ -107,14 +107,14 @@ def test_several_on_one_sm_wait_side_by_side(cells: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [64, pytest.param(96, id="a width of no power of two")])
 def test_a_recurrence_takes_a_start_for_each_of_its_steps(width: int) -> None:
-    """Its steps wait for each other, whatever kernels they get."""
+    """Check that steps, which wait for each other, each cost a start with any kernel."""
     backend = target()
     program, _ = compiled(cell(np.random.default_rng(0), steps=3, width=width), backend)
     assert program.predicted > 3 * (backend.gpu.launch + START / backend.gpu.model_clock / 2)
 
 
 def offered(seed: int, backend: CudaBackend) -> Iterator[tuple[str, ROperator, Binding]]:
-    """The first choices of every family, and generic tiles of what has none, for drawn graphs of all kinds."""
+    """Yield the first choices of every family, and generic tiles of operators without one, for random graphs of all kinds."""
     sampler = Sampler(Random(seed), 20_000, ("float32", "tf32", "float16", "bfloat16"))
     for case in islice(iter(sampler.next, None), 12):
         for subject in subjects(case, backend):
@@ -126,7 +126,7 @@ def offered(seed: int, backend: CudaBackend) -> Iterator[tuple[str, ROperator, B
 
 @pytest.mark.slow
 def test_no_kernel_takes_less_than_a_start(seed: int) -> None:
-    """Of no family and of no tile: what costs nothing would be chosen over everything."""
+    """Check every family and tile. A kernel without cost would be chosen over all others."""
     backend = target()
     for case, tiled, binding in some(offered(seed, backend)):
         try:

@@ -1,4 +1,4 @@
-"""Sums in parts: what an operator of few tasks and many terms becomes for the rows of a persistent kernel."""
+"""Sums in parts: operators of few tasks and many terms, split for the rows of a persistent kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEVICE = TARGETS["sm_90a"].vdevice
 
 
 def deep(rng: np.random.Generator) -> onnx.ModelProto:
-    """Convolutions or products of many terms and few results: branches, which are added, then equal ones after each other."""
+    """Return convolutions or products of many terms and few results: added branches, then equal consecutive ones."""
     net = Net("deep", int(rng.integers(1 << 30)))
     channels, width, size = 64 * int(rng.integers(2, 7)), 8 * int(rng.integers(1, 5)), int(rng.integers(3, 9))
     x, taps = net.input("x", (1, channels, size, size)), 1 + 2 * int(rng.integers(2))
@@ -69,7 +69,7 @@ def rows_of(model: onnx.ModelProto) -> tuple[ProgramSegment, RProgram]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(24))
 def test_rows_compute_what_the_program_does(number: int, rng: np.random.Generator) -> None:
-    """By the reference, task by task; half of what is drawn has a sum in parts."""
+    """Check against the reference, task by task. Half of the random models have a sum in parts."""
     segment, rows = rows_of(deep(rng))
     program = segment.program
     inputs = {p.external: rng.standard_normal(program.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
@@ -95,7 +95,7 @@ def chain(channels: int, size: int) -> onnx.ModelProto:
 
 
 def test_deep_sums_of_few_results_are_in_parts_and_shallow_ones_are_not() -> None:
-    """Two equal operators after each other have a partial tensor each."""
+    """Check that two equal consecutive operators have a partial tensor each."""
     _, rows = rows_of(chain(256, 4))
     first, second = (o for o in rows.operators if o.name.endswith("_parts"))
     assert first.outputs != second.outputs and first.tile == second.tile and len(rows.operators) == 4
@@ -115,7 +115,7 @@ def product(name: str) -> ROperator:
 
 
 def kernel(operator: ROperator, tasks: int, seconds: float) -> RKernel:
-    """One that takes so many tasks of so many seconds."""
+    """Return a kernel of ``tasks`` tasks of ``seconds`` each."""
     shape = operator.anchor.shape
     tile = next(
         (*(1 for _ in shape[:-2]), a, b)
@@ -135,7 +135,7 @@ def known_of(operator: ROperator) -> Binding:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds, taken", [(20e-6, True), (1e-6, False)])
 def test_branches_are_in_parts_where_two_waves_end_before_the_one(seconds: float, taken: bool) -> None:
-    """All sixteen equal ones, or none."""
+    """Check that all sixteen equal branches are split, or none."""
     kernels, sums = dict[str, tuple[RKernel, ...]](), dict[str, list[PartedSum]]()
     for name in (f"o{i}" for i in range(16)):
         o = product(name)

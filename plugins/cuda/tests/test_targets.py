@@ -1,4 +1,4 @@
-"""What is offered for a GPU can run there: it compiles for its architecture, and fits its SMs. NVRTC needs no GPU."""
+"""Target compatibility: offered kernels compile for the GPU's architecture and fit its SMs. NVRTC needs no GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel, translation_unit
 
-#: Operators that the families have candidates for, each for some.
+#: Operators that cover the families: each is supported by some of them.
 SAMPLE = (
     "conv n=1 c=35 h=14 w=14 m=48 k=3 s=1 d=1 g=1 p=1 q=1 off=1 +bias +relu @float32 seed=1",
     "matmul b=1 m=130 depth=256 width=264 off=8 +relu @float16 seed=1",
@@ -39,7 +39,7 @@ SAMPLE = (
     "imatmul b=1 m=128 depth=256 width=96 off=0 +codes @float32 seed=1",
     "stored b=1 m=2 depth=256 width=96 bits=4 block=32 off=0 +moved @float32 seed=1",
 )
-#: Threads of a block, whatever the GPU (CUDA C++ programming guide, "Compute Capabilities").
+#: Threads of a block on any GPU (CUDA C++ programming guide, "Compute Capabilities").
 MOST_THREADS = 1024
 
 
@@ -52,14 +52,14 @@ def backend_of(target: str) -> CudaBackend:
 
 @cache
 def operators(target: str) -> list[UntiledOperator]:
-    """Those of the sample in the precisions that the target has."""
+    """Return the sample's operators in the precisions of the target."""
     backend = backend_of(target)
     cases = [NetCase.parse(text) for text in SAMPLE]
     return [s for case in cases if case.precision in backend.vdevice.precisions for s in subjects(case, backend)]
 
 
 def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu) -> Iterator[tuple[ROperator, UntiledOperator]]:
-    """Candidates of a family for ``gpu``, of the operators of a target that has it."""
+    """Yield candidates of a family for ``gpu``, of operators of a target that supports the family."""
     for subject in operators(target):
         yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
 
@@ -68,7 +68,7 @@ def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
-    """And only there: those that a GPU lacks instructions for are refused by the compiler, too."""
+    """Check that the compiler also refuses families for which a GPU lacks instructions."""
     backend, compiled = backend_of(target), 0
     for family, unit in zip(FAMILIES, units(), strict=True):
         if family in backend.usable:
@@ -82,13 +82,13 @@ def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
 
 @cache
 def units() -> list[str]:
-    """What is compiled for each family, the same for every target."""
+    """Return the translation units of each family, equal for every target."""
     found = [(f, *next(choices("sm_90a", f, TARGETS["sm_90a"]))) for f in FAMILIES]
     return [translation_unit([task_kernel(writable(f, s, tiled), s.binding)]) for f, tiled, s in found]
 
 
 def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOperator, tiled: ROperator) -> ROperator:
-    """The first candidate that can be written, without a cluster."""
+    """Return the first candidate that can be written, without a cluster."""
     backend = backend_of("sm_90a")
     found = family.candidates(subject.operator, subject.binding, backend.gpu)
     whole = (c.operator for c in found if dict(c.operator.config).get("split_k", 1) == 1)
@@ -98,7 +98,7 @@ def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOper
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_offer_fits_its_gpu(target: str, seed: int) -> None:
-    """Shared memory and threads of what is offered for a sample of operators; registers of one of each family, by ptxas."""
+    """Check shared memory and threads of the offers for sampled operators, and registers of one per family by ptxas."""
     backend, random = backend_of(target), Random(seed)
     seen = dict[str, list[tuple[ROperator, UntiledOperator]]]()
     for subject in some(operators(target)):

@@ -1,4 +1,5 @@
-"""How kernels are written: once, with what varies as fields; device code lies apart and says what it assumes."""
+"""Kernel text generation: texts are written once with fields for variable parts, and separate device
+code states its assumptions."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from rammer_testing.nonempty import some
 import rammer_cuda
 
 FOLDER = Path(rammer_cuda.__file__).parent
-#: Where texts may be changed: templates of device code are filled in, and the host's emulator spells kernels anew.
+#: Folders that may edit texts: templates of device code are filled in, and the host emulator redefines kernels.
 TEMPLATES = ("device/__init__.py", "emulator/")
 
 
 def edits(source: str) -> Iterator[int]:
-    """Lines that put one text in another's place: ``text.replace(old, new)`` and ``re.sub``."""
+    """Yield lines that replace text: ``text.replace(old, new)`` and ``re.sub``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             named = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
@@ -39,12 +40,12 @@ def test_finished_text_is_not_edited() -> None:
         name = path.relative_to(FOLDER).as_posix()
         if not name.startswith(TEMPLATES) and (lines := list(edits(path.read_text()))):
             found[name] = lines
-    # ``a // b`` of a fragment's place, which Python spells otherwise than C, and is not text of a kernel.
+    # ``a // b`` of a fragment's index, which Python and C spell differently, and which is not kernel text.
     assert {n: len(lines) for n, lines in found.items()} == {"contraction/instruction.py": 1}
 
 
 def opened(source: str) -> Iterator[int]:
-    """Lines with a string, or the end of one with places in it, that opens a block which something else must close."""
+    """Yield lines with a string, or the end of a formatted one, that opens a block which other code must close."""
     tree = ast.parse(source)
     parts = {id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values[:-1]}
     for node in ast.walk(tree):
@@ -54,7 +55,7 @@ def opened(source: str) -> Iterator[int]:
 
 
 def test_blocks_are_opened_and_closed_in_one_place() -> None:
-    """By ``Text.block``, ``Block.nest`` or a frame's ``scope``, which writes one."""
+    """Check that only ``Text.block``, ``Block.nest`` or a frame's ``scope`` writes blocks."""
     assert sorted(opened("a = 'for (;;) {'\nb = f'if ({x}) {{'\nc = f'{x} {{}}'\nd = '{'")) == [1, 2, 4]
     found = {}
     for path in sorted(FOLDER.rglob("*.py")):
@@ -64,12 +65,12 @@ def test_blocks_are_opened_and_closed_in_one_place() -> None:
     assert found == {"kernels/frame.py": 1}
 
 
-#: Lines of a file and of a function, and parameters, at most.
+#: Maximal lines of a file and of a function, and parameters.
 MOST_LINES, MOST_STATEMENTS, MOST_PARAMETERS = 800, 60, 6
 
 
 def test_files_and_functions_are_short() -> None:
-    """With few parameters, but for constructors, which take what there is to know."""
+    """Check parameter counts, too, except for constructors, which receive all necessary data."""
     functions = 0
     for path in some(sorted(FOLDER.rglob("*.py"))):
         text = path.read_text()
@@ -89,7 +90,7 @@ def test_files_and_functions_are_short() -> None:
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "device").glob("*.cuh")), ids=lambda p: p.stem)
 def test_templates_say_what_they_assume(path: Path) -> None:
-    """Of the sizes that they are given: a writer that breaks one fails in the compiler, not in results."""
+    """Check the size assertions of templates: a writer that violates one fails in the compiler, not in results."""
     text = path.read_text()
     whole = re.findall(r"template <(?:bool \w+, )*((?:int \w+(?:, )?)+)", text)
     sized = [n for n in whole if re.search(r"\b(FN|FM|TM|BK|DEPTH|SIZE|LINE|SLICES|BLOCKS|ROWS|S)\b", n)]

@@ -1,4 +1,4 @@
-"""Tiles of some of several rows: when they are offered, and that kernels with such tiles are right."""
+"""Tiles of parts of several rows: the conditions for offering them, and correctness of kernels with them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rammer_cuda.contraction.tiles import FULLER, LEAST_WIDE, filled_fraction, p
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
-#: Sums that a float32 convolution of 5 x 66 pixels is: a row is two groups of 64, pieces of 5 x 12 are one.
+#: Sums of a float32 convolution of 5 x 66 pixels: a row is two groups of 64, pieces of 5 x 12 are one.
 TEXT = "y: f32[m:16, h:5, w:66] = sum[c:64, kh:3, kw:2] pad(x[c, h + kh + -1, w + kw + -1], 0.0) * k[m, c, kh, kw]"
 CASE = from_text([TEXT], {"x": (64, 5, 66), "k": (16, 64, 3, 2)}, "k")
 
 
 def test_patches_are_offered_where_rows_leave_groups_empty(rng: np.random.Generator) -> None:
-    """Each is much fuller than all that cut one axis, and another one by groups and tasks."""
+    """Check that each is much fuller than all tiles that cut one axis, and than another by groups and tasks."""
     offered = list[tuple[list[int], float, list[tuple[int, ...]]]]()
     for _ in range(300):
         extents = [*([int(rng.integers(1, 3))] if rng.integers(2) else []), *(int(n) for n in rng.integers(1, 200, 2))]
@@ -48,7 +48,7 @@ def test_patches_are_offered_where_rows_leave_groups_empty(rng: np.random.Genera
 
 @pytest.mark.parametrize("channels, halos", [(8, 1), (32, 1), (33, 2), (96, 2)])
 def test_a_second_halo_is_for_channels_that_are_copied_meanwhile(channels: int, halos: int) -> None:
-    """Of a convolution with taps; the tiles above have one, which is half of the shared memory."""
+    """Check convolutions with taps. The tiles above have one halo, which is half of the shared memory."""
     depth = taps_of((Axis("c", channels), Axis("kh", 5)), 32)
     assert depth.halos == halos
     block = warpgroup_shape(16, 60, {"bk": 32, "stages": 3, "halo": 1}, down=False)

@@ -1,4 +1,4 @@
-"""Measured traces on cuda: every kernel can be built with records (NVRTC, no GPU), and on a GPU they add up."""
+"""Measured traces on cuda: every kernel compiles with records (NVRTC, no GPU), and on a GPU the times add up."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_trace_has_every_task(name: str, rng: np.random.Generator) -> None:
     assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in some(run.spans))
     summary = summarise_run(run, exe.backend.vdevice.veus)
     assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
-    # An operator starts after those that it reads have ended.
+    # An operator starts after its producers have finished.
     assert all(o.gap >= -1e-7 for o in some(summary.operators))
     exe.close()
 

@@ -1,4 +1,4 @@
-"""What is measured in turns does not hang on what another process does on the same GPU, nor on a clock that rises."""
+"""Interleaved timing: results do not depend on another process on the same GPU or on a rising clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram
-from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 from rammer.passes.pass_pipeline import default_passes
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
@@ -33,15 +33,15 @@ SECONDS = {"graph": 430e-6, "persistent": 260e-6}
 
 
 class SharedGpu:
-    """A GPU on which another process works for ``busy`` of its time, in stretches of some milliseconds. Runs that meet one wait
-    for a slice of it. For ``cold`` seconds the clock is a third."""
+    """A GPU that another process uses for ``busy`` of its time, in intervals of some milliseconds. Runs that overlap an interval
+    wait for a time slice. For ``cold`` seconds the clock is a third."""
 
     def __init__(self, rng: np.random.Generator, busy: float = 0.0, cold: float = 0.0) -> None:
         self.rng, self.busy, self.cold, self.now = rng, busy, cold, 0.0
         self.turned, self.there = 0.0, False
 
     def run(self, seconds: float) -> float:
-        """What events around a run of so many seconds say."""
+        """Return the event time of a run of ``seconds``."""
         while self.now >= self.turned:
             self.there = bool(self.busy and self.rng.random() < self.busy)
             self.turned += float(self.rng.uniform(2e-3, 8e-3))
@@ -52,7 +52,7 @@ class SharedGpu:
 
 
 class OnSharedGpu:
-    """An executor whose runs take so many ``seconds`` there."""
+    """An executor whose runs have a duration of ``seconds`` on the shared GPU."""
 
     notes: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ def test_the_faster_one_is_the_faster_one_beside_another_process(
     gpu = SharedGpu(rng, busy, cold)
     found = in_turns({kind: lambda s=s: gpu.run(s) for kind, s in SECONDS.items()})  # type: ignore[misc]
     assert min(found.seconds, key=lambda k: found.seconds[k]) == "persistent"
-    if not (busy and cold):  # the GPU may have been at its clock beside the other process alone
+    if not (busy and cold):  # the other process alone may have raised the clock
         assert all(SECONDS[k] <= s <= 1.03 * SECONDS[k] for k, s in some(found.seconds.items()))
     assert gpu.now < 0.7 and (busy or found.steady)
 
@@ -98,7 +98,7 @@ def test_a_small_program_beside_many_processes_is_not_run_for_longer(monkeypatch
 
 
 class Disturbed(OnSharedGpu):
-    """Of whose runs most are beside another process's."""
+    """An executor most of whose runs overlap another process's."""
 
     runs = 0
 
@@ -111,7 +111,7 @@ class Disturbed(OnSharedGpu):
 def test_what_others_disturbed_is_not_cached(
     kind: type[OnSharedGpu], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process measures it anew."""
+    """Check that the next process measures again."""
     gpu, written = SharedGpu(rng), list[object]()
     monkeypatch.setattr(select, "CudaProgram", lambda *given: kind(gpu, "graph"))
     monkeypatch.setattr(select, "PersistentProgram", lambda *given: kind(gpu, "persistent"))
@@ -120,11 +120,11 @@ def test_what_others_disturbed_is_not_cached(
     chosen = select.open_executor(held(), {}, TARGETS["sm_90a"], 0)
     assert isinstance(chosen, kind) and chosen.kind == "persistent" and not chosen.closed
     disturbed = kind is Disturbed
-    assert written == ([] if disturbed else ["persistent"]) and ("others used the GPU" in chosen.notes[0]) == disturbed
+    assert written == ([] if disturbed else ["persistent"]) and ("other processes used the GPU" in chosen.notes[0]) == disturbed
 
 
 def held() -> RProgram:
-    """Cells that hold constants."""
+    """Return cells that hold constants."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     compiler = Compiler(backend, CompileOptions(), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(lstm_tc(0, layers=2, steps=4)), {}).segments
@@ -134,7 +134,7 @@ def held() -> RProgram:
 
 @pytest.mark.parametrize("draw", range(3))
 def test_switches_are_chosen_at_the_gpus_clock(draw: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three kernels one gains by starting its dependents early and one loses. While the clock rises, all seem to gain."""
+    """Check three kernels: one gains by starting its dependents early, one loses, and all seem to gain while the clock rises."""
     gains: Mapping[str, float] = {"gains": -50e-6, "loses": 60e-6, "none": 0.0}
     gpu, switches = SharedGpu(rng, cold=0.05), Switches({})
     monkeypatch.setattr(Switches, "set", lambda self, entries: setattr(self, "on", frozenset(entries)))
@@ -144,7 +144,7 @@ def test_switches_are_chosen_at_the_gpus_clock(draw: int, rng: np.random.Generat
 
 @pytest.mark.parametrize("hidden, keeps", [(24, False), (256, True)])
 def test_auto_tries_turns_whose_kernels_a_block_calls(hidden: int, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrence of 24 steps as four turns of six, without and with constants that rows hold."""
+    """Check a recurrence of 24 steps as four iterations of six, with and without constants that rows hold."""
     gpu, segment = SharedGpu(np.random.default_rng(0)), rolled(hidden)
     built = list[OnSharedGpu]()
     monkeypatch.setattr(select, "CudaProgram", lambda *given: OnSharedGpu(gpu, "graph"))
@@ -158,13 +158,13 @@ def test_auto_tries_turns_whose_kernels_a_block_calls(hidden: int, keeps: bool, 
 
 
 def rolled(hidden: int) -> ProgramSegment:
-    """An LSTM whose program repeats."""
+    """Return an LSTM whose program repeats."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         turns (float[24, 1, {hidden}] x) => (float[24, 1, 1, {hidden}] y) {{ y = LSTM <hidden_size = {hidden}> (x, w, r) }}""")
     weights = np.full((1, 4 * hidden, hidden), 0.01, np.float32)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(weights, n) for n in "wr")
     compiler = Compiler(open_backend(OpenOptions(target="sm_90a")), CompileOptions(), KernelStore(None))
-    compiler.passes = (*default_passes()[:-1], RollRecurrences(12, 6))
+    compiler.passes = (*default_passes()[:-1], ChunkRecurrent(12, 6))
     found = [s for s in compiler.compile_model(read_model(model), {}).segments if isinstance(s, ProgramSegment)]
     (segment,) = (s for s in found if s.program.repeat is not None)
     return segment

@@ -1,8 +1,8 @@
-"""Warp-wide matrix instructions and asynchronous copies for ``rammer_cuda.emulator.launch``: kernels of tensor cores on the host.
+"""Warp-wide matrix instructions and asynchronous copies for ``rammer_cuda.emulator.launch``: tensor core kernels on the host.
 
-An instruction multiplies what its fragments say that threads hold (``contraction.instruction``, after the PTX ISA); ldmatrix is
-as the PTX ISA says, and a copy that would be misaligned on a GPU aborts. Products are exact in float, so what differs from
-float64 is rounding alone.
+An instruction multiplies according to its fragments, which map threads to elements (``contraction.instruction``, after the PTX
+ISA). ldmatrix follows the PTX ISA. A copy that would be misaligned on a GPU aborts. Products are exact in float, so differences
+from float64 are rounding alone.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned sho
 }
 """
 
-#: A warp's product: who holds an element of A and of B, and which elements of C a thread holds.
+#: A warp's product: the owners of the elements of A and B, and the elements of C in each thread.
 _MMA = """
 @template@static void @name@(@number@ (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   static const unsigned short A[@m@][@k@] = {@a@}, B[@k@][@n@] = {@b@}, C[32][4] = {@c@};
@@ -129,7 +129,7 @@ _MMA = """
 
 
 def instruction(name: str, i: Mma, value: str) -> str:
-    """A warp's product as a function of its registers, by its fragments."""
+    """Return a warp's product as a function of its registers, by its fragments."""
     assert i.form.a is not None and i.form.b is not None
     holder: dict[str, dict[tuple[int, int], int]] = {"a": {}, "b": {}, "c": {}}
     for side, fragment in (("a", i.form.a), ("b", i.form.b)):
@@ -158,7 +158,7 @@ def instruction(name: str, i: Mma, value: str) -> str:
     return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), _MMA)
 
 
-#: Instructions by name, and how an element is read from a register.
+#: Instructions by name, and the expression that reads an element from a register.
 READ = (
     ("rm_mma", MMA_TF32, "rm_float"),
     ("rm_mma_f16", MMA_F16, "rm_part"),
@@ -169,21 +169,21 @@ WARPS = WARPS.replace("@INSTRUCTIONS@", "".join(instruction(*read) for read in R
 
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
-    """As ``run_on_host``, for kernels of ``mma.sync`` without packed operands; shared memory is full of NaN at first."""
+    """Run kernels of ``mma.sync`` without packed operands, as ``run_on_host`` does. Shared memory is initially NaN."""
     return run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), tasks), values, first)
 
 
 def race_of_warps(kernel: TaskKernel, binding: Binding) -> str:
-    """What ThreadSanitizer finds in the first task; "" if nothing."""
+    """Return the race that ThreadSanitizer reports in the first task, or ""."""
     return find_race(HostKernel.of(kernel, binding, {}, on_host(kernel)))
 
 
 def on_host(kernel: TaskKernel) -> str:
-    """The text of ``kernel`` with what its instructions do."""
+    """Return the text of ``kernel`` with its instructions emulated."""
     text = WARPS.replace("@BYTES@", str(kernel.dynamic)) + kernel.text
     return text.replace("extern __shared__ __align__(16) char memory[];", "")
 
 
 def random_values(rng: np.random.Generator, binding: Binding, names: tuple[str, ...]) -> dict[str, Array]:
-    """Standard normal values of every tensor, of its own type."""
+    """Return standard normal values of every tensor, in its type."""
     return {n: rng.standard_normal(binding.types[n].shape).astype(binding.types[n].dtype) for n in names}

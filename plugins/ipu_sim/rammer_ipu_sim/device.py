@@ -79,7 +79,7 @@ class SimulatorBackend:
         found = candidates(operator, binding, self.vdevice, CANDIDATES)
         return sorted(found, key=lambda o: self._tiled_seconds(o, binding)) if operator.lengths else found
 
-    def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+    def all_candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Return every tiling that the search considers."""
         return candidates(operator, binding, self.vdevice, EVERY)
 

@@ -122,7 +122,7 @@ class LoadedProgram:
 
     def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
         limit = self.chip.sram
-        what = f"out of memory: {where} needs {need} bytes beside {taken} bytes of buffers"
+        what = f"out of memory: {where} needs {need} bytes besides {taken} bytes of buffers"
         hint = "use smaller tiles" if stream or need > limit else "allow streaming of constants, or use smaller tiles"
         return DeviceFailure(f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint)
 
@@ -358,7 +358,7 @@ def _batch_supersteps(program: RProgram, drop: Drop | None) -> list[list[Batch]]
             group += parts
         result.append(group)
     if drop is not None and not any(b.lost >= 0 for g in result for b in g):
-        raise BadInput(f"{drop} names no transfer of this program", program.name)
+        raise BadInput(f"{drop} is not a transfer of this program", program.name)
     return result
 
 

@@ -28,7 +28,7 @@ def chip_link_refusal(a: Site, b: Site) -> str | None:
     """Return the reason why two sites are not chips of one simulation, or None."""
     for site in (a, b):
         if site.device.partition(":")[0] != "ipu_sim":
-            return f"{site.device} is no simulated chip"
+            return f"{site.device} is not a simulated chip"
     return LOCAL.connects(a, b)
 
 
@@ -42,11 +42,11 @@ def simulate_runs(spread: DistributedProgram, backend: Any) -> Sequence[str]:
     count, whole = len(spread.parts), spread.whole
     apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
     if apart or spread.ranged is not None:
-        return [f"no time on {count} chips is simulated: {', '.join(apart) or 'lengths'} are no tasks of theirs"]
+        return [f"runs on {count} chips are not simulated: {', '.join(apart) or 'lengths'} are unsupported there"]
     try:
         loaded = LoadedProgram(whole, {}, replace(backend.chip, chips=max(count, backend.chip.chips)), backend.stream)
     except DeviceFailure as problem:
-        return [f"no time on {count} chips is simulated: {problem.what}"]
+        return [f"runs on {count} chips are not simulated: {problem.what}"]
     one, many = loaded.played(), loaded.played(runs=RUNS)
     between = format_duration((many.whole - one.whole) / (RUNS - 1))
     streamed = sum(whole.buffer[name].nbytes for name in loaded.streamed)

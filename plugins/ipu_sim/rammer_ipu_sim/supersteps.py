@@ -156,7 +156,7 @@ def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], lis
     kept, fills = _mask_extents(batch, point)
     if kept is None:
         return [], fills
-    rows = [e for e in batch.operator.endings if e.beside is not None]
+    rows = [e for e in batch.operator.skips if e.window is not None]
     parts = [replace(kept, operator=batch.operator.at(point))]
     for ending in rows:
         parts = [p for part in parts for p in _mask_row_window(part, batch.operator, ending, point)]
@@ -165,7 +165,7 @@ def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], lis
 
 def _mask_row_window(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
     """Return the tasks inside the row window, or all tasks if a tile has several positions along its axes."""
-    rows, axes = ending.beside, [a.name for a in operator.anchor.axes]
+    rows, axes = ending.window, [a.name for a in operator.anchor.axes]
     assert rows is not None
     d, by, ((tensor, _),) = axes.index(ending.axis), axes.index(rows.by), ending.extent.terms
     if operator.tile[d] != 1 or operator.tile[by] != 1:
@@ -183,11 +183,11 @@ def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None,
     """Return the tasks that start before (``below``: end after) all lengths as a batch or None, and the fills."""
     fills = list[tuple[Batch, tuple[float | None, ...]]]()
     axes = [a.name for a in batch.operator.anchor.axes]
-    for ending in (e for e in batch.operator.endings if e.beside is None):
+    for ending in (e for e in batch.operator.skips if e.window is None):
         d, extent = axes.index(ending.axis), max(ending.extent.at(point), 0)
         tile, last = batch.operator.tile[d], batch.operator.anchor.axes[d].extent
         places = [range(len(c)) for c in batch.coordinates]
-        if ending.below:
+        if ending.before:
             within = [i for i, c in enumerate(batch.coordinates[d]) if min((c + 1) * tile, last) > extent]
         else:
             within = [i for i, c in enumerate(batch.coordinates[d]) if c * tile < extent]

@@ -1,4 +1,4 @@
-"""Several simulated chips: ways between them, what is on them at the same time, and programs whose devices are chips."""
+"""Several simulated chips: routes between them, concurrent traffic, and programs whose devices are chips."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPE = (4, 32)
 
 
 def spread_over(chips: int, layers: int) -> DistributedProgram:
-    """A pipeline over chips of 8 tiles."""
+    """Return a pipeline over chips of 8 tiles."""
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8", "chips": str(chips)})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
@@ -77,7 +77,7 @@ def test_too_few_chips_are_refused() -> None:
 
 
 def test_ways_lead_where_they_should() -> None:
-    """Over ways that there are, without going back, up or down one side of the ladder."""
+    """Check that routes use existing links, without backtracking, up or down one side of the ladder."""
     for a in range(16):
         for b in some(set(range(16)) - {a}):
             here = a
@@ -110,7 +110,7 @@ def test_runs_in_flight_follow_each_other_as_fast_as_the_busiest_chip() -> None:
 
 
 def test_predictions_know_what_links_share() -> None:
-    """Seven chips send to one at the same time, over a ladder on which they meet."""
+    """Check seven chips that send to one at the same time, over a ladder with shared links."""
     nbytes, whole = 1 << 16, chip(8)
     transfers = tuple(Transfer(f"t{k}", f"t{k}", TensorType("float32", (nbytes // 4,)), k, 0) for k in range(1, 8))
     devices = [[StepTime(0.0, tuple(t.name for t in transfers), ())], *([StepTime(0.0, (), (t.name,))] for t in transfers)]

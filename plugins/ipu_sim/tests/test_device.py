@@ -1,4 +1,4 @@
-"""The manifest, the backend's kernels and clock, and a graph down the whole staircase."""
+"""The manifest, the backend's kernels and clock, and a graph through the whole pipeline."""
 
 from __future__ import annotations
 

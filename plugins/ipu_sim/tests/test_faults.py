@@ -1,4 +1,4 @@
-"""Faults must show: lost transfers, wrong waits, memory that does not suffice."""
+"""Fault detection: lost transfers, wrong waits, insufficient memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lost_transfer_shows(step: int, name: str, task: int, load: int, rng: 
 
 
 def test_a_transfer_that_does_not_exist_is_an_error(rng: np.random.Generator) -> None:
-    with pytest.raises(BadInput, match="names no transfer"):
+    with pytest.raises(BadInput, match="is not a transfer"):
         LoadedProgram(build(), data(rng)[1], CHIP, drop_transfer=Drop(0, "B", 0, 0))
 
 
@@ -72,7 +72,7 @@ def test_missing_waits_give_nan(rng: np.random.Generator) -> None:
 
 
 def test_memory_taken_too_early_shows() -> None:
-    """The fourth value takes the first one's place in the arena although the last operator still wants it."""
+    """Check the fourth value stored over the first in the arena, although the last operator still reads the first."""
     kind = TensorType("float32", (8,))
     chain = [make_operator(f"O{i}", [f"t{i + 1}: f32[i:8] = t{i}[i] + 1.0"], (4,)) for i in range(4)]
     last = make_operator("L", ["y: f32[i:8] = t4[i] + t1[i]"], (4,))
@@ -110,7 +110,7 @@ def test_oracle_and_verifier_agree_about_planted_faults(policy: str, seed: int, 
                 fewer = replace(task, waits=tuple(w for w in task.waits if w != wait))
                 rows = (*p.rows[:v], (*row[:place], fewer, *row[place + 1 :]), *p.rows[v + 1 :])
                 verdict, found = complaint(replace(p, rows=rows)), find_races(replace(p, rows=rows))
-                # The verifier asks for order between whole operators where arena bytes are reused.
+                # The verifier requires order between whole operators that reuse arena bytes.
                 assert bool(verdict) == bool(found) or (not found and "arena bytes" in verdict)
 
 

@@ -1,4 +1,4 @@
-"""The simulator's numerics: any tiling, any placement, every kind of load, against float64."""
+"""The simulator's numerics: any tiling, placement and kind of load, against float64."""
 
 from __future__ import annotations
 
@@ -211,6 +211,6 @@ def test_repeated_runs_and_cycles_are_identical(rng: np.random.Generator) -> Non
 
 
 def test_an_interior_tensor_is_padded_where_groups_read_it() -> None:
-    """A cast fused before a padded, grouped convolution: its index of channels is not affine."""
+    """Check a cast fused before a padded, grouped convolution: its channel index is not affine."""
     text = "conv n=1 c=1 m=2 h=1 w=3 k=3 s=1 d=1 p=2 q=-1 g=2 off=1 @float16 seed=271716 pick=generic:1x4x1x4:"
     assert Search("ipu_sim", {}, 1).problem(NetCase.parse(text)) == ""

@@ -1,4 +1,4 @@
-"""Tables larger than a tile's memory, read where data says."""
+"""Tables larger than a tile's memory, read at data-dependent indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import rammer
 from rammer_testing.small_models import SmallModel
 from rammer_testing.weights import runner
 
-#: Models by name, and how far their indices go.
+#: Models by name, and the ranges of their indices.
 CASES = {
     "rows": ("(float[1500,6] t, int64[2,5] at) => (float[2,5,6] y) { y = Gather(t, at) }", 1500),
     "columns": ("(float[6,1501] t, int32[5] at) => (float[6,5] y) { y = Gather<axis=1>(t, at) }", 1501),

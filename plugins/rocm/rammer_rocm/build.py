@@ -65,7 +65,7 @@ def _binaries_trusted() -> bool:
     folder = Path(platformdirs.user_cache_dir("pyopencl", "pyopencl"))
     why = why_shared(folder)
     if why:
-        print_warning(f"cache folder {folder} is not used: {why} (remove it with all that is in it)")
+        print_warning(f"cache folder {folder} is not used: {why} (remove it and its content)")
     return not why
 
 

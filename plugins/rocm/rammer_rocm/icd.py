@@ -189,7 +189,7 @@ def _publish_files(files: dict[str, bytes], parent: Path, target: Path) -> Path:
             # If another process published the same content meanwhile, it may be reading it, so its folder stays. A modified
             # folder is replaced, because its name is a hash of the content.
             if not _has_same_files(target, files):
-                warn_of_cached(target, "somebody changed it")
+                warn_of_cached(target, "its content was changed")
                 target.rename(staging / "replaced")
                 new.rename(target)
     except OSError:

@@ -124,7 +124,7 @@ class Toolchain:
             raise DeviceUnavailable(f"compiling for {target} needs AMD's device libraries", hint=PACKAGES)
         if not (bitcode / f"oclc_isa_version_{target.removeprefix('gfx')}.bc").is_file():
             raise DeviceUnavailable(
-                f"the device libraries in {bitcode} do not know {target}", hint="install newer rocm-device-libs"
+                f"the device libraries in {bitcode} do not support {target}", hint="install newer rocm-device-libs"
             )
         return Toolchain(clang, bitcode, target)
 

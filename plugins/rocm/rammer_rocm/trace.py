@@ -55,7 +55,7 @@ class TracedProgram(OpenClProgram):
             readings.append((int(words[0]), now))
         (first, begun), (last, ended) = readings[-2:]
         if last <= first:
-            raise DeviceFailure(f"the clock of {self.queue.device.name.strip()} stands still: its tasks cannot be traced")
+            raise DeviceFailure(f"the clock of {self.queue.device.name.strip()} does not advance: its tasks cannot be traced")
         return (ended - begun) / (last - first)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def record_trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Spa
         loaded.run(inputs)
     times = loaded.times()
     if not (times[:, 0] > 0).all() or not (times[:, 1] >= times[:, 0]).all():
-        raise DeviceFailure(f"program {loaded.program.name}: not every task left its times")
+        raise DeviceFailure(f"program {loaded.program.name}: some tasks recorded no times")
     seconds = (times - times[:, 0].min()).astype(np.float64) * loaded.tick()
     return [
         Span(veu, operator, index, float(begin), float(end))

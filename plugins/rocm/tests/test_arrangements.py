@@ -1,4 +1,4 @@
-"""Arrangements of constants: programs share those with one key, so what is arranged alike has one."""
+"""Arrangements of constants: programs share those with one key, so equal arrangements have one key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = {**OTHERS, **PRODUCTS}
 
 
 def packings(backend: OpenClKernels, operator: ROperator, binding: Binding) -> dict[str, list[Packing]]:
-    """Of each constant by the kernels that are offered."""
+    """Return the packings of each constant by the offered kernels."""
     found = defaultdict[str, list[Packing]](list)
     for family in backend.usable:
         for _, tiled in list(family.candidates(operator, binding, backend.unit))[:12]:
@@ -44,7 +44,7 @@ def packings(backend: OpenClKernels, operator: ROperator, binding: Binding) -> d
 
 @pytest.mark.slow
 def test_constants_that_are_arranged_alike_have_one_key(rng: np.random.Generator) -> None:
-    """And one key is one arrangement, whichever tile wants it."""
+    """Check that a key identifies one arrangement for all tiles."""
     backend, shared, keys = OpenClKernels(CPU), 0, 0
     for name, (operator, binding) in some(CASES.items()):
         for tensor, found in packings(backend, operator, binding).items():
@@ -62,10 +62,10 @@ def test_constants_that_are_arranged_alike_have_one_key(rng: np.random.Generator
 
 
 def test_programs_want_constants_as_those_on_the_device_do(rng: np.random.Generator) -> None:
-    """An operator's best kernel gives way to one that hardly takes longer, and to no other."""
+    """Check that an operator's best kernel is replaced only by one that is hardly slower."""
     backend, moved, stayed = OpenClKernels(CPU), 0, 0
     for operator, binding in some(CASES.values()):
-        for family in (f for f in backend.usable if not f.last):
+        for family in (f for f in backend.usable if not f.is_fallback):
             choices = list(backend.choices(operator, binding, family))[:24]
             wanted = [backend.arrangements(c.operator, binding) for c in choices]
             if len({*wanted}) < 2:

@@ -1,4 +1,4 @@
-"""Bound calls on arrays of OpenCL."""
+"""Bound calls on OpenCL arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's functions are written once for all processes."""
+"""Function cache: each model's functions are written once for all processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program() -> tuple[OpenClKernels, RProgram, Binding]:
 
 
 def told(functions: dict[str, TaskFunction]) -> dict[str, object]:
-    """Everything but how constants are packed, which is a function."""
+    """Return all properties except the packing of constants, which is a function."""
     arguments = {n: [(a.tensor, a.written, a.packing and a.packing.key) for a in f.arguments] for n, f in functions.items()}
     return {n: (f.entry, f.text, f.types, f.scratch, f.helpers, f.stops, f.inner, arguments[n]) for n, f in functions.items()}
 

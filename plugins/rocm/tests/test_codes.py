@@ -1,4 +1,4 @@
-"""Products with weights that stay codes: their words, what is offered for them, and candidates with every register tile."""
+"""Products with weights that stay codes: their words, the offered kernels, and candidates with every register tile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def backend() -> Any:
 
 
 def product(backend: Any, text: str) -> UntiledOperator:
-    """The operator with the product of a case."""
+    """Return the operator with the product of a case."""
     return next(s for s in subjects(NetCase.parse(text), backend) if s.operator.main.decoded is not None)
 
 
@@ -59,13 +59,13 @@ def test_words_hold_every_code_at_its_place(bits: int, signed: bool, rng: np.ran
 @pytest.mark.parametrize("rows", [1, 8, 128])
 @pytest.mark.parametrize("tags", ["", "+half", "+moved +signed +add"])
 def test_codes_are_what_is_offered_first(backend: Any, rows: int, tags: str) -> None:
-    """Not the generic kernel, which takes 20 times as long, and what stands behind the product with it."""
+    """Check against the generic kernel, which is 20 times slower, with the epilogue of the product."""
     one = product(backend, f"stored b=1 m={rows} depth=512 width=512 bits=4 block=32 off=1 {tags}")  # half: and a Cast
     assert next(iter(backend.candidates(one.operator, one.binding))).family == "codes"
     assert len(one.operator.computes) == (2 if tags else 1)
 
 
-#: Codes that fill no word, blocks that fill no word, a last block that is shorter, columns that fill no vector.
+#: Codes that fill no word, blocks that fill no word, a shorter last block, columns that fill no vector.
 EDGES = (
     "b=1 m=13 depth=130 width=77 bits=4 block=33 off=1 +moved +signed +relu",
     "b=1 m=5 depth=96 width=81 bits=2 block=20 off=1 +moved +half",
@@ -78,10 +78,10 @@ EDGES = (
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EDGES)
 def test_register_tiles_are_right(backend: Any, text: str, seed: int) -> None:
-    """Rows and vectors at random; the tuner would try the best few."""
+    """Check rows and vectors at random; the tuner would try the best few."""
     random = Random(f"{seed} {text}")
     one = product(backend, f"stored {text}")
-    tiles = [o for o in backend.offered(one.operator, one.binding) if o.family == "codes"]
+    tiles = [o for o in backend.all_candidates(one.operator, one.binding) if o.family == "codes"]
     assert tiles
     for mr in (random.randint(1, 4), random.randint(5, max(ROWS))):
         tiled = replace(random.choice(tiles), config=(("mr", mr), ("nv", random.choice(VECTORS))))

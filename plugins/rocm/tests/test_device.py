@@ -1,4 +1,4 @@
-"""The rocm device on whatever OpenCL unit is here: hand-built programs against float64 references."""
+"""The rocm device on any available OpenCL unit: hand-built programs against float64 references."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def operator(
     name: str, lines: Sequence[str], tile: tuple[int, ...], layer: str = "thread", family: str = "", **config: int
 ) -> ROperator:
-    """An operator whose Computes all meet at ``layer``."""
+    """Return an operator whose Computes are all connected at ``layer``."""
     computes = tuple(Compute.parse(line) for line in lines)
     inside = {c.name for c in computes}
     edges = tuple(Connection(p, c.name, layer) for c in computes for p in c.reads if p in inside)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def operator(
 def chain(
     operators: Sequence[ROperator], inputs: Mapping[str, tuple[int, ...]], constants: Mapping[str, tuple[int, ...]], veus: int = 2
 ) -> RProgram:
-    """A program that runs the operators one after another, each after all of the previous one."""
+    """Return a program that runs the operators one after another, each after all tasks of the previous one."""
     shapes = {**inputs, **constants, **{o.anchor.name: o.anchor.shape for o in operators}}
     last = operators[-1].anchor.name
     kinds = {n: "input" for n in inputs} | {n: "constant" for n in constants} | {last: "output"}
@@ -74,7 +74,7 @@ def chain(
 
 
 def check(rng: np.random.Generator, backend: Backend, program: RProgram, constants: Mapping[str, Array], runs: int = 2) -> None:
-    """Fresh inputs each run, everything poisoned before; every output element must be right."""
+    """Check every output element for fresh inputs in each run. All memory is poisoned before."""
     loaded = backend.load(program, constants)
     assert isinstance(loaded, OpenClProgram)
     for _ in range(runs):
@@ -98,7 +98,7 @@ def values(rng: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def conv(x: str, y: str, c: int, m: int, size: int, k: int, stride: int = 1, groups: int = 1) -> list[str]:
-    """Convolution, bias and relu: three Computes."""
+    """Return convolution, bias and relu as three Computes."""
     out, pad = (size + 2 * (k // 2) - k) // stride + 1, k // 2
     channel = f"m // {m // groups} * {c // groups} + c" if groups > 1 else "c"
     rows, cols = (f"{a} * {stride} + k{a} - {pad}" for a in "hw")
@@ -179,7 +179,7 @@ def test_transposed_batched_product(backend: Backend, tile: tuple[int, ...], rng
 
 
 def test_channels_last_convolution(backend: Backend, rng: np.random.Generator) -> None:
-    """Columns far apart and K close together: the panel is a transposition."""
+    """Check distant columns with adjacent K: the panel is a transposition."""
     line = "y: f32[n:2, m:9, h:6, w:19] = sum[c:5, kh:3] x[n, h + kh, w, c] * v[m, c, kh]"
     o = operator("A", [line], (1, 9, 4, 19), family="panel", mr=3, nv=2)
     check(rng, backend, chain([o], {"x": (2, 8, 19, 5)}, {"v": (9, 5, 3)}), values(rng, {"v": (9, 5, 3)}))
@@ -193,7 +193,7 @@ def test_gemm_with_constant_transposed_weights(backend: Backend, rng: np.random.
 
 
 def test_computed_operand_and_residual(backend: Backend, rng: np.random.Generator) -> None:
-    """Maps before the contraction are applied while it is read; the epilogue reads a second tensor."""
+    """Check maps applied while the contraction reads, and an epilogue that reads a second tensor."""
     axes = "f32[n:1, m:10, h:7, w:9]"
     lines = [
         "p: f32[n:1, c:6, h:7, w:9] = max(x[n, c, h, w] * s[c], 0.0)",
@@ -231,7 +231,7 @@ def test_softmax_is_one_operator(backend: Backend, rng: np.random.Generator) -> 
 
 @pytest.mark.slow
 def test_random_tiles_of_panels(backend: Backend, rng: np.random.Generator) -> None:
-    """Any tile that the family accepts gives the right answer, clipped tiles and odd register tiles included."""
+    """Check any tile that the family accepts, including clipped tiles and odd register tiles."""
     for _ in range(4):
         c, m, size, k = (int(rng.integers(lo, hi)) for lo, hi in ((1, 9), (1, 20), (5, 18), (1, 4)))
         c = max(c, 2)
@@ -290,14 +290,14 @@ def test_strided_windows_are_refused(backend: Backend, rng: np.random.Generator)
 
 
 def test_more_rows_than_units(backend: Backend, rng: np.random.Generator) -> None:
-    """A program made for many vEUs runs on few."""
+    """Check that a program for many vEUs runs on few."""
     o = operator("A", conv("x", "y", 3, 8, 12, 3), (1, 2, 3, 12))
     shapes = conv_constants("y", 3, 8, 3)
     check(rng, backend, chain([o], {"x": (1, 3, 12, 12)}, shapes, veus=13), values(rng, shapes))
 
 
 def test_strided_storages(rng: np.random.Generator) -> None:
-    """Two operators write their halves of one buffer, as Concat does without a copy."""
+    """Check two operators that write halves of one buffer, as Concat without a copy."""
     backend = DEVICE.open(OpenOptions())
     halves = [
         operator(name, [f"{y}: f32[n:2, c:3, w:20] = x[n, c, w] * {factor}"], (1, 3, 20))

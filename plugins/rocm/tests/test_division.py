@@ -1,4 +1,4 @@
-"""Quotients of float32 are IEEE 754's: codes of numbers at a tie hang on them, and OpenCL allows 2.5 units in the last place."""
+"""Float32 quotients by IEEE 754: codes at rounding ties depend on them, and OpenCL permits 2.5 units in the last place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNT = 1 << 16
 
 @pytest.fixture
 def pairs(rng: np.random.Generator) -> tuple[Any, Any]:
-    """Numbers of many sizes, and others whose quotients are ties of codes but for a last place."""
+    """Return numbers of many magnitudes, and numbers whose quotients are within a last place of a code's tie."""
     scale = np.exp(rng.uniform(-30, 30, COUNT)).astype(np.float32)
     codes = rng.integers(-300, 300, COUNT).astype(np.float32)
     near = ((codes + np.float32(0.5)) * scale * (1 + rng.integers(-1, 2, COUNT) * np.float32(2.0**-24))).astype(np.float32)
@@ -43,7 +43,7 @@ def pairs(rng: np.random.Generator) -> tuple[Any, Any]:
 
 
 def run(kernel: str, text: str, options: tuple[str, ...], *arrays: Any) -> Any:
-    """What a kernel writes on the first unit."""
+    """Return the output of a kernel on the first unit."""
     cl, device = import_opencl(), units()[0]
     context = cl.Context([device])
     queue, flags = cl.CommandQueue(context), cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
@@ -75,7 +75,7 @@ def test_what_no_residual_can_mend_stays() -> None:
 
 @pytest.mark.parametrize("kernel", ["lone", "wide"])
 def test_the_unit_here_divides_right(pairs: tuple[Any, Any], kernel: str) -> None:
-    """On CPUs by its own instruction, alone and in vectors; on GPUs as the dialect spells it."""
+    """Check CPUs by their instruction, scalar and in vectors, and GPUs by the dialect's spelling."""
     gpu = kind_of(units()[0]) == "gpu"
     if gpu and kernel == "wide":
         pytest.skip("tasks of GPUs have no vectors")

@@ -1,4 +1,4 @@
-"""Products of bytes: every candidate of sampled matrix products and convolutions against NumPy's sums of 64 bits, exactly."""
+"""Products of bytes: every candidate of sampled matrix products and convolutions against NumPy's 64-bit sums, exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAIRS = [(a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")]
 
 @pytest.fixture(scope="module", params=["native", "plain"])
 def backend(request: pytest.FixtureRequest) -> Any:
-    """The unit with its instruction for such products, and as one that has none."""
+    """Return the unit with its instruction for byte products, and as one without the instruction."""
     made: Any = copy.copy(DEVICE.open(OpenOptions()))
     if made.vdevice.threads > 1 or (request.param == "native" and not made.vdevice.dots):
         pytest.skip("this unit has no such kernels")
@@ -43,7 +43,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator with the values of what it reads, and its result."""
+    """An operator with its input values and its result."""
 
     operator: ROperator
     values: Mapping[str, Array]
@@ -52,14 +52,14 @@ class Case:
 
     @property
     def binding(self) -> Binding:
-        """Everything dense."""
+        """The binding with dense storages for all tensors."""
         types = {n: TensorType(str(v.dtype), v.shape) for n, v in self.values.items()}
         types |= {c.name: c.type for c in self.operator.computes}
         storages = {n: Storage(n, n, 0, t.shape, row_major(t.shape)) for n, t in types.items()}
         return Binding(types, storages, self.constants)
 
     def wrong(self, backend: Any, tiled: ROperator) -> int:
-        """Elements that a candidate gets wrong."""
+        """Return the number of elements that a candidate computes wrongly."""
         constants = {n: v for n, v in self.values.items() if n in self.constants}
         place = placed(tiled, self.binding, constants, backend.vdevice.veus)
         loaded = backend.load(place.program, constants)
@@ -81,7 +81,7 @@ def case(lines: list[str], values: dict[str, Array], free: set[str], wanted: Arr
 
 
 def drawn(rng: np.random.Generator, kind: str, *shape: int) -> Array:
-    """All values of a type, extremes often."""
+    """Return all values of a type, often extremes."""
     ends = np.iinfo(kind)
     values = rng.integers(ends.min, ends.max + 1, shape)
     return np.where(rng.random(shape) < 0.1, np.where(values % 2, ends.min, ends.max), values).astype(kind)
@@ -90,7 +90,8 @@ def drawn(rng: np.random.Generator, kind: str, *shape: int) -> Array:
 def requantised(
     rng: np.random.Generator, axes: str, point: str, sums: Array, values: dict[str, Array]
 ) -> tuple[list[str], Array]:
-    """Bias, scale, rounding, zero point and saturation behind sums [n, m, ...], as lines and as codes; adds to ``values``."""
+    """Return bias, scale, rounding, zero point and saturation after sums [n, m, ...], as lines and as
+    codes. Adds to ``values``."""
     m = sums.shape[1]
     bias, scale, zero = rng.integers(-5000, 5000, m).astype(np.int32), (rng.random(m) * 1e-3).astype(np.float32), np.uint8(117)
     values |= {"bias": bias, "scale": scale, "zero": np.array(zero)}
@@ -104,11 +105,11 @@ def requantised(
 
 
 def convolution(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Case:
-    """A convolution with any stride, window and padding, of some groups; behind it nothing, or codes of 8 bits."""
+    """Return a convolution with any stride, window, padding and groups, optionally followed by 8-bit codes."""
     g = int(rng.choice([1, 1, 1, 2, 3]))
     c, m = int(rng.integers(1, 20)) * g, int(rng.integers(1, 24)) * g
     h, w, k, s = int(rng.integers(6, 30)), int(rng.integers(6, 40)), int(rng.choice([1, 2, 3, 5])), int(rng.integers(1, 3))
-    p = int(rng.integers(0, (k + 1) // 2 + 1))  # a window of one, too, may meet nothing but padding
+    p = int(rng.integers(0, (k + 1) // 2 + 1))  # a window of one, too, may read nothing but padding
     h = max(h, -(-least // (w * c * m * k * k // (g * s * s) or 1)) // 2)
     oh, ow = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
     x, weights = drawn(rng, kinds[0], 1, c, h, w), drawn(rng, kinds[1], m, c // g, k, k)
@@ -134,7 +135,7 @@ def convolution(rng: np.random.Generator, kinds: tuple[str, str], least: int) ->
 
 
 def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Case:
-    """A matrix product, of constants or of two inputs, these either way round."""
+    """Return a matrix product of constants or of two inputs, in either order."""
     b, free = int(rng.integers(1, 4)), bool(rng.integers(2))
     m, k, n = (int(rng.integers(1, limit)) for limit in (70, 150, 130))
     k = max(k, -(-least // (m * n * b)))
@@ -151,11 +152,11 @@ def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Cas
 @pytest.mark.parametrize("kinds", PAIRS)
 @pytest.mark.parametrize("make", [convolution, product])
 def test_products_of_bytes_are_exact(backend: Any, kinds: tuple[str, str], make: Any, rng: np.random.Generator) -> None:
-    """Candidates at random: every sign, partial tiles, sums that are no fours, windows in one copy."""
+    """Check random candidates: every sign, partial tiles, sums not divisible by four, windows in one copy."""
     tried = 0
     for _ in range(2 if backend.vdevice.dots else 1):
         one = make(rng, kinds, 100_000)
-        offered = [o for o in backend.offered(one.operator, one.binding) if o.family == "dots"]
+        offered = [o for o in backend.all_candidates(one.operator, one.binding) if o.family == "dots"]
         fitting = (offered[i] for i in rng.permutation(len(offered)))
         for tiled in [o for o, _ in zip((o for o in fitting if backend.fits(o, one.binding)), range(1), strict=False)]:
             assert not one.wrong(backend, tiled), (str(one.operator), tiled.tile, tiled.config)
@@ -164,7 +165,7 @@ def test_products_of_bytes_are_exact(backend: Any, kinds: tuple[str, str], make:
 
 
 def test_a_product_of_bytes_is_what_is_offered_first(backend: Any, rng: np.random.Generator) -> None:
-    """Not the generic kernel, which takes 20 times as long."""
+    """Check that the generic kernel, which is 20 times slower, is not first."""
     one = product(rng, ("uint8", "int8"), 10_000_000)
     assert next(iter(backend.candidates(one.operator, one.binding))).family == "dots"
 
@@ -172,17 +173,17 @@ def test_a_product_of_bytes_is_what_is_offered_first(backend: Any, rng: np.rando
 @pytest.mark.parametrize("end", ["min", "max"])
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_long_sums_wrap_nowhere(backend: Any, a: str, b: str, end: str) -> None:
-    """The largest products of 16,384 bytes, which saturating instructions of 16 bits would cut."""
+    """Check the largest products of 16,384 bytes, which saturating 16-bit instructions would clip."""
     k = 16_384
     line = f"acc: i32[m:2, n:20] = sum[k:{k}] cast(int32, x[m, k]) * cast(int32, w[k, n])"
     x, w = (np.full(shape, getattr(np.iinfo(t), end), t) for shape, t in (((2, k), a), ((k, 20), b)))
     one = case([line], {"x": x, "w": w}, {"x"}, x.astype(np.int64) @ w.astype(np.int64))
-    found = [o for o in backend.offered(one.operator, one.binding) if o.family == "dots"]
+    found = [o for o in backend.all_candidates(one.operator, one.binding) if o.family == "dots"]
     assert not one.wrong(backend, next(some(found)))
 
 
 def depthwise(rng: np.random.Generator, kinds: tuple[str, str]) -> Case:
-    """A convolution of each channel alone, its codes, and an activation of what they stand for: nothing for ``dots``."""
+    """Return a depthwise convolution, its codes, and an activation of the dequantised values. ``dots`` does not apply."""
     c, h, w, k, s = (int(rng.integers(*ends)) for ends in ((2, 9), (8, 30), (8, 40), (2, 6), (1, 3)))
     p, pad = int(rng.integers(0, k)), int(drawn(rng, kinds[0], 1)[0])
     oh, ow = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
@@ -208,9 +209,9 @@ def depthwise(rng: np.random.Generator, kinds: tuple[str, str]) -> Case:
 def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
     backend: Any, kinds: tuple[str, str], rng: np.random.Generator
 ) -> None:
-    """By the generic kernel: bytes are widened as they are loaded, sums are of 32 bits, conversions to bytes wrap."""
+    """Check the generic kernel: it widens bytes at the load, sums in 32 bits, and wraps at conversions to bytes."""
     one = depthwise(rng, kinds)
-    offered = [o for o in backend.offered(one.operator, one.binding) if not o.family]
+    offered = [o for o in backend.all_candidates(one.operator, one.binding) if not o.family]
     tiled = offered[int(rng.integers(len(offered)))]
     narrow = one.operator.main.shape[-1] < 4  # rows that fill no vector
     assert narrow or any("rm_i" in backend.writer.written(o, one.binding).text for o in offered[:8])
@@ -218,11 +219,12 @@ def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
 
 
 def test_padding_ends_with_the_sum(backend: Any, rng: np.random.Generator) -> None:
-    """Behind two bytes of a row come two of another one: where an image is padded, too, they count nothing."""
+    """Check that padding contributes nothing. Two bytes of a row are followed by two of another, where
+    an image is padded, too."""
     x, w = drawn(rng, "uint8", 1, 2, 9, 17), drawn(rng, "int8", 3, 2, 1, 1)
     load = "pad(x[n, c, h + -1, w + -1], 17)"
     line = f"acc: i32[n:1, m:3, h:11, w:19] = sum[c:2] cast(int32, {load}) * cast(int32, w[m, c, 0, 0])"
     framed = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=17)
     one = case([line], {"x": x, "w": w}, {"x", "w"}, np.einsum("mc,nchw->nmhw", w[..., 0, 0].astype(np.int64), framed))
-    found = (o for o in backend.offered(one.operator, one.binding) if o.family == "dots" and backend.fits(o, one.binding))
+    found = (o for o in backend.all_candidates(one.operator, one.binding) if o.family == "dots" and backend.fits(o, one.binding))
     assert not one.wrong(backend, next(some(found)))

@@ -1,4 +1,4 @@
-"""One price for each candidate, kernels written once, and families as values: on a described CPU, without OpenCL."""
+"""Prices of candidates, single writing of kernels, and families as values: on a described CPU, without OpenCL."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_candidate_is_scheduled_by_what_it_is_ranked_by(unit: VDevice) -> None
             for seconds, tiled in list(family.candidates(operator, binding, unit))[:5]:
                 kernel = backend.kernel(tiled, binding)
                 seen[family.name] += 1
-                if family.times is None:  # else the last round of tasks may be shorter, and counts as such
+                if family.times is None:  # otherwise the last round of tasks may be shorter
                     assert kernel.operator_time(unit.veus) + unit.launch == pytest.approx(seconds, rel=1e-9)
                 assert family.seconds(tiled, binding, unit) + unit.launch == pytest.approx(seconds, rel=1e-9)
     assert seen[""] > 20 and (seen["panel"] > 20) == (unit is CPU)
@@ -67,7 +67,7 @@ def test_nobody_asks_for_a_family_by_its_name() -> None:
 
 
 def test_what_the_search_wrote_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a program of the same tensors: equal operators have one text, wherever they are asked for."""
+    """Check a program of the same tensors: equal operators share one text everywhere."""
     written, honest = list[str](), kernels.task_function
 
     def noting(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
@@ -95,7 +95,7 @@ def test_what_a_family_cannot_compute_is_refused_with_the_reason() -> None:
     operator, binding = OTHERS["softmax"] if "softmax" in OTHERS else next(iter(OTHERS.values()))
     tiled = replace(operator, tile=operator.anchor.shape, family="panel", config=(("mr", 4), ("nv", 1)))
     for ask in (backend.kernel, backend.writer.written):
-        with pytest.raises(DeviceFailure, match="is none for family panel") as caught:
+        with pytest.raises(DeviceFailure, match="is unsuited to family panel") as caught:
             ask(tiled, binding)
         assert isinstance(caught.value.__cause__, Unsuited)
     assert not backend.fits(tiled, binding)
@@ -104,7 +104,7 @@ def test_what_a_family_cannot_compute_is_refused_with_the_reason() -> None:
 def test_an_unknown_family_is_computed_by_the_generic_kernel() -> None:
     backend = OpenClKernels(CPU)
     operator, binding = next(iter(PRODUCTS.values()))
-    plain = next(o for o in backend.offered(operator, binding) if not o.family)
+    plain = next(o for o in backend.all_candidates(operator, binding) if not o.family)
     other = replace(plain, family="somebody_elses", config=(("x", 1),))
     assert backend.writer.written(other, binding) == backend.writer.written(plain, binding)
     assert backend.kernel(other, binding).alone == backend.kernel(plain, binding).alone

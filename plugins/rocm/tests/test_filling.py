@@ -1,4 +1,4 @@
-"""Constants are made by threads while the runtime compiles: whole, or not at all."""
+"""Concurrent filling of constants by threads while the runtime compiles: completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
 
 @pytest.fixture
 def shared() -> DeviceConstants:
-    """Of a unit that no program was loaded on."""
+    """Return the constants of a unit without loaded programs."""
     backend = DEVICE.open(OpenOptions())
     assert isinstance(backend, OpenClBackend)
     return backend.constants
@@ -33,14 +33,14 @@ def wanted(values: Array, make: Callable[[Array], Array], key: str) -> WantedFor
 
 
 def on_device(shared: DeviceConstants, buffer: object, start: int, nbytes: int) -> Array:
-    """What kernels would read."""
+    """Return the bytes that kernels would read."""
     found = np.empty(nbytes, np.uint8)
     import_opencl().enqueue_copy(shared.queue, found, buffer, src_offset=start, is_blocking=True)
     return found
 
 
 def test_all_forms_are_there_at_the_end(shared: DeviceConstants, rng: np.random.Generator) -> None:
-    sizes = [1, 7, LINE // 4, 1000, SHARE // 4 + 3, 5, SHARE // 2]  # of several shares, and of a part of one
+    sizes = [1, 7, LINE // 4, 1000, SHARE // 4 + 3, 5, SHARE // 2]  # several slices, and part of a slice
     values = {f"c{i}": rng.standard_normal(n).astype(np.float32) for i, n in enumerate(sizes)}
     ways = {"as it is": lambda given: given, "turned": lambda given: given[::-1]}
     forms = {(n, key): wanted(v, make, key) for n, v in values.items() for key, make in ways.items()}
@@ -61,7 +61,7 @@ def test_what_could_not_be_made_is_not_known(shared: DeviceConstants, rng: np.ra
     kept = None
     with pytest.raises(MemoryError, match="no room"), shared.filling():
         kept = shared.placed({("good", ""): wanted(good, np.negative, "n"), ("bad", ""): wanted(bad, failing, "n")})
-    assert kept is not None  # whoever still holds the buffer, the next one gets another
+    assert kept is not None  # while the buffer is still referenced, the next program gets another
     with shared.filling():
         placed = shared.placed({("good", ""): wanted(good, np.negative, "n"), ("bad", ""): wanted(bad, np.negative, "n")})
     for name, values in (("good", good), ("bad", bad)):

@@ -1,4 +1,4 @@
-"""What gets vectors on a CPU: float16 in memory costs none that float32 tensors get, and phases are products."""
+"""Vector use on a CPU: float16 storage keeps the vectors of float32 tensors, and phases are products."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS = (
     MemoryLayer("register", "thread", 2048, 1536e9, 64),
 )
 CPU = VDevice("opencl_cpu", "two cores", 2, LAYERS, 96e9, 3e-6, vector=16, resident=2, precisions=("float32", "float16"))
-#: Vectors that are loaded or stored, whichever family wrote it.
+#: Vector loads or stores of any family.
 VECTORS = re.compile(r"\b(?:rm_[vh](?:load|even|store)\d+|vload(?:_half)?\d+|vstore(?:_half)?\d+)\(")
 
 
@@ -36,7 +36,7 @@ class Described(OpenClKernels):
 
 
 def widened(subject: UntiledOperator) -> tuple[ROperator, Binding]:
-    """The same operator with float32 in the place of float16."""
+    """Return the same operator with float32 in place of float16."""
 
     def rule(e: Expr) -> Expr | None:
         return replace(e, dtype="float32") if isinstance(e, Cast) and e.dtype == "float16" else None
@@ -48,13 +48,13 @@ def widened(subject: UntiledOperator) -> tuple[ROperator, Binding]:
 
 
 def vectors(backend: OpenClKernels, operator: ROperator, binding: Binding) -> tuple[str, int]:
-    """The family of the best candidate, and how many vectors its text loads and stores."""
+    """Return the family of the best candidate, and the number of vector loads and stores in its text."""
     best = next(iter(backend.candidates(operator, binding)))
     return best.family, len(VECTORS.findall(backend.writer.written(best, binding).text))
 
 
 def narrower(cases: list[NetCase]) -> tuple[list[str], int]:
-    """The operators that lose their family or all their vectors in float16, and how many were looked at."""
+    """Return the operators that lose their family or all their vectors in float16, and the number of checked operators."""
     backend, found, seen = Described(CPU), list[str](), 0
     for case in cases:
         for subject in subjects(case, backend):  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def narrower(cases: list[NetCase]) -> tuple[list[str], int]:
 
 
 def test_phases_of_a_transposed_convolution_are_products() -> None:
-    """A row axis, phases that only the weights know, and columns: the generic kernel took 8 times ONNX Runtime's time."""
+    """Check a row axis, phases that only the weights have, and columns. The generic kernel had 8 times ONNX Runtime's time."""
     backend = Described(CPU)
     for sizes in ("c=64 m=64 h=32 w=32 k=2 s=2 p=0", "c=256 m=128 h=16 w=16 k=4 s=2 p=1"):
         text = f"transposed n=1 {sizes} off=1 +bias"
@@ -81,7 +81,7 @@ def sampled(kind: str, seed: int) -> Sampler:
 
 
 def halved(kind: str) -> bool:
-    """Whether the kind has a form in float16: sums with codes have none, and are drawn in float32 in its place."""
+    """Return True if the kind has a float16 form. Sums with codes have only float32 forms."""
     return {case.precision for _, case in zip(range(3), sampled(kind, 0).first(), strict=False)} == {"float16"}
 
 

@@ -1,4 +1,4 @@
-"""The folder of OpenCL drivers that processes share: several may make it at once."""
+"""The shared folder of OpenCL drivers: several processes may create it at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer_rocm.icd import VENDORS_VARIABLE
 
 
 def prepared() -> Path:
-    """The folder that another process would prepare."""
+    """Return the folder that another process would prepare."""
     spec = importlib.util.find_spec("rammer_rocm.icd")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,7 +36,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_folder_that_another_process_made_meanwhile_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """That process may be reading it: taken away for a moment, it had no driver there."""
+    """Check that the folder is kept: its removal, even for a moment, would leave a reading process without a driver."""
     monkeypatch.delenv(VENDORS_VARIABLE)
     others, make = folder.rename(tmp_path / "others"), tempfile.mkdtemp
     inode = others.stat().st_ino
@@ -59,7 +59,7 @@ def test_a_folder_that_somebody_changed_is_made_again(folder: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_made_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The files name libraries that are executed."""
+    """Check a folder writable by others: its files name libraries that are executed."""
     for change in (lambda: folder.chmod(0o777), lambda: next(folder.iterdir()).chmod(0o666)):
         before = folder.stat().st_ino
         change()

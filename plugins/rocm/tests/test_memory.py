@@ -1,4 +1,4 @@
-"""Programs on a CPU share their memory with the host: what it reads there and writes is what queued copies would."""
+"""Shared host memory of programs on a CPU: host reads and writes equal queued copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
 
 
 def program() -> RProgram:
-    """y = 2x, of which y is every other element of its buffer."""
+    """Return y = 2x, where y is every other element of its buffer."""
     double = ROperator("Y", (Compute.parse("y: f32[i:5] = x[i] * 2.0"),), (), ("y",), (5,))
     strided = Storage("y", "b_y", 1, (5,), (2,))
     buffers = Buffer("b_x", "float32", 5, "input", 0), Buffer("b_y", "float32", 12, "output", 0)
@@ -30,7 +30,7 @@ def program() -> RProgram:
 
 
 def loaded(**options: str) -> OpenClProgram:
-    """The program, with its unit opened."""
+    """Return the loaded program with its unit opened."""
     backend = DEVICE.open(OpenOptions(options=options))
     assert isinstance(backend, OpenClBackend)
     made = backend.load(program(), {})
@@ -46,8 +46,8 @@ def test_the_host_sees_what_kernels_see() -> None:
     for made in (seeing, blind):
         made.poison()
         one = made.run({"X": first}).outputs["OUT"]
-        two = made.run({"X": np.flip(first)}).outputs["OUT"]  # no dense array
-        np.testing.assert_array_equal(one, first * 2)  # and the run after did not touch it
+        two = made.run({"X": np.flip(first)}).outputs["OUT"]  # not a dense array
+        np.testing.assert_array_equal(one, first * 2)  # and the next run did not change it
         np.testing.assert_array_equal(two, np.flip(first) * 2)
         assert one.flags.c_contiguous
         whole = made.flat("b_y")
@@ -69,7 +69,7 @@ def test_bound_arrays_are_copied_where_the_host_sees_them() -> None:
 
 
 def test_tensors_that_are_read_and_written_together_lie_a_page_from_an_even_distance() -> None:
-    """Whole pages of input and output: one page more lies between them than they need."""
+    """Check whole pages of input and output: one page more than necessary separates them."""
     made = program()
     (first, second) = sorted(place for name, place in lay_out(made).buffers.items() if made.buffer[name].kind != "arena")[-2:]
     (size,) = {b.nbytes for b in made.buffers if b.kind == "input"}

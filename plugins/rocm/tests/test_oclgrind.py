@@ -1,4 +1,4 @@
-"""rocm's kernels for GPUs under Oclgrind, where it is installed: planted faults are found, and a few random cases are clean."""
+"""GPU kernels of rocm under Oclgrind, if installed: planted faults are detected, and a few random cases are clean."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_planted_faults_are_found(tool: str) -> None:
     oclgrind.check_planted(LIBRARY, tool)
 
 
-#: Cases that take a second each: shared reductions, layers that stay in local memory, float16, views.
+#: Cases of one second each: shared reductions, layers that stay in local memory, float16, views.
 CASES = {
     "races": ("kit:attention @float32 layout=keep seed=2", "kit:normalisation @float16 layout=keep seed=4"),
     "values": ("kit:views seed=3",),

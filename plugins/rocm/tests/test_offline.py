@@ -1,4 +1,4 @@
-"""AMD targets without the card: resources by clang, and clear words where tools are missing."""
+"""AMD targets without the card: resources by clang, and clear messages if tools are missing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_remarks_are_read() -> None:
 
 
 def test_reports_of_runtimes_are_read() -> None:
-    """NVIDIA's log, and the MessagePack of AMD's code objects: numbers of one, two and three bytes."""
+    """Check NVIDIA's log and the MessagePack of AMD's code objects: numbers of one, two and three bytes."""
     log = """ptxas info    : Compiling entry function 'wave_0' for 'sm_90'
     32 bytes stack frame, 24 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 168 registers, 4096 bytes smem"""
@@ -111,5 +111,5 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         Toolchain.find("gfx906")
     (tmp_path / "ockl.bc").touch()
     monkeypatch.setattr(offline, "BITCODE", (str(tmp_path),))
-    with pytest.raises(DeviceUnavailable, match="do not know gfx942"):
+    with pytest.raises(DeviceUnavailable, match="do not support gfx942"):
         Toolchain.find("gfx942")

@@ -1,5 +1,4 @@
-"""Convolutions of which much lies in the padding, and sums that are deeper than the core's cache: which kernels are chosen, and
-what all of them compute."""
+"""Convolutions with much padding, and sums deeper than the core's cache: chosen kernels, and results of all kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ DEEP = (
 )
 
 
-#: What there is nothing to cut of: columns in place, and a window over taps alone.
+#: Cases without padding to cut: columns in place, and a window over taps alone.
 UNCUT = (
     ("conv n=1 c=16 m=9 h=16 w=16 k=1 s=1 d=1 p=0 g=1 off=0", "not gathered", 0),
     ("conv n=1 c=1 m=9 h=16 w=16 k=3 s=1 d=1 p=1 g=1 off=0", "chunks of taps", 1),
@@ -51,7 +50,7 @@ UNCUT = (
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
-    """The unit, if it has kernels for CPUs."""
+    """Return the unit if it has kernels for CPUs."""
     made = DEVICE.open(OpenOptions())
     if made.vdevice.threads > 1:
         pytest.skip("this unit has no such kernels")
@@ -59,7 +58,7 @@ def backend() -> Any:
 
 
 def subject_of(text: str, backend: Any) -> UntiledOperator:
-    """The contraction of a case."""
+    """Return the contraction of a case."""
     case = NetCase.parse(f"{text} @float32")
     return next(s for s in some(subjects(case, backend)) if s.operator.main.kind != "map")
 
@@ -126,7 +125,7 @@ def test_chunks_of_what_cannot_be_cut_are_refused(text: str, why: str, window: i
 
 @pytest.mark.slow
 def test_deeplabs_deepest_convolution_multiplies_no_padding(backend: Any) -> None:
-    """3 x 3 with dilation 12 over 2048 channels of 33 x 33: 6.6 times ONNX Runtime's time when all was multiplied."""
+    """Check 3 x 3 with dilation 12 over 2048 channels of 33 x 33: 6.6 times ONNX Runtime's time when padding was multiplied."""
     subject = subject_of("conv n=1 c=2048 m=256 h=33 w=33 k=3 s=1 d=12 p=12 g=1 off=0 +bias +relu", backend)
     best = next(iter(backend.candidates(subject.operator, subject.binding)))
     product = panel_form(best, subject.binding).tiled
@@ -139,7 +138,7 @@ def test_deeplabs_deepest_convolution_multiplies_no_padding(backend: Any) -> Non
     "text", ["matmul b=1 m=100 depth=4096 width=1 off=0 +free", "depthwise n=8 c=16 h=80 w=80 k=7 s=2 d=1 p=3 off=0"]
 )
 def test_what_is_gathered_for_one_row_is_no_panel(text: str, backend: Any) -> None:
-    """A product with one column took 10 times ONNX Runtime's time while its rows were transposed, as if they were columns."""
+    """Check a product with one column. With rows transposed like columns it had 10 times ONNX Runtime's time."""
     subject = subject_of(text, backend)
-    offered = {o.family for o in backend.offered(subject.operator, subject.binding)}
+    offered = {o.family for o in backend.all_candidates(subject.operator, subject.binding)}
     assert "" in offered and "panel" not in offered

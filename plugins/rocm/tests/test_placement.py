@@ -1,4 +1,4 @@
-"""Kernels use arrays of the host's where they are: they make what copies do, write nothing beside, and nothing is copied."""
+"""Kernels on host arrays in place: results equal those of copies, surrounding bytes are unchanged, and no copy occurs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rammer
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import OpenOptions
 from rammer.errors import RammerError
-from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 from rammer.passes.pass_pipeline import default_passes
 from rammer.runtime.executable import Executable
 from rammer_testing.graphs.generate import graph
@@ -37,7 +37,7 @@ def able() -> None:
 
 
 def with_room(values: np.ndarray, off: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """An array of these values with room, ``off`` elements from where it should be, and all bytes around it: all bits set."""
+    """Return an aligned array of these values, shifted by ``off`` elements, and its enclosing bytes with all other bits set."""
     whole = np.full(values.nbytes + 2 * ROOM.aligned + ROOM.beyond + off * values.itemsize, 255, np.uint8)
     start = -whole.ctypes.data % ROOM.aligned + off * values.itemsize
     array = whole[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -46,13 +46,13 @@ def with_room(values: np.ndarray, off: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 def untouched(array: np.ndarray, whole: np.ndarray) -> bool:
-    """Whether all around ``array`` is as ``with_room`` left it."""
+    """Return True if all bytes around ``array`` are unchanged since ``with_room``."""
     start = array.ctypes.data - whole.ctypes.data
     return bool((whole[:start] == 255).all() and (whole[start + array.nbytes :] == 255).all())
 
 
 def check(exe: Executable, inputs: dict[str, np.ndarray], off: int = 0) -> tuple[str, ...]:
-    """Notes of a bound call on arrays with room, which makes what a plain run does."""
+    """Check a bound call on arrays with room against a plain run, and return its notes."""
     want = exe.run(inputs)
     given = {n: with_room(v, off) for n, v in inputs.items()}
     made = {n: with_room(np.zeros_like(v), off) for n, v in want.items()}
@@ -92,7 +92,7 @@ def test_random_models_on_arrays_where_they_are(seed: int) -> None:
     cases = drawn(seed)
     for _ in range(5):
         exe, inputs = next(cases)
-        copied += "copied" in "".join(check(exe, inputs, off=1))  # none where a model's outputs are constants
+        copied += "copied" in "".join(check(exe, inputs, off=1))  # constant outputs are not copied
         placed += "copied" not in "".join(check(exe, inputs))
     assert placed and copied
 
@@ -101,7 +101,7 @@ def test_random_models_on_arrays_where_they_are(seed: int) -> None:
 def test_turns_move_between_arrays_where_they_are(rng: np.random.Generator, seed: int) -> None:
     net = Net.random(rng, steps := int(rng.integers(8, 40)))
     exe = rammer.compile(net.model(np.random.default_rng(seed)), "rocm")
-    exe.compiler.passes = (*default_passes()[:-1], RollRecurrences(int(rng.integers(2, steps)), int(rng.integers(2, 9))))
+    exe.compiler.passes = (*default_passes()[:-1], ChunkRecurrent(int(rng.integers(2, steps)), int(rng.integers(2, 9))))
     assert not check(exe, net.inputs(rng))
     (special,) = exe.cache.values()
     assert any(p.repeat for p in special.compiled.programs)

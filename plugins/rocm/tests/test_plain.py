@@ -1,4 +1,4 @@
-"""What a CPU core is expected to take for maps and reductions: it ranks tiles, and says which operators are stitched."""
+"""Predicted CPU core times of maps and reductions, which rank tiles and select the operators to stitch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CPU = VDevice(
 
 
 def operator(*lines: str, outputs: tuple[str, ...] = (), layer: str = "veu") -> tuple[ROperator, Binding]:
-    """Computes in a row, each of which reads those before it on chip."""
+    """Return consecutive Computes, each of which reads the preceding ones on chip."""
     computes = tuple(map(Compute.parse, lines))
     types = {c.name: c.type for c in computes} | {
         "x": TensorType("float32", (8, 64, 56, 56)),
@@ -60,13 +60,14 @@ MAP = "y: f32[a:8, b:64, c:56, d:56] = tanh(x[a, b, c, d])"
 
 
 def seconds(made: tuple[ROperator, Binding], tile: tuple[int, ...]) -> float:
-    """Of all tasks of a tile on one core."""
+    """Return the seconds of all tasks of a tile on one core."""
     tiled = made[0].tiled(tile)
     return task_seconds(tiled, made[1], CPU) * tiled.task_count
 
 
 def test_rows_that_fill_no_vector_are_computed_in_short_ones_or_element_by_element() -> None:
-    """The core calls them alike; measured, rows of 14, in vectors of 8, took 4 times as long, rows of 3 longer yet."""
+    """Check rows that the core prices equally. Measured, rows of 14 in vectors of 8 were 4 times slower,
+    rows of 3 slower still."""
     made = operator(MAP)
     whole, narrow, least = (seconds(made, tile) for tile in ((4, 64, 56, 56), (8, 64, 56, 14), (8, 64, 56, 3)))
     assert least > 1.2 * narrow > 1.7 * whole
@@ -86,7 +87,7 @@ def test_what_a_task_keeps_costs_and_a_result_that_it_reads_again_does_not() -> 
 
 
 def test_what_a_tile_leaves_over_is_not_computed_as_fast_as_the_tile() -> None:
-    """Rows of 17 in tiles of 16: every other task is of columns of one, which took twice what rows took whole."""
+    """Check rows of 17 in tiles of 16: every other task has columns of one, and whole rows were twice as fast."""
     made = operator("y: f32[a:768, b:17] = w[a, b] + 1.0")
     tile, kept = seconds(made, (768, 16)), seconds(operator("y: f32[a:768, b:16] = w[a, b] + 1.0"), (768, 16))
     assert tile > 1.15 * kept
@@ -94,7 +95,8 @@ def test_what_a_tile_leaves_over_is_not_computed_as_fast_as_the_tile() -> None:
 
 
 def test_reductions_in_one_loop_wait_together_where_steps_wait_at_all() -> None:
-    """A long loop waits for its own last step, whatever else is in it; short loops overlap with those that follow."""
+    """Check that a long loop waits only for its last step, with any number of reductions; short loops overlap with their
+    successors."""
     gains = []
     for rows, depth in ((8, 768), (768, 8)):
         parts = [f"{n}: f32[a:{rows}, b:16] = {n}[k:{depth}] z[a * {depth} + k, b]" for n in ("max", "min")]
@@ -137,12 +139,12 @@ class Undriven(OpenClKernels):
     fingerprint, profiler = "undriven", None
 
 
-#: Vectors that a text loads or stores.
+#: Vector loads or stores in a text.
 VECTORS = re.compile(r"rm_[vhusi](?:load|store|even)(\d+)\(")
 
 
 def counted_widths(tiled: ROperator, binding: Binding) -> set[int]:
-    """The vectors that are counted of a task."""
+    """Return the vector widths that are counted for a task."""
     boxes, found = tiled.boxes(tiled.inner_box(), binding.types), set[int]()
     for nest in nests_of(tiled, binding, OPENCL):
         lanes = nest.lanes(nest.joined([high - low for low, high in boxes[nest.root.name]]))
@@ -152,8 +154,8 @@ def counted_widths(tiled: ROperator, binding: Binding) -> set[int]:
 
 @pytest.mark.slow
 def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
-    """Random operators and tiles: the vectors that are counted are those of the text, of nearly all. Not of all: what a task
-    keeps is counted with the strides of the whole tensor."""
+    """Check random operators and tiles: the counted vectors are those of the text in nearly all cases. Exceptions remain: values
+    that a task keeps are counted with the strides of the whole tensor."""
     random, alike = Random(seed), list[bool]()
     sampler = Sampler(random, 400_000, ("float32", "float16"), ("stitched",))
     while len(alike) < 24:
@@ -167,7 +169,7 @@ def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
 
 @pytest.mark.parametrize(("count", "tile", "together"), [(1024, 128, 8), (1024, 32, 2), (1000, 128, 1)])
 def test_columns_that_are_summed_in_one_loop_come_to_fewer_pages(count: int, tile: int, together: int) -> None:
-    """As many as the kernel has in its loop, where all tasks are as wide; loads and operations count all the same."""
+    """Check the number of pages against the kernel's loop, if all tasks are equally wide. Loads and operations still count."""
     operator = ROperator("y", (Compute.parse(f"y: f32[i:{count}] = sum[k:4096] x[k, i]"),), (), ("y",))
     types = {"x": TensorType("float32", (4096, count)), "y": TensorType("float32", (count,))}
     binding = Binding(types, {n: dense(n, n, t.shape) for n, t in types.items()})
@@ -180,7 +182,7 @@ def test_columns_that_are_summed_in_one_loop_come_to_fewer_pages(count: int, til
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_columns_of_several_images_are_apart_unless_that_is_cheaper(groups: int) -> None:
-    """Products of little depth: storing sums of several images lane by lane took 7 times ONNX Runtime's time."""
+    """Check products of little depth: storing sums of several images lane by lane had 7 times ONNX Runtime's time."""
     sizes = {
         "n": 8,
         "c": 8 // groups,

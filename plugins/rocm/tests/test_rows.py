@@ -1,4 +1,4 @@
-"""Products of few rows on a CPU, and of rows that end with a length."""
+"""Products of few rows on a CPU, and of rows masked at a length."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OneCore(OpenClKernels):
 
 
 def model(nodes: list[onnx.NodeProto], depth: int, width: int, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """From ``x`` of ``rows`` x ``depth`` to ``y`` of ``rows`` x ``width``."""
+    """Return a model from ``x`` of ``rows`` x ``depth`` to ``y`` of ``rows`` x ``width``."""
     ports = [helper.make_tensor_value_info(name, 1, ["rows", n]) for name, n in (("x", depth), ("y", width))]
     made = [numpy_helper.from_array(v, n) for n, v in constants.items()]
     graph = helper.make_graph(nodes, "rows", ports[:1], ports[1:], made)
@@ -46,7 +46,7 @@ def model(nodes: list[onnx.NodeProto], depth: int, width: int, constants: Mappin
 
 @pytest.mark.slow
 def test_rows_that_end_are_right_at_every_length(rng: np.random.Generator) -> None:
-    """The last ones by lower register tiles: at every length by another number of them."""
+    """Check the last rows, for which every length uses a different number of lower register tiles."""
     pytest.importorskip("pyopencl")
     if not DEVICE.probe():
         pytest.skip("no OpenCL unit")

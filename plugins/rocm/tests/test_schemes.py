@@ -1,4 +1,4 @@
-"""How a CPU runs what does not fit one operator: all of a program is one kernel, whose waves meet at counters within it."""
+"""CPU execution of operators that cannot be fused: one kernel for the whole program, whose waves synchronise at counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer_testing.net import Net
 
 
 def one_launch(net: Net, values: dict[str, np.ndarray]) -> tuple[int, int, dict[str, np.ndarray]]:
-    """How many operators and waves the model's only launch has, and its results."""
+    """Return the numbers of operators and waves of the model's only launch, and its results."""
     exe = rammer.compile(net.model(net.outputs.pop()), "rocm")
     found = exe.run(values)
     (special,) = exe.cache.values()
@@ -23,7 +23,7 @@ def one_launch(net: Net, values: dict[str, np.ndarray]) -> tuple[int, int, dict[
 
 
 def test_small_operators_that_share_nothing_are_side_by_side_in_one_launch(rng: np.random.Generator) -> None:
-    """FusionStitching's packing: nobody waits between them."""
+    """Check FusionStitching's packing, without waits between the operators."""
     net = Net((), rng)
     sizes = ((3, 5), (7,), (2, 2, 9), (31,))
     names = [net.input(*size) for size in sizes]
@@ -38,7 +38,8 @@ def test_small_operators_that_share_nothing_are_side_by_side_in_one_launch(rng: 
 
 
 def test_rows_that_every_task_needs_meet_at_a_counter_within_one_launch(rng: np.random.Generator) -> None:
-    """FusionStitching's global scheme: a maximum over columns, which rows need; all tasks of one are before any of the other."""
+    """Check FusionStitching's global scheme: a maximum over columns, which rows need. All tasks of one precede those of the
+    other."""
     net = Net((), rng)
     x = net.input(1024, 2048)
     high = net.node("ReduceMax", x, net.constant(np.array([0], np.int64)))

@@ -1,4 +1,4 @@
-"""Depthwise convolutions and pools: whichever way a task copies and sums its images, the results are right."""
+"""Depthwise convolutions and pools: results are right for every way in which a task copies and sums its images."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rammer_rocm.plugin import DEVICE
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)
 
-#: Depthwise convolutions of EfficientNet, MobileNetV3 and ConvNeXt that had taken 1.9 to 4.4 times as long as ONNX Runtime's, and
-#: pools with wide windows and strides (2.2 to 3.4 times).
+#: Depthwise convolutions of EfficientNet, MobileNetV3 and ConvNeXt: formerly 1.9 to 4.4 times ONNX Runtime's time. Pools with
+#: wide windows and strides: 2.2 to 3.4 times.
 SLOW = (
     "depthwise n=1 c=672 h=14 w=14 k=5 s=2 d=1 p=2 off=0 +bias +relu",
     "depthwise n=1 c=384 h=14 w=14 k=7 s=1 d=1 p=3 off=0 +bias +relu",
     "depthwise n=1 c=96 h=80 w=80 k=7 s=2 d=2 p=6 off=0 +bias +relu",
     "pool n=1 c=48 h=14 w=14 k=5 s=2 p=2 off=0",
 )
-#: One that had taken 2.0 to 3.0 times as long, as a panel that is gathered for a single row.
+#: A case with 2.0 to 3.0 times that time, as a panel that is gathered for a single row.
 WIDE = "depthwise n=4 c=16 h=112 w=112 k=3 s=1 d=1 p=1 off=0 +bias +relu"
-#: Images narrower than a vector, wider than several, padded more than they are wide, on one side only; taps that all lie outside;
-#: strides beside dilations; results and operands in slices of others.
+#: Images narrower than a vector, wider than several, padded more than they are wide, on one side only; taps that are all outside;
+#: strides with dilations; results and operands in slices of other tensors.
 EDGES = (
     "depthwise n=2 c=5 h=7 w=7 k=5 s=2 d=1 p=2 off=0 +bias +relu",
     "depthwise n=1 c=3 h=9 w=33 k=3 s=1 d=4 p=4 off=3 +slice +concat",
@@ -50,7 +50,7 @@ EDGES = (
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
-    """The unit, if it has kernels for CPUs."""
+    """Return the unit if it has kernels for CPUs."""
     made = DEVICE.open(OpenOptions())
     if made.vdevice.threads > 1 or made.vdevice.vector not in (4, 8, 16):
         pytest.skip("this unit has no such kernels")
@@ -58,8 +58,8 @@ def backend() -> Any:
 
 
 def subject_of(text: str, backend: Any, random: Random) -> UntiledOperator:
-    """The window of a case, of float32 or float16."""
-    # A mean of float16 converts each element first, which is no window of the image itself.
+    """Return the window of a case in float32 or float16."""
+    # A mean of float16 converts each element first, so it is not a window of the image itself.
     kind = "float16" if "+half" in text else random.choice(("float32", "float32", "float16")[: 2 + ("+average" not in text)])
     case = NetCase.parse(f"{text.replace(' +half', '')} @{kind}")
     return next(s for s in some(subjects(case, backend)) if s.operator.main.kind != "map")
@@ -77,7 +77,7 @@ def test_a_window_is_no_panel_where_the_generic_kernel_is_faster(backend: Any) -
 
 
 def drawn_tile(form: ImageForm, random: Random) -> ImageForm:
-    """A random task: any part of every axis but the columns, whichever number of rows at a time."""
+    """Return a random task: any part of every axis except the columns, with any number of rows at a time."""
     sizes = {a.name: random.choice((1, a.extent, random.randint(1, a.extent))) for a in form.main.axes}
     return form.tiled({**sizes, form.wide.axis: form.wide.outputs}, random.choice(ROWS))
 
@@ -96,7 +96,7 @@ def test_images_are_right_whatever_the_task(backend: Any, text: str, seed: int) 
 
 
 def drawn(random: Random) -> str:
-    """A case with sizes at random."""
+    """Return a case of random sizes."""
     kind = random.choice(("depthwise", "pool"))
     k, d = random.randint(2, 7), random.choice((1, 1, 2, 3)) if kind == "depthwise" else 1
     p, q = (random.randint(0, k - 1) for _ in range(2))
@@ -109,7 +109,7 @@ def drawn(random: Random) -> str:
 
 @pytest.mark.slow
 def test_images_of_random_shapes_are_right(backend: Any, seed: int) -> None:
-    """``--seed`` repeats it."""
+    """Check random image shapes; ``--seed`` repeats them."""
     random, tried = Random(seed), 0
     for _ in range(8):
         text = drawn(random)
@@ -117,7 +117,7 @@ def test_images_of_random_shapes_are_right(backend: Any, seed: int) -> None:
             one = subject_of(text, backend, random)
             form = image_form(one.operator, one.binding)
         except Unsuited:
-            continue  # one column, or a pool that is no window
+            continue  # one column, or a pool without a window
         tiled = drawn_tile(form, random).operator
         problem = check(backend, tiled, trial_of(one, random.randrange(1 << 20)))
         assert problem == "", f"{text} {tiled.tile} {tiled.config}: {problem}"
@@ -125,7 +125,7 @@ def test_images_of_random_shapes_are_right(backend: Any, seed: int) -> None:
     assert tried >= 3
 
 
-#: With channels last, as exporters of Keras leave them and ConvNeXt's blocks: 3.8 to 9.4 times ONNX Runtime's time, lane by lane.
+#: Channels last, as Keras exporters and ConvNeXt blocks leave them: 3.8 to 9.4 times ONNX Runtime's time, lane by lane.
 LAST = (
     "depthwise n=1 c=768 h=7 w=7 k=7 s=1 d=1 p=3 off=0 +bias +relu",
     "depthwise n=1 c=72 h=56 w=56 k=5 s=2 d=1 p=2 off=0 +bias +swish",
@@ -143,7 +143,7 @@ LAST_EDGES = (
 
 
 def with_channels_last(one: UntiledOperator, results: bool) -> UntiledOperator:
-    """The same operator on images with channels last: what it reads, and what it writes as well."""
+    """Return the same operator with channels last in its inputs, and in its ``results`` if set."""
     storages, names = dict(one.binding.storages), {*one.operator.inputs, *(one.operator.outputs if results else ())}
     for name in names - one.binding.constants:
         if len(storages[name].shape) == 4:

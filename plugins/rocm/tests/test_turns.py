@@ -1,4 +1,4 @@
-"""All turns of a repeated program by one launch, and tasks that copy where no step is left."""
+"""Loop programs in a single launch: all iterations, and tasks that copy after the last step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNITS, BATCH = 6, 3
 
 
 def layers(kind: str, both: bool, lens: bool) -> onnx.ModelProto:
-    """A layer of ``kind`` over ``seq`` steps; ``lens``: each sequence has a length of its own."""
+    """Return a layer of ``kind`` over ``seq`` steps. With ``lens``, each sequence has a separate length."""
     gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 1 + both
     draw = np.random.default_rng(1)
     shapes = {"w": (ways, gates * UNITS, UNITS), "r": (ways, gates * UNITS, UNITS), "b": (ways, 2 * gates * UNITS)}
@@ -52,8 +52,8 @@ def inputs_of(rng: np.random.Generator, steps: int, lens: bool) -> dict[str, np.
 def test_every_length_by_one_launch(
     kind: str, both: bool, lens: bool, executor: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where groups leave whenever they would wait, and the host launches again where the turns stopped. What memory holds
-    from before does not matter."""
+    """Check also groups that exit instead of waiting, after which the host relaunches at the stopped iteration. Previous memory
+    content does not matter."""
 
     if rng.integers(2):
         monkeypatch.setattr(source, "PATIENCE", int(rng.integers(3)))
@@ -81,7 +81,7 @@ def turn_of(kind: str, both: bool) -> RProgram:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_steps_that_are_not_left_copy(kind: str) -> None:
-    """Each step of a turn is one kernel, which rests; those of a fixed number of steps compute always."""
+    """Check that each step of an iteration is one kernel, which can rest. Fixed numbers of steps always compute."""
     program = turn_of(kind, True)
     cells = [o for o in program.operators if rest_of(o) is not None]
     assert len(cells) == 2 * program.repeat.step
@@ -95,7 +95,7 @@ def test_steps_that_are_not_left_copy(kind: str) -> None:
 
 
 def test_a_table_of_moves_is_what_the_host_would_copy(rng: np.random.Generator) -> None:
-    """Of every turn of every number of them, where slices go backwards, and end with their buffers."""
+    """Check every iteration of every trip count, where slices run backwards and end with their buffers."""
     program = turn_of("LSTM", True)
     places = {b.name: int(n) for n, b in zip(1000 * rng.permutation(len(program.buffers)), program.buffers, strict=True)}
     table, most = move_table(program, places), program.turns
@@ -112,7 +112,7 @@ def test_a_table_of_moves_is_what_the_host_would_copy(rng: np.random.Generator) 
 
 
 def in_kernel(row: np.ndarray, turn: int, skipped: int) -> tuple[int, int, int]:
-    """What ``rm_move`` copies: to, from and how many bytes."""
+    """Return the copy of ``rm_move``: destination, source and number of bytes."""
     to, on, begin, by, size, to_end, end = (int(n) for n in row)
     to, begin = to + (turn + (on < 0) * skipped) * on, begin + (turn + (by < 0) * skipped) * by
     return to, begin, min(size, to_end - to, end - begin)

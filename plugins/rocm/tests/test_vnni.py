@@ -1,4 +1,4 @@
-"""The answer whether a processor multiplies bytes by one instruction: cached as it was found, and only where it was found."""
+"""Detection of the byte-product instruction of a processor: only definite answers are cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LANES = 8
 
 
 class Trials:
-    """In place of the processes that try the instruction: they end with ``code``, and are counted."""
+    """A replacement of the processes that try the instruction: each ends with ``code`` and is counted."""
 
     def __init__(self) -> None:
         self.code: int | Exception = 0
@@ -41,7 +41,7 @@ class Trials:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, on a processor that says that it has the instruction."""
+    """Return an empty cache, on a processor that reports the instruction."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(vnni, "_FLAGS", re.compile(""))
     return tmp_path / "cache"
@@ -63,7 +63,7 @@ def asked() -> bool:
 def test_damaged_answer_is_found_again(
     trials: Trials, cache: Path, works: bool, junk: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a warning, once; nothing that another program wrote is an answer."""
+    """Check the single warning, and that files of other programs are not answers."""
     trials.code = 0 if works else vnni.REFUSED
     assert (asked(), asked(), trials.count) == (works, works, 1)
     (path,) = cache.rglob("*.dots.txt")
@@ -78,7 +78,7 @@ def test_damaged_answer_is_found_again(
     "end", [1, 127, -signal.SIGKILL, -signal.SIGTERM, OSError("no memory"), subprocess.TimeoutExpired("python", 60.0)], ids=repr
 )
 def test_unfinished_trial_is_no_answer(trials: Trials, cache: Path, end: int | Exception) -> None:
-    """A process that could not start, was late or was killed does not switch the instruction off."""
+    """Check that a process that failed to start, was late or was killed does not disable the instruction."""
     trials.code = end
     assert not asked() and not list(cache.rglob("*.dots.txt"))
     trials.code = 0
@@ -91,7 +91,7 @@ def test_instruction_that_ends_the_process_is_an_answer(trials: Trials, cache: P
 
 
 def test_trial_finds_an_answer(cache: Path) -> None:
-    """In a real process, on whatever processor this is."""
+    """Check a real process on the actual processor."""
     found = asked()
     (path,) = cache.rglob("*.dots.txt")
     assert path.read_text().splitlines()[1] == ("works" if found else "does not")

@@ -1,4 +1,4 @@
-"""Convolutions of 3 x 3 by sums of their inputs: whichever way a task takes them, the results are right."""
+"""Winograd convolutions of 3 x 3: results are right for every partition into tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if not DEVICE.probe():
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
-    """The unit, if it has kernels for CPUs."""
+    """Return the unit if it has kernels for CPUs."""
     made = DEVICE.open(OpenOptions())
     if made.vdevice.threads > 1 or made.vdevice.vector not in (4, 8, 16):
         pytest.skip("this unit has no such kernels")
@@ -39,12 +39,12 @@ def backend() -> Any:
 
 
 def subject_of(text: str, backend: Any) -> UntiledOperator:
-    """The convolution of a case."""
+    """Return the convolution of a case."""
     return next(s for s in some(subjects(NetCase.parse(text), backend)) if s.operator.main.kind == "contraction")
 
 
 def drawn(random: Random) -> str:
-    """A case with sizes at random: images narrower than a vector of squares, odd ones, padded on one side, in slices."""
+    """Return a case of random sizes: images narrower than a vector of squares, odd ones, padded on one side, in slices."""
     sizes = {"n": random.randint(1, 3), "c": random.choice((16, 17, 20, 33)), "m": random.choice((1, 3, 8, 17, 40))}
     sizes |= {
         "h": random.choice((2, 3, 7, 8, 14, 19)),
@@ -63,7 +63,7 @@ def drawn(random: Random) -> str:
 
 
 def tiled(form: WinogradForm, random: Random) -> WinogradForm:
-    """A random task, and a random register tile."""
+    """Return a random task and a random register tile."""
     sizes = {a.name: random.choice((1, a.extent, random.randint(1, a.extent))) for a in form.main.axes}
     squares = random.randint(1, -(-form.high.outputs // 2))
     sizes |= {form.wide.axis: form.wide.outputs, form.high.axis: min(2 * squares, form.high.outputs)}
@@ -72,7 +72,7 @@ def tiled(form: WinogradForm, random: Random) -> WinogradForm:
 
 @pytest.mark.slow
 def test_convolutions_of_random_shapes_are_right_whatever_the_task(backend: Any, seed: int) -> None:
-    """To a bound on each element's error, infinities and NaN at their places among them. ``--seed`` repeats it."""
+    """Check each element within an error bound, with infinities and NaN in place. ``--seed`` repeats it."""
     random, tried = Random(seed), 0
     for _ in range(12):
         text = drawn(random)
@@ -89,7 +89,7 @@ def test_convolutions_of_random_shapes_are_right_whatever_the_task(backend: Any,
 
 
 def opened(channels: int, features: int, side: int, rng: np.random.Generator) -> onnx.ModelProto:
-    """A convolution of an open batch ``n``."""
+    """Return a convolution of an open batch ``n``."""
     weights = numpy_helper.from_array(rng.standard_normal((features, channels, 3, 3), np.float32), "w")
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
     ports = [helper.make_tensor_value_info(n, 1, ["n", c, side, side]) for n, c in (("x", channels), ("y", features))]
@@ -98,7 +98,7 @@ def opened(channels: int, features: int, side: int, rng: np.random.Generator) ->
 
 
 def families_in(exe: Executable, x: Array) -> set[str]:
-    """Those of the program for ``x``."""
+    """Return the families of the program for ``x``."""
     programs = [s.program for s in exe.prepare({"x": x}).compiled.segments if isinstance(s, ProgramSegment)]
     return {o.family for p in programs for o in p.operators}
 

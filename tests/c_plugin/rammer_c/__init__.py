@@ -1,8 +1,7 @@
-"""A rammer device that writes C: the system's compiler builds it, and every row of the table runs on a thread of its own.
+"""A rammer device that writes C: the system's compiler builds it, and each row of the table runs on a separate thread.
 
-Beside `rammer_toy` it has what a real device has: generated kernels, a cache of compiled ones, counters that tasks on
-other rows raise and wait for, memory that each unit owns, and a clock near the work.
-"""
+Unlike `rammer_toy`, it has the parts of a real device: generated and cached kernels, counters for waits across rows, per-vEU
+memory, and a clock close to the work."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = os.cpu_count() or 1
-CACHE = 256 << 10  # bytes of vEU memory: what a task may keep, well inside a core's second-level cache
-# No -ffast-math: NaN is the model's. No contraction: every operation of a map rounds once.
+CACHE = 256 << 10  # bytes of vEU memory for a task's intermediate tiles, well inside a core's second-level cache
+# No -ffast-math: NaN has its meaning in the model. No contraction: every operation of a map rounds once.
 FLAGS = ("-O2", "-ffp-contract=off", "-march=native", "-fno-math-errno", "-std=gnu11", "-fPIC", "-shared", "-w")
-#: A row's walk over its part of the table. A wait is an acquiring load, a signal a releasing addition, so what a task
-#: wrote is seen by all that waited for it.
+#: A row's traversal of its part of the table. A wait is an acquiring load and a signal a releasing addition, so a task's writes
+#: are visible to all tasks that waited for it.
 WALKER = """
 #include <sched.h>
 #include <stdatomic.h>
@@ -65,7 +64,7 @@ FIELDS = ("task", "wait", "waits", "signal", "signals", "unused")
 ENTRY = np.dtype([("kernel", "u8"), ("pointers", "u8"), *((name, "i4") for name in FIELDS)])
 
 
-# 1. The hardware as data. A task may keep tiles in its core's cache (scope "veu") and values in registers ("thread").
+# 1. The hardware as data. A task may store tiles in its core's cache (scope "veu") and values in registers ("thread").
 def virtual_device(memory: int) -> VDevice:
     layers = (
         MemoryLayer("ram", "device", memory, bandwidth=2e10),
@@ -75,8 +74,8 @@ def virtual_device(memory: int) -> VDevice:
     return VDevice("c", "generated C on the host", VEUS, layers, flops=1e10, launch=2e-5, vector=4, resident=VEUS)
 
 
-# 2. The compiler, one for all that open the device. A function's name is a hash of its text, and equal operators have equal
-#    texts (`emit` sees to that), so each is built once a process.
+# 2. The compiler, shared by all openings of the device. A function's name is a hash of its text. Equal operators have equal texts
+# (`emit` ensures that), so each is built once per process.
 class Compiler:
     def __init__(self, path: str) -> None:
         self.path, self.built, self.lock = path, dict[str, int](), Lock()
@@ -86,7 +85,7 @@ class Compiler:
         self.walk.restype = None
 
     def entries(self, functions: Iterable[CFunction]) -> dict[str, int]:
-        """Address of each function's entry `void (void **pointers, char *scratch, int task)`, by the function's name."""
+        """Map each function's name to the address of its entry `void (void **pointers, char *scratch, int task)`."""
         with self.lock:
             new = {f.name: f for f in functions if f.name not in self.built}
             if new:
@@ -109,23 +108,23 @@ compiler_of = cache(Compiler)
 
 
 def with_entry(function: CFunction) -> str:
-    """The function, and an entry of one type for all: pointers come in an array, in the order of its arguments."""
+    """Return the function and an entry of a common type: pointers come in an array, in the order of its arguments."""
     operands = "".join(f"p[{i}], " for i in range(len(function.arguments)))
     return f"{function.text}void {function.name}_entry(void **p, char *s, int t) {{ {function.name}({operands}s, t); }}\n"
 
 
-# 3. A program on the device. Buffers, pointers and the table are made once; a run fills inputs and starts the threads.
+# 3. A program on the device. Buffers, pointers and the table are created once; a run fills inputs and starts the threads.
 class CProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], backend: CBackend) -> None:
-        self.program = program = fold(program, VEUS)  # a table made for another device may have more rows
-        self.memory = HostMemory(program, constants, backend.hardware.memory)  # a program that is too large is refused first
+        self.program = program = fold(program, VEUS)  # a table for another device may have more rows
+        self.memory = HostMemory(program, constants, backend.hardware.memory)  # reject oversized programs first
         binding = Binding.of(program, constants)
-        functions = backend.writer.all(program.operators, binding)  # written for the tuner, or now
+        functions = backend.writer.all(program.operators, binding)  # written earlier for the tuner, or now
         entries = backend.compiler.entries(functions.values())
         self.walk = backend.compiler.walk
         self.pointers = {n: self._pointers(f) for n, f in functions.items()}
         self.kernels_of = {n: entries[f.name] for n, f in functions.items()}
-        # 64 bytes: what `emit` aligns the tiles in scratch to, counted from its start.
+        # 64 bytes: `emit` aligns the tiles in scratch to this, relative to its start.
         size = max((f.scratch for f in functions.values()), default=0) + 64
         self.scratch = [np.zeros(size, np.uint8) for _ in program.rows]
         self.place = {c.name: i for i, c in enumerate(program.counters)}
@@ -135,11 +134,11 @@ class CProgram:
         self.pool = ThreadPoolExecutor(max(1, len(program.rows)))  # rows wait for each other: all must run
 
     def _pointers(self, function: CFunction) -> Array:
-        """Address of each argument's first element."""
+        """Return the address of each argument's first element."""
         return np.array([self.memory.tensors[n].ctypes.data for n, _ in function.arguments], np.uint64)
 
     def _table(self) -> None:
-        """Every row as an array of entries; a task signals every counter that counts it."""
+        """Build every row as an array of entries; a task signals every counter that counts it."""
         counters: dict[str, list[Counter]] = {}
         for counter in self.program.counters:
             counters.setdefault(counter.operator, []).append(counter)
@@ -165,13 +164,13 @@ class CProgram:
         busy = [v for v, row in enumerate(self.rows) if len(row)]
         start = time.perf_counter()
         if len(busy) == 1:
-            self._walk(busy[0])  # no thread for a program of one row
+            self._walk(busy[0])  # a program of one row needs no thread
         else:
             list(self.pool.map(self._walk, busy))
         return RunResult(self.memory.read_outputs(), max(time.perf_counter() - start, 1e-9))
 
     def _walk(self, veu: int) -> None:
-        """One row from its first task to its last; ctypes lets other Python threads run meanwhile."""
+        """Run one row from its first task to its last; ctypes releases the GIL meanwhile."""
         row, scratch = self.rows[veu], self.scratch[veu].ctypes.data
         arrays = (row, len(row), self.waits, self.signals, self.counters)
         given = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int(a) for a in arrays]
@@ -222,7 +221,7 @@ class CBackend:
         return candidates(operator, binding, self.vdevice, 8)
 
     def write(self, operator: ROperator, binding: Binding) -> CFunction:
-        """One task's text. A family that this device does not know is no reason to refuse: tiles mean the same everywhere."""
+        """Write one task's text. Unknown kernel families are accepted: tiles mean the same everywhere."""
         return emit_operator(operator, binding, C99)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
@@ -237,7 +236,7 @@ class CBackend:
         return CProgram(program, constants, self)
 
     def close(self) -> None:
-        """Compiled kernels are the process's, for the next one to open the device; programs hold all else."""
+        """Do nothing: compiled kernels belong to the process and are reused; programs hold all other resources."""
 
 
 def probe() -> Sequence[Hardware]:

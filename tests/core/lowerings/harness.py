@@ -1,8 +1,7 @@
-"""Runs ONNX node models through reading, binding, lowering and NumPy evaluation.
+"""A harness that runs ONNX node models through reading, binding, lowering and NumPy evaluation.
 
-``node_cases`` lists the node tests that ship with onnx; ``check_node_case`` runs one with its own data
-and once more with fresh random floats against ONNX Runtime.
-"""
+``node_cases`` lists the node tests that ship with onnx; ``check_node_case`` runs one with its data and once more with fresh
+random floats against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from rammer_testing.suite.nodes import node_tests
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Inputs that decide shapes or geometry: the models people export have them as constants, node tests as
-#: graph inputs, which the harness turns into constants.
+#: Inputs that decide shapes or geometry: exported models have them as constants, node tests as graph inputs, which the harness
+#: converts to constants.
 STATIC_INPUTS: dict[str, tuple[int, ...]] = {
     **{
         op: (1,)
@@ -75,7 +74,7 @@ STATIC_INPUTS: dict[str, tuple[int, ...]] = {
 
 
 def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
-    """The model lowered at the shapes of ``inputs``. Raises CannotLower."""
+    """Return the model lowered at the shapes of ``inputs``. Raises CannotLower."""
     fixed = with_static_inputs(model, inputs)
     read = read_model(fixed)
     wanted = {p.name for p in read.inputs}
@@ -83,20 +82,20 @@ def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
 
 
 def run_node_model(model: ModelProto, inputs: Mapping[str, Array], precise: bool = False) -> list[Array]:
-    """Outputs of ``model`` in its own order, by NumPy evaluation of its Computes. Raises CannotLower."""
+    """Return the outputs of ``model`` in its order, by NumPy evaluation of its Computes. Raises CannotLower."""
     graph = reloaded(lower_model(model, inputs))
     return evaluated(graph, model, inputs, precise)
 
 
 def reloaded(graph: ComputeGraph) -> ComputeGraph:
-    """``graph``, whose Computes read back what they print."""
+    """Return ``graph`` with all Computes printed and parsed again."""
     for compute in some(graph.computes):
         assert Compute.parse(str(compute)) == compute, f"does not reload: {compute}"
     return graph
 
 
 def evaluated(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], precise: bool) -> list[Array]:
-    """What a lowered model computes, its outputs in its own order."""
+    """Return the outputs of a lowered model in the order of ``model``."""
     internal = {external: name for name, external in graph.aliases.items()}
     known = {n: to_carrier(inputs[graph.aliases[n]]) for n in graph.inputs}
     values = run_graph(graph, known, precise)
@@ -105,7 +104,7 @@ def evaluated(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array
 
 
 def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelProto:
-    """``model`` with the inputs listed in STATIC_INPUTS turned into initialisers."""
+    """Return ``model`` with the inputs listed in STATIC_INPUTS converted to initialisers."""
     names = {
         node.input[i]
         for node in model.graph.node
@@ -124,7 +123,7 @@ def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelP
 def node_model(
     op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET, **attributes: Any
 ) -> ModelProto:
-    """A model of one node. An input named "" is absent; output names are ``y0, y1, ...``."""
+    """Make a model of one node. An input named "" is absent; output names are ``y0, y1, ...``."""
     names = [f"y{i}" for i in range(outputs)]
     node = helper.make_node(op, list(inputs), names, **attributes)
     ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items() if n]
@@ -136,12 +135,12 @@ def node_model(
 
 
 def node_cases(*ops: str) -> list[Any]:
-    """The node tests of onnx whose model consists of one of ``ops``, as pytest parameters."""
+    """Return the node tests of onnx whose model consists of one of ``ops``, as pytest parameters."""
     return [pytest.param(c, id=c.name) for c in node_tests() if _only_operator(c.model) in ops]
 
 
 def _only_operator(model: ModelProto) -> str:
-    """The operator of a model of one node, "" for any other model."""
+    """Return the operator of a model of one node, "" for any other model."""
     return model.graph.node[0].op_type if len(model.graph.node) == 1 else ""
 
 
@@ -149,10 +148,8 @@ Runner = Callable[[ModelProto, Mapping[str, Array]], "list[Array] | None"]
 
 
 def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | None = None) -> None:
-    """Pass, skip (declined, with the reason) or fail: evaluation in both precisions and on fresh data.
-
-    ``reference`` gives the expected outputs of fresh inputs (ONNX Runtime unless given), None if it cannot.
-    """
+    """Pass, skip (declined, with the reason) or fail: evaluation in both precisions and on fresh data. ``reference`` returns the
+    expected outputs of fresh inputs (default: ONNX Runtime), None if it cannot."""
     for given, expected in case.data_sets:
         inputs = {v.name: _array(a) for v, a in zip(case.model.graph.input, given, strict=True)}
         expected = [_array(a) for a in expected]
@@ -160,7 +157,7 @@ def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | Non
             graph = reloaded(lower_model(case.model, inputs))
             for precise in (False, True):
                 actual = evaluated(graph, case.model, inputs, precise)
-                # Where float64 meets expectations rounded to half precision at every step, two roundings differ.
+                # Where float64 is compared with values rounded to half precision at every step, two roundings differ.
                 half = precise and any(e.dtype == np.float16 for e in expected)
                 compare(actual, expected, max(case.rtol, 2e-3) if half else case.rtol, case.atol)
         except (CannotLower, BadInput) as reason:
@@ -169,7 +166,7 @@ def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | Non
 
 
 def _array(value: Any) -> Array:
-    """A test's value as an array; tests of sequences and optionals are skipped."""
+    """Return a test's value as an array; skip tests of sequences and optionals."""
     if isinstance(value, TensorProto):
         return numpy_helper.to_array(value)
     if not isinstance(value, np.ndarray | np.generic):
@@ -178,11 +175,11 @@ def _array(value: Any) -> Array:
 
 
 def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float) -> None:
-    """Same shapes and values; NaN only where NaN is expected."""
+    """Check for equal shapes and close values; NaN only where NaN is expected."""
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):
         assert a.shape == np.shape(e), f"shape {a.shape}, expected {np.shape(e)}"
-        # Two units in the last place of bfloat16, which onnx's own runner allows it.
+        # Two units in the last place of bfloat16, the tolerance of onnx's own runner.
         most = max(rtol, 2.0**-6) if str(a.dtype) == "bfloat16" else rtol
         np.testing.assert_allclose(to_readable(a), to_readable(np.asarray(e)), rtol=most, atol=atol)
 
@@ -190,7 +187,7 @@ def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, ato
 def _check_fresh(
     rng: np.random.Generator, graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], reference: Runner
 ) -> None:
-    """Random floats of the same shapes against ``reference``, where that runs the model, which ``graph`` was lowered from."""
+    """Check random floats of the same shapes against ``reference`` if it runs ``model``, the source of ``graph``."""
     static = {v.name for v in model.graph.input} - {v.name for v in with_static_inputs(model, inputs).graph.input}
     fresh = {
         n: np.asarray(rng.uniform(0.1, 1.0, a.shape), a.dtype) if a.dtype.kind == "f" and n not in static else a
@@ -203,14 +200,14 @@ def _check_fresh(
 
 
 def onnx_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
-    """Outputs of ONNX's own reference implementation."""
+    """Return the outputs of ONNX's reference implementation."""
     from onnx.reference import ReferenceEvaluator
 
     return list(ReferenceEvaluator(model).run(None, dict(inputs)))
 
 
 def ort_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array] | None:
-    """ONNX Runtime's outputs, None if it does not run the model."""
+    """Return ONNX Runtime's outputs, None if it does not run the model."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -219,7 +216,7 @@ def ort_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array] |
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return list(session.run(None, dict(inputs)))
-    except Exception:  # ORT's own exceptions derive from Exception only; it lacks this operator, type or opset
+    except Exception:  # ORT's exceptions derive from Exception only; it lacks this operator, type or opset
         return None
 
 
@@ -232,7 +229,7 @@ def check_random(
     atol: float = 1e-5,
     **attributes: Any,
 ) -> ComputeGraph:
-    """One node on the given data against ONNX Runtime, in both precisions. Returns the lowered graph."""
+    """Check one node on the given data against ONNX Runtime, in both precisions. Return the lowered graph."""
     model = node_model(op, inputs, outputs, opset, **attributes)
     expected = ort_outputs(onnx.shape_inference.infer_shapes(model), {n: a for n, a in inputs.items() if n})
     assert expected is not None, f"ONNX Runtime does not run {op}"

@@ -1,8 +1,8 @@
-"""What quantised operators say, in NumPy and tap by tap: ``onnx.reference`` departs from ONNX's words.
+"""The specification of quantised operators in NumPy, tap by tap, since ``onnx.reference`` departs from ONNX's text.
 
-It saturates through 32 bits (a large quotient becomes the least integer), rounds after it has added the zero point (so an odd one
-turns ties round), takes scales and zero points of channels for those of two spatial dimensions and those of rows for columns, and
-counts no block's axis from the back.
+It saturates through 32 bits (a large quotient becomes the least integer). It rounds after adding the zero point, so an odd one
+changes the rounding of ties. It confuses scales and zero points of channels with those of two spatial dimensions. It confuses
+those of rows with those of columns. It does not support negative axes of blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rammer.frontend.lower.window_extents import Extent, geometry_of
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _Attributes: TypeAlias = "Mapping[str, Any]"
 _Operands: TypeAlias = "Sequence[Array | None]"
-#: What is computed here; anything else (4 bits, float8) is nobody's.
+#: Supported element types; others (4 bits, float8) are unsupported.
 _KINDS: Final = ("uint8", "int8", "uint16", "int16")
 
 
 def _quantize(attributes: _Attributes, operands: _Operands) -> Sequence[Array] | None:
-    """'y = saturate((x / y_scale) + y_zero_point)'; 'For (x / y_scale), it rounds to the nearest even'."""
+    """Apply QuantizeLinear: 'y = saturate((x / y_scale) + y_zero_point)'; 'For (x / y_scale), it rounds to the nearest even'."""
     x, scale, zero = _operand(operands, 0), _operand(operands, 1), _optional(operands, 2)
     named = helper.tensor_dtype_to_np_dtype(attributes["output_dtype"]) if attributes.get("output_dtype") else np.uint8
     kind = np.dtype(named) if zero is None else zero.dtype
@@ -36,7 +36,7 @@ def _quantize(attributes: _Attributes, operands: _Operands) -> Sequence[Array] |
 
 
 def _dequantize(attributes: _Attributes, operands: _Operands) -> Sequence[Array] | None:
-    """'y = (x - x_zero_point) * x_scale', of the scale's type."""
+    """Apply DequantizeLinear: 'y = (x - x_zero_point) * x_scale', in the scale's type."""
     x, scale, zero = _operand(operands, 0), _operand(operands, 1), _optional(operands, 2)
     if str(x.dtype) not in (*_KINDS, "int32"):
         return None
@@ -48,7 +48,7 @@ def _dequantize(attributes: _Attributes, operands: _Operands) -> Sequence[Array]
 
 
 def _spread(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """Scales or zero points of a tensor, of the indices along an axis, or of blocks of them, as they meet ``shape``."""
+    """Broadcast scales or zero points of a tensor, of indices along an axis or of blocks of them to ``shape``."""
     if values.size == 1 and values.ndim <= 1:
         return values.reshape(())
     if values.ndim == 1 and not block:
@@ -59,20 +59,20 @@ def _spread(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Arr
 
 
 def _saturated(quotient: Array, zero: Array | None, kind: np.dtype[Any]) -> Array:
-    """Rounded, moved by the zero point and cut to what ``kind`` holds; NaN counts as 0."""
+    """Round, add the zero point and saturate to ``kind``; NaN counts as 0."""
     ends = np.iinfo(kind)
     whole = np.nan_to_num(np.rint(quotient.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
     return np.asarray(np.clip(whole if zero is None else whole + zero, ends.min, ends.max).astype(kind))
 
 
 def _integer_product(attributes: _Attributes, operands: _Operands) -> Sequence[Array]:
-    """'Matrix product that behaves like numpy.matmul'; zero points 'per row for a and per column for b'."""
+    """Apply MatMulInteger: 'Matrix product that behaves like numpy.matmul'; zero points 'per row for a and per column for b'."""
     a, b, of_a, of_b = _operand(operands, 0), _operand(operands, 1), _optional(operands, 2), _optional(operands, 3)
     return (_wrapped(_moved(a, of_a, True) @ _moved(b, of_b, False)),)
 
 
 def _linear_product(attributes: _Attributes, operands: _Operands) -> Sequence[Array]:
-    """The same with scales, and rounded as QuantizeLinear's."""
+    """Return the product with scales, rounded like QuantizeLinear's result."""
     a, of_a, zero_a, b, of_b, zero_b, of_y, zero = (_operand(operands, i) for i in range(8))
     total = _wrapped(_moved(a, zero_a, True) @ _moved(b, zero_b, False)).astype(np.float32)
     scale = _rows(of_a).astype(np.float32) * of_b.astype(np.float32) / _rows(of_y).astype(np.float32)
@@ -80,7 +80,7 @@ def _linear_product(attributes: _Attributes, operands: _Operands) -> Sequence[Ar
 
 
 def _rows(values: Array) -> Array:
-    """A number for each row, or one for all."""
+    """Reshape to one number per row, or one for all."""
     return values.reshape(()) if values.size == 1 and values.ndim <= 1 else values[:, None] if values.ndim == 1 else values
 
 
@@ -90,18 +90,18 @@ def _moved(x: Array, zero: Array | None, rows: bool) -> Array:
 
 
 def _wrapped(total: Array) -> Array:
-    """'accumulation may overflow if and only if in 32 bits'."""
+    """Wrap to int32: 'accumulation may overflow if and only if in 32 bits'."""
     return total.astype(np.int64).astype(np.int32)
 
 
 def _integer_convolution(attributes: _Attributes, operands: _Operands) -> Sequence[Array]:
-    """A convolution of what is left without zero points; padding is 0 after that."""
+    """Convolve after subtracting the zero points; padding is 0 after that."""
     x, w = _operand(operands, 0), _operand(operands, 1)
     return (_convolved(attributes, x, _optional(operands, 2), w, _optional(operands, 3), None),)
 
 
 def _linear_convolution(attributes: _Attributes, operands: _Operands) -> Sequence[Array]:
-    """The same with scales, of each output channel perhaps, a bias in 32 bits, and rounded as QuantizeLinear's."""
+    """Convolve with scales (optionally per output channel) and a 32-bit bias; round like QuantizeLinear."""
     x, of_x, zero_x, w, of_w, zero_w, of_y, zero = (_operand(operands, i) for i in range(8))
     total = _convolved(attributes, x, zero_x, w, zero_w, _optional(operands, 8))
     scale = of_x.reshape(()) * _features(of_w, total.ndim) / of_y.reshape(())
@@ -109,14 +109,14 @@ def _linear_convolution(attributes: _Attributes, operands: _Operands) -> Sequenc
 
 
 def _features(values: Array, rank: int) -> Array:
-    """One number, or one for each channel, as they meet ``rank - 1`` axes of which channels are the first."""
+    """Reshape one number, or one per channel, to broadcast over ``rank - 1`` axes that start with the channels."""
     return values.reshape(()) if values.size == 1 else values.reshape(-1, *(1,) * (rank - 2))
 
 
 def _convolved(
     attributes: _Attributes, x: Array, zero_x: Array | None, w: Array, zero_w: Array | None, bias: Array | None
 ) -> Array:
-    """``x [n, c, ..]`` by ``w [m, c / group, ..]`` in 32 bits, tap by tap."""
+    """Convolve ``x [n, c, ..]`` with ``w [m, c / group, ..]`` in 32 bits, tap by tap."""
     (batch, _, *source), (features, each, *kernel) = x.shape, w.shape
     dims, groups = geometry_of("ConvInteger", attributes, source, kernel)[1], int(attributes.get("group", 1))
     moved = _framed(x.astype(np.float64) - (0 if zero_x is None else zero_x.reshape(())), dims, kernel)
@@ -135,7 +135,7 @@ def _convolved(
 
 
 def _framed(x: Array, dims: Sequence[Extent], kernel: Sequence[int]) -> Array:
-    """Just the elements and zeros that windows meet: padding added, or cropped where it is negative."""
+    """Return the elements and zeros under the windows: padding added, or cropped where it is negative."""
     wide, inner = list[tuple[int, int]](), list[slice]()
     for d, k, n in zip(dims, kernel, x.shape[2:], strict=True):
         reach = (d.out - 1) * d.stride + (k - 1) * d.dilation + 1
@@ -154,7 +154,7 @@ def _optional(operands: _Operands, index: int) -> Array | None:
     return operands[index] if index < len(operands) else None
 
 
-#: Operator -> its results from attributes and operands: None for element types that it does not take.
+#: Operator -> function of attributes and operands that returns its results, or None for unsupported element types.
 QUANTISED: Final[Mapping[str, Callable[[_Attributes, _Operands], Sequence[Array] | None]]] = {
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,

@@ -1,4 +1,4 @@
-"""Activations against onnx's node tests and ONNX Runtime, in the tails too."""
+"""Activations compared with onnx's node tests and ONNX Runtime, also in their tails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison, logic and selection against onnx's node tests and ONNX Runtime."""
+"""Comparison, logic and selection compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose against onnx's node tests and ONNX Runtime."""
+"""Conv and ConvTranspose compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_conv(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool
 
 @pytest.mark.parametrize(("dilation", "taps"), [(1, 3), (12, 3), (27, 3), (28, 1), (36, 1)])
 def test_taps_that_meet_only_padding_are_no_work(dilation: int, taps: int, rng: np.random.Generator) -> None:
-    """DeepLab's widest dilations over a small image: each tap outside would multiply zeros, nine times the work of one tap."""
+    """Check DeepLab's widest dilations over a small image. Multiplying the zeros outside would cost nine times the work of one
+    tap."""
     inputs = {"x": _data(rng, 1, 2, 28, 29), "w": _data(rng, 2, 2, 3, 3)}
     graph = check_random("Conv", inputs, dilations=[dilation, 28], pads=[dilation, 28] * 2)
     product = graph.computes[0]
@@ -86,7 +87,7 @@ def test_conv_transpose(x: tuple[int, ...], w: tuple[int, ...], config: Config, 
 
 
 def test_stride_phases_do_not_multiply_by_zero(rng: np.random.Generator) -> None:
-    """Kernel equal to stride, the usual upsampling: as many multiplications as output pixels need."""
+    """Check a kernel equal to the stride, the usual upsampling: one tap per output pixel."""
     graph = check_random("ConvTranspose", {"x": _data(rng, 1, 8, 6, 6), "w": _data(rng, 8, 4, 2, 2)}, strides=[2, 2])
     contraction = next(c for c in graph.computes if c.kind == "contraction")
     assert contraction.points == 4 * 12 * 12 * 8

@@ -1,4 +1,4 @@
-"""Element-wise arithmetic against onnx's node tests and ONNX Runtime."""
+"""Element-wise arithmetic compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_node_case(case: Any, rng: np.random.Generator) -> None:
     check_node_case(rng, case)
 
 
-#: Where each function is defined and smooth enough to compare.
+#: Ranges in which each function is defined and smooth enough to compare.
 DOMAINS = {
     "Sqrt": (0, 9),
     "Log": (0.01, 9),
@@ -95,7 +95,7 @@ def test_constant_powers(exponent: float, monkeypatch: pytest.MonkeyPatch, rng: 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("constant", [False, True])
 def test_powers_of_special_values_are_those_of_c(dtype: Any, constant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.5 is no square root: C's pow of minus infinity is infinity, and that of -0 is 0."""
+    """Check that the exponent 0.5 is not a square root: C's pow of minus infinity is infinity, and that of -0 is 0."""
     if constant:
         monkeypatch.setitem(harness.STATIC_INPUTS, "Pow", (1,))
     x = np.array([0.0, -0.0, 1, -1, 4, -4, np.inf, -np.inf, np.nan], dtype)
@@ -108,7 +108,7 @@ def test_powers_of_special_values_are_those_of_c(dtype: Any, constant: bool, mon
 
 
 def c_power(base: float, exponent: float) -> float:
-    """Return C's pow, of which Python's raises for a zero to a negative power and for a root of a negative number."""
+    """Return C's pow; Python's raises for a zero to a negative power and for a root of a negative number."""
     try:
         return math.pow(base, exponent)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The Gather family and others against onnx's node tests and ONNX Runtime, with static and run-time indices."""
+"""The Gather family and others compared with onnx's node tests and ONNX Runtime, with static and run-time indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales and zero points of integer products in shapes that fit and that do not: ONNX Runtime's numbers, or bad input."""
+"""Scales and zero points of integer products in valid and invalid shapes: ONNX Runtime's numbers, or bad input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import rammer
 from rammer.errors import BadInput, RammerError
 
 SHAPES = (None, (), (1,), (2,), (3,), (4,), (5,), (3, 1), (1, 5), (2, 2), (0,))
-#: Operator -> shapes and types of its operands, "?" where a scale or a zero point is tried in every shape.
+#: Operator -> shapes and types of its operands; "?" marks a scale or a zero point that is tested in every shape.
 OPERATORS: dict[str, tuple[tuple[Any, str], ...]] = {
     "MatMulInteger": (((3, 4), "u1"), ((4, 5), "u1"), ("?", "u1"), ("?", "u1")),
     "ConvInteger": (((1, 2, 5, 5), "u1"), ((3, 2, 3, 3), "u1"), ("?", "u1"), ("?", "u1")),
@@ -50,7 +50,7 @@ def built(op: str, shapes: list[Any], known: set[int], rng: np.random.Generator)
 
 
 def refused(proto: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
-    """What ONNX Runtime gives; None where it refuses."""
+    """Return ONNX Runtime's result; None if it refuses the model."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -69,7 +69,7 @@ def test_all_shapes(op: str, rng: np.random.Generator) -> None:
     taken = 0
     for number in range(SAMPLE):
         shapes: list[Any] = [() if shape == "?" else shape for shape, _ in OPERATORS[op]]
-        for place in rng.choice(tried, 2 if number else 0, replace=False):  # the first is as both take it
+        for place in rng.choice(tried, 2 if number else 0, replace=False):  # the first case has shapes valid for both
             shapes[place] = optional[rng.integers(len(optional))]
         known = {i for i in range(len(shapes)) if rng.random() < 0.5}
         proto, feeds = built(op, shapes, known, rng)

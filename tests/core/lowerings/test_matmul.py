@@ -1,4 +1,4 @@
-"""MatMul, Gemm and Einsum against onnx's node tests and ONNX Runtime."""
+"""MatMul, Gemm and Einsum compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], rng: np.random.Gen
 @pytest.mark.parametrize(
     ("equation", "shapes", "said"),
     [
-        ("abcd,dpa,cdn -> ndp", [(3, 1, 2, 4), (4, 3, 3), (2, 9, 2)], "'d' in the equation .* is an axis of 4 and one of 9"),
-        ("ii->i", [(3, 2)], "'i' in the equation .* is an axis of 3 and one of 2"),
-        ("ij,jk", [(3, 4), (0, 5)], "4 and one of 0"),
+        ("abcd,dpa,cdn -> ndp", [(3, 1, 2, 4), (4, 3, 3), (2, 9, 2)], "'d' in the equation .* is an axis of 4 and of 9"),
+        ("ii->i", [(3, 2)], "'i' in the equation .* is an axis of 3 and of 2"),
+        ("ij,jk", [(3, 4), (0, 5)], "4 and of 0"),
         ("ij->k", [(3, 2)], "label missing|a letter that no operand has"),
-        ("ij->ii", [(3, 2)], "or one twice"),
+        ("ij->ii", [(3, 2)], "or a letter twice"),
         ("ij", [(3, 2), (2,)], "number of input tensors|operands has the equation"),
         ("ijk", [(3, 2)], "rank of input|axes"),
     ],

@@ -1,4 +1,4 @@
-"""Casts, copies, generators and triangular selection against onnx's node tests and ONNX Runtime."""
+"""Casts, copies, generators and triangular selection compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bo
 @pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("target", KINDS)
 def test_cast(source: str, target: str) -> None:
-    # Within the range of every type: outside it, C leaves the result open.
+    # Within the range of every type: outside it, C leaves the result undefined.
     x = np.array([0, 1, 0.25, 2.75, 99.5, 127], np.float64)
     x = (np.concatenate([x, -x]) if source != "uint8" and target != "uint8" else x).astype(source)
     code = helper.np_dtype_to_tensor_dtype(np.dtype(target))
@@ -62,7 +62,7 @@ def test_eye_like(k: int) -> None:
 
 
 def _generated(node: Node, result: TensorType, constants: dict[str, np.ndarray]) -> np.ndarray:
-    """The value of a node that folding would have removed, lowered by hand."""
+    """Return the value of a node that folding would remove, by direct lowering."""
     types = {n: TensorType(str(v.dtype), v.shape) for n, v in constants.items()} | {"y": result}
     graph = lower(Graph("g", (), (Value("y", result),), (node,), types, constants))
     return np.asarray(run_graph(graph, {}, precise=False)["y"])

@@ -1,4 +1,4 @@
-"""Normalisations against onnx's node tests and ONNX Runtime."""
+"""Normalisations compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_batch_normalization_with_constant_statistics_is_one_map(rng: np.random.
 
 @pytest.mark.parametrize(("spread", "cancels"), [(0.0, True), (0.3, False)])
 def test_batch_normalization_in_float16_keeps_what_cancels(spread: float, cancels: bool, rng: np.random.Generator) -> None:
-    """Channels whose elements lie at their mean, by a variance of almost nothing: the offset is 250 and rounds by 0.06."""
+    """Check channels whose elements equal their mean, with a variance near zero: the offset is 250 and rounds by 0.06."""
     mean = np.array([-0.78, 0.53], np.float16)
     inputs = {
         "x": (mean[:, None] + rng.normal(0, max(spread, 1e-3), (3, 2, 40))).astype(np.float16),
@@ -102,7 +102,7 @@ def test_layer_normalization(axis: int, bias: bool, rng: np.random.Generator) ->
 
 
 def test_layer_normalization_of_large_offsets_does_not_cancel(rng: np.random.Generator) -> None:
-    """E[x^2] - E[x]^2 in float32 would lose every digit of the variance here."""
+    """Check large offsets: E[x^2] - E[x]^2 in float32 would lose every digit of the variance."""
     x = _data(rng, 4, 64, mean=3000)
     model = node_model("LayerNormalization", {"x": x, "s": np.ones(64, np.float32)})
     inputs = {"x": x, "s": np.ones(64, np.float32)}

@@ -1,4 +1,4 @@
-"""Pad against onnx's node tests and NumPy."""
+"""Pad compared with onnx's node tests and NumPy."""
 
 from __future__ import annotations
 

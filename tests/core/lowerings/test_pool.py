@@ -1,4 +1,4 @@
-"""Pooling against onnx's node tests and ONNX Runtime."""
+"""Pooling compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 

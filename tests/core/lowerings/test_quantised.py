@@ -1,4 +1,4 @@
-"""Quantised operators as tensor expressions: what ONNX says, element by element, and the one form of integer products."""
+"""Quantised operators as tensor expressions: ONNX's specification per element, and the canonical form of integer products."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from rammer.passes.pass_pipeline import default_passes
 from rammer_testing.nonempty import some
 from rammer_testing.operators.case import OperandDraw, OperatorCase
 
-#: Draws of each operator.
+#: Random cases of each operator.
 COUNT = 40
 BYTES = ("uint8", "int8")
 
 
 def lowered(case: OperatorCase) -> ComputeGraph:
-    """The case's model; BadInput or CannotLower where it has no tensor expressions."""
+    """Return the lowered model of the case. Raises BadInput or CannotLower if it has no tensor expressions."""
     return lower(bind(read_model(case.model()), {}))
 
 
 def codes(draw: OperandDraw, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Codes of all sizes, many at the ends of what ``kind`` holds."""
+    """Draw codes of all sizes, many at the ends of the range of ``kind``."""
     return draw.array(shape, kind, 0.3, -60, 60 if kind == "int8" else 200)
 
 
 def point(draw: OperandDraw, kind: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Zero points, often at the ends."""
+    """Draw zero points, often at the ends of the range."""
     return draw.array(shape, kind, 0.5, -9, 9)
 
 
 def scales(draw: OperandDraw, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Scales, sometimes powers of two: those give ties."""
+    """Draw scales, sometimes powers of two, which give ties."""
     bits = draw.chance(0.3)
     values = [draw.pick(2.0**-7, 2.0**-6) if bits else draw.random.uniform(0.003, 0.05) for _ in range(int(np.prod(shape)))]
     return np.array(values, np.float32).reshape(shape)
@@ -84,7 +84,7 @@ def product(draw: OperandDraw, op: str) -> OperatorCase:
 
 
 def static(draw: OperandDraw, operands: tuple[Any, ...], weights: int) -> frozenset[int]:
-    """What is known: nothing, all but the data, or all but data and weights."""
+    """Draw the static operands: none, all but the data, or all but data and weights."""
     parameters = frozenset(range(1, len(operands)))
     return draw.pick(frozenset(), parameters, parameters, parameters - {weights})
 
@@ -107,12 +107,12 @@ def test_products_of_codes_are_exact(op: str, seed: int) -> None:
 
 
 def _tiny(graph: ComputeGraph) -> bool:
-    """Whether there is nothing to sum over, or operands are read along no axis of the sum."""
+    """Return True if every sum has at most one term, or if no reduction remains."""
     return all(max((r.extent for r in c.reduce), default=1) == 1 or not c.reduce for c in graph.computes)
 
 
 def known(op: str, signed: bool, pads: int = 1) -> OperatorCase:
-    """A product as quantisers write it: weights and parameters known, those of the weights without a zero point."""
+    """Make a product as quantisers write it: static weights and parameters, and weights without a zero point."""
     rng, kind = np.random.default_rng(3), "int8" if signed else "uint8"
     ends = np.iinfo(kind)
     scale, each = np.float32(0.02), rng.uniform(0.01, 0.02, 6).astype(np.float32)
@@ -132,7 +132,7 @@ def known(op: str, signed: bool, pads: int = 1) -> OperatorCase:
 
 
 def contraction_of(graph: ComputeGraph) -> Compute:
-    """The only contraction, in the integer form: two conversions of bare loads to int32."""
+    """Return the only contraction after checking its integer form: two conversions of bare loads to int32."""
     (main,) = (c for c in graph.computes if c.kind == "contraction")
     body = main.body
     assert isinstance(body, Op) and body.fn == "mul" and main.dtype == "int32"
@@ -150,7 +150,7 @@ def test_one_contraction_and_one_map(op: str, signed: bool) -> None:
     a, b = contraction_operands(main) or ()
     zero = -7 if signed else 131
     assert a.fill == (zero if op == "conv" else None) and b.fill is None
-    # What the zero point comes to is known: a bias of 32 bits.
+    # The effect of the zero point is constant: a bias of 32 bits.
     assert {str(graph.types[n].dtype) for n in graph.computes[1].reads} == {"int32", "float32", "int8" if signed else "uint8"}
 
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN against onnx's node tests and ONNX Runtime."""
+"""LSTM, GRU and RNN compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rnn_activations(name: str, rng: np.random.Generator) -> None:
     if name == "ScaledTanh":
         parameters = {"activation_alpha": [0.6], "activation_beta": [0.8]}
     inputs = _inputs(rng, "RNN")
-    inputs["r"] *= 0.3  # ONNX Runtime's Softplus is infinite beyond 88, and states of unbounded activations grow
+    inputs["r"] *= 0.3  # ONNX Runtime's Softplus is infinite above 88, and states of unbounded activations grow
     check_random("RNN", inputs, 2, hidden_size=HIDDEN, activations=[name], **parameters)
 
 
@@ -107,7 +107,7 @@ def test_batch_first_is_the_same_transposed(op: str, rng: np.random.Generator) -
 
 
 def test_every_step_has_the_same_computes(rng: np.random.Generator) -> None:
-    """Apart from the names of tensors and of the input slice, so that one analysis serves all steps."""
+    """Check that steps differ only in names of tensors and in the input slice: one analysis serves all steps."""
     inputs = _inputs(rng, "LSTM")
     graph = lower_model(node_model("LSTM", inputs, hidden_size=HIDDEN), inputs)
     contractions = [c for c in graph.computes if c.kind == "contraction"]

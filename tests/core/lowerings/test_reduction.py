@@ -1,4 +1,4 @@
-"""Reductions, ArgMax and running sums against onnx's node tests and ONNX Runtime."""
+"""Reductions, ArgMax and running sums compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resize against onnx's node tests and ONNX Runtime."""
+"""Resize compared with onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_scales(mode: str, transformation: str, scales: list[float], rng: np.ran
 @pytest.mark.parametrize("scale", [0.3, 0.6, 0.75, 1.7, 2.3, 3.0])
 @pytest.mark.parametrize("length", [1, 4, 9])
 def test_align_corners_keeps_both_ends(length: int, scale: float, rng: np.random.Generator) -> None:
-    """PyTorch's formula: position i of m maps to i * (n - 1) / (m - 1), and the only position of one to 0."""
+    """Check PyTorch's formula: position i of m maps to i * (n - 1) / (m - 1). A single position maps to 0."""
     out = int(length * np.float32(scale))
     x = _data(rng, 1, 1, length)
     if not out:
@@ -117,7 +117,7 @@ def test_one_and_three_dimensions(shape: tuple[int, ...], sizes: list[int], rng:
 
 
 def test_doubling_nearest_divides_the_index(rng: np.random.Generator) -> None:
-    """The common upsampling needs no table, so tiles propagate through it exactly."""
+    """Check that the common upsampling needs no table, so tiles propagate through it exactly."""
     inputs = _inputs(_data(rng, 1, 2, 4, 4), scales=[1, 1, 2, 2])
     graph = lower_model(node_model("Resize", inputs, mode="nearest"), inputs)
     assert not any(isinstance(e, ex.Table) for c in some(graph.computes) for e in ex.walk(c.body))
@@ -149,7 +149,7 @@ def test_space_to_depth(block: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("antialias", [0, 1])
 def test_corners_do_not_multiply_with_every_dimension(mode: str, antialias: int, rng: np.random.Generator) -> None:
-    # 16 dimensions have 65,536 corners; as passes one after another they are 16 short sums.
+    # 16 dimensions have 65,536 corners; sequential passes are 16 short sums.
     inputs = _inputs(_data(rng, *[2] * 4, *[1] * 12), scales=[1.5] * 4 + [2.0] * 12)
     graph = lower_model(node_model("Resize", inputs, mode=mode, antialias=antialias), inputs)
     assert len(graph.computes) <= 17 and sum(ex.count_flops(c.body) for c in graph.computes) < 200
@@ -162,8 +162,8 @@ def test_five_dimensions_interpolate_as_the_reference_does(rng: np.random.Genera
 @pytest.mark.parametrize(
     ("shape", "given", "says"),
     [
-        ((1, 2, 4, 6), {"scales": [1, 1, 0, 2]}, "the scales of Resize are 1, 1, 0, 2, where numbers above 0 are possible"),
-        ((1, 2, 4, 6), {"scales": [1, 1, -1, 2]}, "the scales of Resize are 1, 1, -1, 2, where numbers above 0 are possible"),
+        ((1, 2, 4, 6), {"scales": [1, 1, 0, 2]}, "the scales of Resize are 1, 1, 0, 2, where numbers above 0 are needed"),
+        ((1, 2, 4, 6), {"scales": [1, 1, -1, 2]}, "the scales of Resize are 1, 1, -1, 2, where numbers above 0 are needed"),
         ((1, 2, 4, 6), {"scales": [1, 1, np.nan, 2]}, "the scales of Resize are 1, 1, nan, 2, where"),
         ((1, 2, 4, 6), {"scales": [1, 1, np.inf, 2]}, "the scales of Resize are 1, 1, inf, 2, where"),
         ((1, 2, 4, 6), {"sizes": [1, 2, 0, 6]}, "input 3 of Resize is 0, where 1 to"),
@@ -203,7 +203,7 @@ def test_half_pixels_of_tensorflow(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("length", range(5, 17))
 @pytest.mark.parametrize("mode", ["half_pixel_symmetric", "half_pixel", "asymmetric"])
 def test_coordinates_that_cancel_are_zero(mode: str, length: int) -> None:
-    """1/6 + 1/3 - 1/2 is 0 and not 6e-17, of which ``ceil`` would make 1; the truth is by fractions."""
+    """Check against fractions: 1/6 + 1/3 - 1/2 must be 0, since ``ceil`` of 6e-17 is 1."""
     out, scale = length * 3 // 2, Fraction(3, 2)
     got = Resampling(length, out, 1.5)
     offset = Fraction(length, 2) * (1 - out / (scale * length)) if mode == "half_pixel_symmetric" else Fraction(0)

@@ -1,4 +1,4 @@
-"""GridSample, AffineGrid and DeformConv against onnx's node tests, ONNX Runtime and plain loops in float64."""
+"""GridSample, AffineGrid and DeformConv compared with onnx's node tests, ONNX Runtime and plain loops in float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_grid_sample(mode: str, padding: str, aligned: int, rng: np.random.Gener
 @pytest.mark.parametrize("aligned", [0, 1])
 @pytest.mark.parametrize("count", [2, 3])
 def test_affine_grids_of_every_small_extent(count: int, aligned: int, rng: np.random.Generator) -> None:
-    """Extents of 1 divide nothing by zero, and a batch of 1 keeps its axis."""
+    """Check that extents of 1 do not divide by zero, and that a batch of 1 keeps its axis."""
     for batch, *extents in some(itertools.product((1, 2), *[(1, 3)] * count)):
         theta = rng.standard_normal((batch, count, count + 1)).astype(np.float32)
         check_random("AffineGrid", {"theta": theta, "size": np.array([batch, 2, *extents])}, align_corners=aligned)
@@ -82,7 +82,7 @@ def test_other_types_are_computed_widely_enough(dtype: str, rng: np.random.Gener
 
 
 def _convolved(arrays: list[np.ndarray], group: int, given: dict[str, Any]) -> np.ndarray:
-    """ONNX's words as loops, in float64."""
+    """Return ONNX's definition, computed by loops in float64."""
     x, w, offset, mask = arrays
     n, channels, height, width = x.shape
     features, per_group, kh, kw = w.shape

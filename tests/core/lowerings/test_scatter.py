@@ -1,4 +1,5 @@
-"""Scatters against onnx's node tests and ONNX Runtime: every reduction, places written twice, known and run-time indices."""
+"""Scatters compared with onnx's node tests and ONNX Runtime. They cover every reduction, positions written several times, and
+static and run-time indices."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def test_node_case(case: Any, static: bool, monkeypatch: pytest.MonkeyPatch, rng
 
 
 def _drawn(op: str, word: str, dtype: str, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Operands in which places are written several times; with "none" by equal updates, as the order is not defined."""
+    """Draw operands in which positions are written several times. With "none" the updates are equal, since their order is
+    undefined."""
     shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 4)))
     attributes: dict[str, Any] = {"reduction": word}
     if op == "ScatterElements":
@@ -87,7 +89,7 @@ def test_a_forbidden_run_time_index_names_no_place(op: str, rng: np.random.Gener
 def test_half_precision_sums_are_rounded_once(rng: np.random.Generator) -> None:
     inputs = {"x": np.full(1, 2048, np.float16), "i": np.zeros(64, np.int64), "u": np.ones(64, np.float16)}
     (y,) = run_node_model(node_model("ScatterElements", inputs, reduction="add"), inputs)
-    assert y[0] == 2048 + 64  # one after another each would be lost
+    assert y[0] == 2048 + 64  # added one after another, each would be lost
 
 
 def test_truths_are_joined(rng: np.random.Generator) -> None:
@@ -101,13 +103,13 @@ def test_truths_are_joined(rng: np.random.Generator) -> None:
 def test_too_many_steps_are_for_the_host(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     inputs, attributes = _drawn("ScatterND", "add", "float32", rng)
     monkeypatch.setattr(scatter, "MOST_STEPS", 0)
-    with pytest.raises(CannotLower, match="each place through its updates"):
+    with pytest.raises(CannotLower, match="steps, more than"):
         lower_model(node_model("ScatterND", inputs, **attributes), inputs)
 
 
 @pytest.mark.parametrize("mode", ["linear", "circular"])
 def test_caches_at_every_place(mode: str, rng: np.random.Generator) -> None:
-    """By ONNX's own loop, which no other runtime runs here."""
+    """Check against ONNX's loop, since no other runtime runs this operator here."""
     for _ in some(range(6)):
         batch, heads, most, width = (int(n) for n in rng.integers(1, 6, 4))
         length = int(rng.integers(1, most + 1))

@@ -1,4 +1,4 @@
-"""Shape operators: right values, bodies that are a single load, and minimal index expressions."""
+"""Shape operators: correct values, bodies that are a single load, and minimal index expressions."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_slice_as_specified(data: st.DataObject) -> None:
 
 
 def _positions(start: int, end: int, step: int, extent: int) -> list[int]:
-    """The specification's words: negative bounds count from the end, then both are clamped."""
+    """Return the positions of the specification: negative bounds count from the end, then both are clamped."""
     last = extent if step > 0 else extent - 1
     start = min(max(start + extent if start < 0 else start, 0), last)
     end = min(max(end + extent if end < 0 else end, 0 if step > 0 else -1), last)
@@ -147,7 +147,7 @@ def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_splits_merges_and_unit_axes_are_minimal(extents: list[int], data: st.DataObject) -> None:
-    """Splitting is affine; merging gives one quotient and one remainder, each of a single axis."""
+    """Check that a split is affine. A merge has one quotient and one remainder, each of a single axis."""
     fine = tuple(extents)
     cut = data.draw(st.integers(0, len(fine)))
     coarse = (math.prod(fine[:cut]), math.prod(fine[cut:]))

@@ -1,4 +1,4 @@
-"""The softmax family against onnx's node tests, ONNX Runtime and SciPy-style formulas."""
+"""The softmax family compared with onnx's node tests, ONNX Runtime and SciPy-style formulas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_softmax_is_four_computes(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("axis", [None, 0, 2, 3, -1])
 def test_old_opsets_coerce_to_two_dimensions(op: str, axis: int | None, rng: np.random.Generator) -> None:
-    """Before opset 13 everything from ``axis`` (1 by default) on is normalised together."""
+    """Check that before opset 13 all axes from ``axis`` (1 by default) on are normalised together."""
     x = rng.standard_normal((2, 3, 4)).astype(np.float32)
     kind = TensorType("float32", x.shape)
     attributes = {} if axis is None else {"axis": axis}

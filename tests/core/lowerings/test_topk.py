@@ -1,4 +1,4 @@
-"""TopK against onnx's node tests and NumPy's stable sort: ties, NaN, every type, short and long axes."""
+"""TopK compared with onnx's node tests and NumPy's stable sort: ties, NaN, every type, short and long axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_node_case(case: Any, rng: np.random.Generator) -> None:
 def _check(x: np.ndarray, count: int, axis: int, largest: int) -> None:
     inputs = {"x": x, "k": np.array([count], np.int64)}
     values, places = run_node_model(node_model("TopK", inputs, 2, opset=24, axis=axis, largest=largest), inputs)
-    # NaN sorts last in NumPy, and is the largest here. Equal elements stay in order.
+    # NaN sorts last in NumPy and counts as largest here. Equal elements stay in order.
     key = np.where(np.isnan(x), np.inf, x) if x.dtype.kind == "f" else x
     order = np.argsort(key, axis=axis, kind="stable")
     if largest:
@@ -57,7 +57,7 @@ def test_infinities_zeros_and_nan() -> None:
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize(("extent", "count"), [(600, 600), (700, 5), (4097, 3), (2500, 150), (9000, 40)])
 def test_long_axes(extent: int, count: int, largest: int, rng: np.random.Generator) -> None:
-    """Each way: all of the axis, through blocks once and twice; with many equal elements as well."""
+    """Check every algorithm: the whole axis, and one and two levels of blocks; also with many equal elements."""
     for x in some([rng.standard_normal((2, extent)), rng.integers(0, 20, (1, extent)), np.zeros((1, extent))]):
         _check(np.asarray(x, np.float32), count, 1, largest)
 
@@ -65,6 +65,6 @@ def test_long_axes(extent: int, count: int, largest: int, rng: np.random.Generat
 def test_a_sort_of_very_much_is_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"x": np.zeros((3, 9), np.float32), "k": np.array([2])}
     monkeypatch.setattr(topk, "MOST_STEPS", 10)
-    with pytest.raises(CannotLower, match="most are 10"):
+    with pytest.raises(CannotLower, match="more than 10"):
         lower_model(node_model("TopK", inputs, 2), inputs)
     assert harness.STATIC_INPUTS["TopK"] == (1,)

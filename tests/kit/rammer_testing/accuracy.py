@@ -1,8 +1,7 @@
-"""Real models against ONNX Runtime on random inputs, before any final softmax: the numbers that count.
+"""Accuracy of real models against ONNX Runtime on random inputs, before any final softmax.
 
-``cases()`` lists every model with two sets of inputs; ``model_error`` runs one on a device. Used by the
-tests and by ``python -m rammer_testing.accuracy --device D``, which prints the table.
-"""
+``cases()`` lists every model with two sets of inputs. ``model_error`` runs one case on a device. The tests use it, as does
+``python -m rammer_testing.accuracy --device D``, which prints the table."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ LARGE = (
 
 @dataclass(frozen=True, slots=True)
 class AccuracyCase:
-    """One model with one of its two sets of inputs."""
+    """A model with one of its two sets of inputs."""
 
     model: str
     inputs: int
@@ -52,10 +51,11 @@ class AccuracyCase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``error`` is the largest relative L2 error over the outputs against ONNX Runtime; NaN never passes.
+    """The result of one case.
 
-    ``exact`` and ``runtime_exact`` are the device's and ONNX Runtime's own errors against float64, worked out only
-    where the two disagree by more than TOLERANCE (NaN otherwise). Times in seconds.
+    ``error`` is the largest relative L2 error over the outputs against ONNX Runtime; NaN always fails. ``exact`` and
+    ``runtime_exact`` are the errors of the device and of ONNX Runtime against float64. They are computed only if the two differ
+    by more than TOLERANCE (NaN otherwise). Times are in seconds.
     """
 
     case: AccuracyCase
@@ -69,20 +69,19 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether the error is within TOLERANCE, or ONNX Runtime is the one that is off: the device agrees
-        with float64 and ONNX Runtime does not come closer."""
+        """True if the error is within TOLERANCE, or if the device agrees with float64 and ONNX Runtime is not closer."""
         return bool(self.error <= TOLERANCE or self.exact <= min(TOLERANCE, self.runtime_exact))
 
 
 def cases() -> list[AccuracyCase]:
-    """Every model; light models have one input shape, so they get one case."""
+    """Return the cases of all models. Light models have one input shape and therefore one case."""
     light = [AccuracyCase(name, 0) for name in LIGHT_MODELS]
     return light + [AccuracyCase(m.key, i) for m in WHEEL_MODELS for i in range(len(inputs_for(m.key)))]
 
 
 @lru_cache(maxsize=2)
 def load_model(name: str, seed: int) -> onnx.ModelProto:
-    """The model without its final softmax; light models get fresh weights."""
+    """Return the model without its final softmax; light models get fresh weights."""
     if name in LIGHT_MODELS:
         return strip_final_softmax(reseed(light_model(name), seed))
     return strip_final_softmax(onnx.load(fetch(name)))
@@ -112,7 +111,7 @@ def model_error(case: AccuracyCase, device: str, seed: int, **options: str) -> R
 
 
 def exact_outputs(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The model in float64: its tensor expressions evaluated by NumPy, with no device involved."""
+    """Evaluate the model's tensor expressions in float64 with NumPy, without a device."""
     from rammer.frontend.bind.binder import bind
     from rammer.frontend.lower.graph_lowering import lower
     from rammer.frontend.read.reader import read_model
@@ -136,7 +135,7 @@ def _relative(have: np.ndarray, want: np.ndarray) -> float:
 
 
 def table(device: str, chosen: Sequence[AccuracyCase], seed: int) -> Iterator[list[str]]:
-    """Rows as they are measured; a failure is a row too."""
+    """Yield one table row per case, as soon as it is measured. A failed case also yields a row."""
     for case in chosen:
         try:
             r = model_error(case, device, seed)
@@ -160,7 +159,7 @@ def table(device: str, chosen: Sequence[AccuracyCase], seed: int) -> Iterator[li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit code 1 when any case fails."""
+    """Run the command line; the exit code is 1 if any case fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--only", default="", help="comma-separated model names")

@@ -1,4 +1,4 @@
-"""Conformance of the caller's arrays: any strides in any call, read in every run, and each bound call with arrays of its own."""
+"""Conformance of caller arrays: arbitrary strides in every call, contents read in every run, separate arrays per bound call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def placed_otherwise(values: Array) -> Iterator[tuple[str, Array]]:
-    """Writable copies of ``values`` with other strides and places in memory."""
+    """Yield writable copies of ``values`` with other strides and memory offsets."""
     yield "with gaps", np.repeat(values, 2, axis=-1)[..., ::2]
     yield "with a stride of 3", np.repeat(values, 3, axis=-1)[..., 1::3]
     yield "backwards", np.ascontiguousarray(values[..., ::-1])[..., ::-1]
@@ -32,8 +32,8 @@ def placed_otherwise(values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def check_caller_arrays(device: Subject) -> None:
-    """Arrays of any strides in ``run`` and in bound calls, in and out. Whether a run reads the caller's array as it is then does
-    not depend on its strides."""
+    """Check arrays of any strides as inputs and outputs of ``run`` and of bound calls. The strides do not decide if a run reads
+    the current contents of the caller's array."""
     refused = list[str]()
     for name in ("product", "dynamic"):
         model = MODELS[name]
@@ -59,7 +59,7 @@ def check_caller_arrays(device: Subject) -> None:
 def _is_live(
     device: Subject, exe: Executable, first: Mapping[str, Array], other: Mapping[str, Array], want: tuple[Any, Any]
 ) -> bool:
-    """Return True if a run of a bound call reads a dense array of the caller as it is then."""
+    """Return True if a run of a bound call reads the current contents of the caller's dense array."""
     given = {n: np.array(a) for n, a in first.items()}
     bound = exe.bind(given)
     bound.run()
@@ -83,7 +83,8 @@ def _follows(
     feeds: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]],
     live: bool,
 ) -> None:
-    """A bound call reads its array in every run, by whatever way it was written. ``feeds`` are inputs and what they give."""
+    """Check that a bound call reads its array in every run, for every way to write it. ``feeds`` are pairs of inputs and expected
+    outputs."""
     (first, other), want = [inputs for inputs, _ in feeds], [made for _, made in feeds]
     port = next(n for n, a in first.items() if a.shape == array.shape)
     bound.run()
@@ -108,7 +109,7 @@ def _follows(
 
 
 def _outputs(device: Subject, exe: Executable, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
-    """Outputs of any strides are written where they are, and nothing between them. What is refused."""
+    """Check that outputs of any strides are written in place, without writes to their gaps. Return the refusals."""
     refused = list[str]()
     port, values = next(iter(want.items()))
     for how, array in placed_otherwise(np.full_like(values, 77)):
@@ -132,7 +133,7 @@ def _outputs(device: Subject, exe: Executable, inputs: Mapping[str, Array], want
 
 
 def check_two_bound(device: Subject) -> None:
-    """Two bound calls of one program with arrays of the same shapes: what one reads and writes is none of the other's."""
+    """Check two bound calls of one program with arrays of equal shapes: neither reads or writes the arrays of the second."""
     model = MODELS["product"]
     segment = program_of(device, model)
     loaded = device.backend.load(segment.program, segment.constants)

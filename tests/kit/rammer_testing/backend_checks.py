@@ -1,4 +1,4 @@
-"""Conformance of an opened device: what it refuses to open as, what it offers for an operator, what it frees, what it queues."""
+"""Conformance of an opened device: rejected options, offered kernels, freed memory and queued runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rammer_testing.table_checks import copying_program, program_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Models whose operators are offered to the device, and how many candidates of each get a kernel.
+#: Models whose operators are offered to the device, and the number of candidates per operator that get a kernel.
 OFFERED, KERNELS = ("images", "softmax", "recurrence", "gather", "reductions"), 3
-#: How much dearer than one behind it the first candidate may be: tiles are ranked with their launch, which no price has in it.
+#: Allowed ratio of the first candidate's price to the least price. Tiles are ranked with their launch; prices exclude it.
 MISORDERED = 1.25
-#: Elements of a program that is loaded and closed, in tasks of ``PIECE``; how often; and the bytes that may stay of all.
+#: Elements of a program that is loaded and closed, elements per task (``PIECE``), repetitions, and bytes that may leak in total.
 LARGE, PIECE, TIMES, STAYS = 1 << 21, 4096, 8, 4 << 21
 
 
 def check_opening(device: Subject) -> None:
-    """An option that the device does not have and a kind that it is not are told, not ignored."""
+    """Check that an unknown option or a wrong device kind raises an error."""
     options = dict(device.options)
 
     def open_with(require: str = "", **more: str) -> None:
@@ -47,7 +47,8 @@ def check_opening(device: Subject) -> None:
 
 
 def check_kernels(device: Subject) -> None:
-    """Candidates and kernels of every operator: what was asked for, with times, and the same under other names."""
+    """Check candidates and kernels of every operator: the requested tile, its times, and equal results
+    under other tensor names."""
     for name in OFFERED:
         program = program_of(device, MODELS[name]).program
         constants = [n for n, s in program.storage.items() if program.buffer[s.buffer].kind == "constant"]
@@ -85,13 +86,13 @@ def _offered(device: Subject, what: str, operator: ROperator, binding: Binding) 
         device.expect(good, f"{what}: a task takes {kernel.alone} s, with all units busy {kernel.crowded} s")
         device.expect((kernel.alone, kernel.crowded) == (twin.alone, twin.crowded), f"{what}: other times with other names")
     device.expect(made > 0, f"{what}: none of the first {KERNELS} candidates gets a kernel")
-    # Whoever measures nothing takes the first, and schedules by the price: they must be one ranking.
+    # Without measurements the first candidate is used and scheduled by its price, so rank and price must agree.
     ranked = priced[0] <= MISORDERED * min(priced)
     device.expect(ranked, f"{what}: the first candidate is priced at {priced[0]} s, one behind it at {min(priced)} s")
 
 
 def _renamed(operator: ROperator, binding: Binding) -> tuple[ROperator, Binding]:
-    """The same operator where every tensor is called otherwise."""
+    """Return the same operator with every tensor renamed."""
     inside = {c.name for c in operator.computes}
     names = {n: f"other{n}" for n in (*operator.inputs, *inside)}
     computes = tuple(replace(c, name=names[c.name], body=rename_tensors(c.body, names)) for c in operator.computes)
@@ -115,7 +116,7 @@ def _of(names: Mapping[str, str], chosen: frozenset[str]) -> frozenset[str]:
 
 
 def check_freed(device: Subject) -> None:
-    """What is loaded and closed again and again leaves neither memory nor threads behind (where the system tells)."""
+    """Check that repeated loading and closing leaks neither memory nor threads, where the system reports them."""
     operator = copying_program(LARGE).operators[0].tiled((PIECE,))
     rows = min(device.backend.vdevice.veus, 64)
     table = tuple(tuple(Task("y", i) for i in range(row, operator.task_count, rows)) for row in range(rows))
@@ -124,7 +125,7 @@ def check_freed(device: Subject) -> None:
     _use(device, program, x)
     _use(device, program, x)
     threads, more = threading.active_count(), STAYS + 1
-    for _ in range(2):  # what others of this process take stays once, what is not freed each time
+    for _ in range(2):  # one-time allocations of this process stay once; a leak grows each time
         if more <= STAYS:
             break
         before = _resident()
@@ -144,7 +145,7 @@ def _use(device: Subject, program: RProgram, inputs: Mapping[str, Array]) -> Non
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
+    """Return the resident bytes of this process; 0 if the system does not report them."""
     gc.collect()
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -156,7 +157,7 @@ def _resident() -> int:
 
 
 def check_queue(device: Subject) -> None:
-    """A bound run may be queued: what comes after it, a write or a look at its outputs, finds it done."""
+    """Check that a bound run may be queued: a later write or read of its outputs waits for it."""
     model = MODELS["product"]
     with opened(device, model) as exe:
         first, second = (model.inputs(device.rng, {}) for _ in range(2))
@@ -181,7 +182,7 @@ def check_queue(device: Subject) -> None:
 
 
 def _one_program(device: Subject, first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
-    """A bound call as the plugin gives it: what it shows stays, and what is not written, too."""
+    """Check the plugin's own bound call: outputs already copied and inputs not rewritten keep their values."""
     segment = program_of(device, MODELS["product"])
     loaded = device.backend.load(segment.program, segment.constants)
     bound = loaded.bind({n: np.array(a) for n, a in first.items()}, {})

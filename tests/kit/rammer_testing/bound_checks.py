@@ -1,4 +1,4 @@
-"""Conformance of bound calls: the same values as ``run``, on arrays that stay, with every misuse named."""
+"""Conformance of bound calls: results equal to ``run``, arrays that persist, and an error for every misuse."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rammer.runtime.executable import Executable
 from rammer_testing.small_models import MODELS, SmallModel
 from rammer_testing.subject import Subject
 
-#: A program, an operator that runs on the host (determinants of more than 64 rows do), and a program that reads both. The scale
-#: keeps the determinant near 1: its logarithm is about the number of rows times that of the scale, the rows and one over e.
+#: A program, a host operator (determinants of more than 64 rows), and a program that reads both. The scale keeps the determinant
+#: near 1: its logarithm is about the number of rows times that of the scale, the rows and one over e.
 HOSTED = SmallModel(
     "hosted",
     """(float[65,65] x, float[65,65] w) => (float[65] s, float[65,65] y) {
@@ -32,7 +32,7 @@ HOSTED = SmallModel(
 
 
 def check_bind(device: Subject) -> None:
-    """Bound calls on every kind of model: values, fresh inputs, other arrays, two calls of one program, misuse."""
+    """Check bound calls on every kind of model: values, fresh inputs, other arrays, two calls of one program, misuse."""
     for name in ("product", "branches", "softmax"):
         model = MODELS[name]
         with opened(device, model) as exe:
@@ -48,7 +48,7 @@ def check_bind(device: Subject) -> None:
 
 @contextmanager
 def opened(device: Subject, model: SmallModel) -> Iterator[Executable]:
-    """``model`` on the device, closed in the end."""
+    """Open ``model`` on the device and close it at exit."""
     exe = device.executable(model)
     try:
         yield exe
@@ -57,7 +57,7 @@ def opened(device: Subject, model: SmallModel) -> Iterator[Executable]:
 
 
 def _values(device: Subject, model: SmallModel, exe: Executable) -> None:
-    """Bound runs equal ``run`` bit for bit, with inputs written between them and with arrays of another call."""
+    """Check that bound runs equal ``run`` bit for bit, after writes to the inputs and with arrays of another call."""
     first, second = (model.inputs(device.rng, model.shapes[0]) for _ in range(2))
     bound = exe.bind(first)
     arrays = dict(bound.outputs)
@@ -69,7 +69,7 @@ def _values(device: Subject, model: SmallModel, exe: Executable) -> None:
     device.expect(0 < seconds < 60 and bool(bound.clock), f"{model.name}: a run took {seconds} s by {bound.clock!r}")
     equal(device, f"{model.name}: written", bound.to_host(), exe.run(second))
     device.expect(all(bound.outputs[n] is a for n, a in arrays.items()), f"{model.name}: a run moved its outputs")
-    # The device's own arrays are what another call may be bound to, in and out, without a copy through the host.
+    # Another call can be bound to the device's own input and output arrays, without a copy through the host.
     other = exe.bind(bound.inputs, bound.outputs)
     same = all(other.outputs[n].shape == a.shape for n, a in arrays.items())
     device.expect(same, f"{model.name}: outputs of another shape than bound")
@@ -89,7 +89,7 @@ def _again(bound: Bound) -> dict[str, Array]:
 
 
 def equal(device: Subject, what: str, have: Mapping[str, Array], want: Mapping[str, Array]) -> None:
-    """Expect the same arrays bit for bit; ``what`` begins the complaint."""
+    """Expect equal arrays bit for bit; ``what`` starts the message."""
     device.expect(set(have) == set(want), f"{what}: outputs {sorted(have)}, not {sorted(want)}")
     for name, array in want.items():
         good = have[name].dtype == array.dtype and np.array_equal(have[name], array)
@@ -97,7 +97,7 @@ def equal(device: Subject, what: str, have: Mapping[str, Array], want: Mapping[s
 
 
 def _misuse(device: Subject, model: SmallModel, exe: Executable) -> None:
-    """What a caller can do wrong raises BadInput that names it."""
+    """Check that each misuse by the caller raises BadInput with the cause."""
     inputs = model.inputs(device.rng, model.shapes[0])
     name, port = next(iter(inputs)), "y"
     bound = exe.bind(inputs)

@@ -1,8 +1,8 @@
-"""An operator's results in float64, with a bound on what the arithmetic of any device may add to each of their elements.
+"""Results of an operator in float64, with an error bound per element for the arithmetic of any device.
 
-A running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3) beside the evaluation: every
-value carries the most that rounding may have moved it. Whole numbers that the format holds carry none, so with small
-integers a contraction has to be right to the last bit, and one product too few or twice is seen whatever the length.
+The evaluation includes a running error analysis: every value has a bound on its accumulated rounding (Higham, "Accuracy and
+Stability of Numerical Algorithms", section 3.3). Whole numbers that the format represents have bound 0. With small integers a
+contraction must therefore be exact, and a missing or repeated product is detected at any length.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rammer_testing.graphs import steps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Unit roundoff of float32 (and what tensor cores lose when they truncate sums), of float16, and of what
-#: contractions may round float32 operands to, by precision.
+#: Unit roundoff of float32, of truncated sums on tensor cores, and of float16; then the rounding of float32 operands of
+#: contractions, by precision.
 SINGLE, TRUNCATED, HALF = 2.0**-24, 2.0**-23, 2.0**-11
 OPERANDS = {"tf32": 2.0**-11, "bfloat16": 2.0**-8}
-#: Half the distance of the smallest float16 numbers, and of the smallest normal float32 numbers, below which a device may flush.
+#: Half the spacing of the smallest float16 numbers, and the smallest normal float32 number, below which a device may flush.
 LEAST = {"float16": 2.0**-25, "float32": 2.0**-126}
-#: Largest whole number up to which float32 holds them all.
+#: Largest whole number up to which float32 represents all whole numbers.
 WHOLE = 2.0**24
-#: Functions that select or change no digit, and roundings of the others in units of the last place: OpenCL C, "Relative Error
-#: as ULPs", full profile; CUDA's are smaller.
+#: Functions that select digits or leave them unchanged, and the roundings of the other functions in units of the last place:
+#: OpenCL C, "Relative Error as ULPs", full profile; CUDA's are smaller.
 EXACT = steps.EXACT | {"shl", "shr", "mod", "fmod", "floordiv"}
 ULPS = {"add": 1, "sub": 1, "mul": 1, "div": 5, "sqrt": 6, "pow": 32, "erf": 32, "tan": 10, "tanh": 10}
 MOST_ULPS = 16
@@ -40,15 +40,15 @@ MOST_ULPS = 16
 
 @dataclass(frozen=True)
 class Bounded:
-    """Values, and how far from each a result may be; None for not at all."""
+    """Values with an error bound per element; None for exact values."""
 
     value: Array
     error: Array | None = None
 
 
 def bounded_results(operator: ROperator, tensors: Mapping[str, Array], precision: str = "float32") -> dict[str, Bounded]:
-    """The outputs of ``operator``, where float32 contractions may round operands as ``precision`` says. Errors are infinite
-    where nothing can be said: a comparison that rounding may turn."""
+    """Return the outputs of ``operator``; float32 contractions may round operands according to ``precision``. Errors are infinite
+    where rounding may change the result of a comparison."""
     known = {n: Bounded(v) for n, v in tensors.items()}
     with np.errstate(all="ignore"):
         for c in operator.computes:
@@ -57,12 +57,12 @@ def bounded_results(operator: ROperator, tensors: Mapping[str, Array], precision
 
 
 def _stored(c: Compute, result: Bounded) -> Bounded:
-    """The rounding of what a Compute stores; float32 results inside an operator need not be rounded, so this only adds."""
+    """Return the result with the rounding of the store. float32 results inside an operator may stay unrounded: this only adds."""
     return _converted(result, c.dtype) if is_float(c.dtype) else result
 
 
 def _converted(result: Bounded, dtype: str) -> Bounded:
-    """Values of a floating-point type. A value that the type holds is rounded, too, where it may have moved."""
+    """Convert values to a floating-point type. Representable values with an error bound are rounded, too."""
     value = result.value
     kind = np.dtype(dtype)
     unit = {"float16": HALF, "float32": SINGLE}.get(dtype, 2.0**-53)
@@ -107,7 +107,7 @@ def _reduced(c: Compute, value: Array, error: Array | None) -> Bounded:
 
 
 def _contracted(c: Compute, operands: tuple[Load, Load], known: Mapping[str, Bounded], rounding: float) -> Bounded:
-    """A sum of products: the sum's own rounding, that of operands, and what the operands bring."""
+    """Return a sum of products with the rounding of the sum, the rounding of its operands, and their errors."""
     a, b = (known[load.tensor] for load in operands)
     names = [load.tensor for load in operands]
 
@@ -143,7 +143,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 @dataclass
 class _Body:
-    """Evaluates the body of a Compute over ``axes``, errors beside values."""
+    """An evaluator for the body of a Compute over ``axes`` that carries errors with values."""
 
     axes: tuple[Axis, ...]
     known: Mapping[str, Bounded]
@@ -152,13 +152,13 @@ class _Body:
         self.memo: dict[Expr, Bounded] = {}
 
     def value(self, e: Expr) -> Bounded:
-        """One expression."""
+        """Evaluate one expression with its error."""
         if e not in self.memo:
             self.memo[e] = self._plain(e) if isinstance(e, Const | Ref | Table | Load) else self._changed(e)
         return self.memo[e]
 
     def _plain(self, e: Expr) -> Bounded:
-        """What is only read: by the evaluator, once for values and once for errors."""
+        """Evaluate expressions that only read: once for values and once for errors."""
         loads = ex.loads(e)
         value = _evaluated(e, self.axes, {n: self.known[n].value for n in {ld.tensor for ld in loads}})
         if not isinstance(e, Load) or (error := self.known[e.tensor].error) is None:
@@ -199,10 +199,10 @@ class _Body:
 
 
 def _moved(fn: str, args: list[Bounded], which: int, value: Array) -> Array:
-    """How far the result moves when one argument is off by its error."""
+    """Return the change of the result if one argument is off by its error."""
     arg = args[which]
     assert arg.error is not None
-    if not np.issubdtype(arg.value.dtype, np.floating):  # an unsure comparison
+    if not np.issubdtype(arg.value.dtype, np.floating):  # an uncertain comparison
         spread = np.abs(args[1].value - args[2].value) if fn == "where" and which == 0 else np.inf
         return np.where((arg.error > 0) & (spread != 0), np.inf, 0.0)
     ends = []
@@ -217,7 +217,7 @@ def _moved(fn: str, args: list[Bounded], which: int, value: Array) -> Array:
 
 
 def _evaluated(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array]) -> Array:
-    """``e`` at every point of ``axes``, broadcast as far as it depends on them."""
+    """Evaluate ``e`` at every point of ``axes``, broadcast along axes that it does not use."""
     used = ex.axes_of(e)
     mine = tuple(a for a in axes if a.name in used)
     found = evaluate_compute(Compute("body", _kind(e, tensors), mine, e), tensors, precise=True)

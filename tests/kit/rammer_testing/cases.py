@@ -1,11 +1,11 @@
-"""Small models that between them need every kind of kernel, as one line of text each: what the search over kernels samples.
+"""Small models, written as one line of text each, that cover every kind of kernel: the samples of the kernel search.
 
-A case says what to compute, in which sizes, precision and layout, and (where it came from a failure) by which candidate:
+A case has an operator, sizes, precision and layout, and (if it came from a failure) a candidate:
 
     conv n=2 c=17 m=20 h=9 w=9 k=3 p=1 +bias +relu +slice off=3 @float16 views=05 late=1 op=1 pick=gemm_f16:1x16x3x9:tm=1,bk=32
 
-It is built through ONNX and the ordinary compiler, so views, epilogues, prologues and connections are those of real models.
-``views`` moves tensors besides (``VIEWS``), and ``late`` says which operands slow operators write just before (``LATE``).
+It is built through ONNX and the ordinary compiler, so views, epilogues, prologues and connections match real models. ``views``
+also moves tensors (``VIEWS``); ``late`` selects the operands that slow operators write immediately before (``LATE``).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from random import Random
 from rammer.ir.operator import ROperator
 from rammer_testing.nets import KINDS, SIZES
 
-#: At a tile's edge, one below and one above; primes; and some that are large.
+#: At a tile's edge, one below and one above; primes; and large sizes.
 EDGES = tuple(t + d for t in (8, 16, 32, 64, 128) for d in (-1, 0, 1))
 ODD = (1, 2, 3, 5, 13, 37, 77, 197)
 LARGE = (96, 192, 200, 256, 300, 512, 768, 1000)
-#: Sizes that families with vectors, tensor cores or whole warps ask for.
+#: Sizes required by families with vectors, tensor cores or whole warps.
 EVEN = (16, 32, 64, 128, 256, 512)
-#: Draws of even sizes before others are taken, too: under a small ``work`` there may be no even ones.
+#: Draws of even sizes before other sizes are accepted: a small ``work`` may permit no even sizes.
 PATIENCE = 1000
-#: What a digit of ``views`` does to the tensor at its position, in turns: elements by which it begins later, and by which its
-#: rows lie further apart. So it is aligned nowhere, in some rows, or in all of them by chance.
+#: Effect of a digit of ``views`` on the tensor at its position, in cyclic order: the shift of its start and the extra distance of
+#: its rows, in elements. The tensor is then aligned nowhere, in some rows, or in all rows by chance.
 VIEWS = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 2), (0, 4), (8, 8), (4, 3))
-#: Which operands are written late: none, all by one operator, each by its own, or the one at a position.
+#: Operands that are written late: none, all by one operator, each by a separate operator, or the operand at a position.
 LATE = ("", "all", "each", "1", "2", "3", "4")
-#: What a size may be, by the letter that names it; all others take any of the above.
+#: Permitted sizes, by the letter that names the size; other letters permit all sizes above.
 SMALL: Mapping[str, tuple[int, ...]] = {
     "n": (1, 1, 2, 3, 8),
     "b": (1, 1, 2, 3, 8),
@@ -59,8 +59,8 @@ SMALL: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class NetCase:
-    """One model and how it is compiled. ``operator`` is the position of the one under test and ``pick`` its candidate
-    (``pick_of``); -1 and "" stand for all. ``seed`` is that of the values."""
+    """A model with its compile settings. ``operator`` is the position of the operator under test and ``pick`` its candidate
+    (``pick_of``); -1 and "" select all. ``seed`` seeds the values."""
 
     kind: str
     sizes: Mapping[str, int]
@@ -83,10 +83,10 @@ class NetCase:
 
     @staticmethod
     def parse(text: str) -> NetCase:
-        """Inverse of ``str``. ValueError for a word that means nothing."""
+        """Parse the text of ``str``. Raises ValueError for an unknown word."""
         kind, *words = text.split()
         if kind not in KINDS:
-            raise ValueError(f"{kind!r} is no kind of case: {', '.join(KINDS)}")
+            raise ValueError(f"{kind!r} is not a kind of case: {', '.join(KINDS)}")
         case = NetCase(kind, {})
         for word in words:
             name, _, value = word.partition("=")
@@ -108,13 +108,13 @@ class NetCase:
 
 
 def pick_of(tiled: ROperator) -> str:
-    """A candidate of an operator as text: family, tile and config."""
+    """Return the text form of a candidate: family, tile and config."""
     config = ",".join(f"{k}={v}" for k, v in tiled.config)
     return f"{tiled.family or 'generic'}:{'x'.join(map(str, tiled.tile))}:{config}"
 
 
 def picked(operator: ROperator, pick: str) -> ROperator:
-    """The candidate that ``pick`` names, its tile cut to the operator's extents. ValueError where it has other axes."""
+    """Return the candidate that ``pick`` names, its tile clipped to the operator's extents. ValueError if the axes differ."""
     family, tile, config = pick.split(":")
     parts = tuple(int(t) for t in tile.split("x")) if tile else ()
     if len(parts) != len(operator.anchor.axes):
@@ -127,7 +127,9 @@ def picked(operator: ROperator, pick: str) -> ROperator:
 
 @dataclass
 class Sampler:
-    """Random cases: ``work`` is the most products (or elements) of one, ``precisions`` those of the device."""
+    """A source of random cases.
+
+    ``work`` bounds the products (or elements) of one case; ``precisions`` are those of the device."""
 
     random: Random
     work: int = 20_000_000
@@ -136,7 +138,7 @@ class Sampler:
     layouts: tuple[str, ...] = ("keep", "keep", "keep", "nhwc")
 
     def next(self) -> NetCase:
-        """The next case, all of whose sizes fit ``work``."""
+        """Return the next case; all its sizes fit ``work``."""
         r = self.random
         kind = r.choice(self.kinds)
         tags = tuple(t for t in (*KINDS[kind].tags, "fuse") if r.random() < 0.3)
@@ -144,8 +146,8 @@ class Sampler:
         return self._case(kind, tags, r.choice(self.precisions), views, r.random() < 0.4)
 
     def first(self) -> Iterator[NetCase]:
-        """Cases with one thing each, those without any first: every kind in every precision with even sizes and odd ones, then
-        with tensors moved in every way, then with one tag."""
+        """Yield cases with one feature each. The order is: every kind in every precision with even and odd sizes, then tensors
+        moved in every way, then single tags."""
         plain = [("", "", True), ("", "", False)]
         moved = [("", str(v) * 3, True) for v in range(1, len(VIEWS))]
         tags = list(dict.fromkeys(t for k in self.kinds for t in (*KINDS[k].tags, "fuse")))
@@ -159,7 +161,7 @@ class Sampler:
         r = self.random
         layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool", "iconv") else "keep"
         if kind in ("iconv", "imatmul", "stored") and precision == "float16":
-            precision = "float32"  # sums of products of bytes are no numbers of float16, whoever stores them in it; codes stay
+            precision = "float32"  # float16 cannot hold sums of products of bytes, even if stored in it; codes stay
         tries = 0
         while True:
             sizes = {name: self._size(name, even and tries < PATIENCE) for name in SIZES[kind]}
@@ -174,7 +176,7 @@ class Sampler:
 
 
 def smaller(case: NetCase) -> list[NetCase]:
-    """Cases with less of one thing, the largest steps first: what shrinking tries."""
+    """Return cases reduced in one respect, largest reductions first, for shrinking."""
     found = [replace(case, tags=tuple(t for t in case.tags if t != tag)) for tag in case.tags]
     found += [replace(case, layout="keep")] if case.layout != "keep" else []
     found += [replace(case, views="")] if case.views else []

@@ -1,4 +1,4 @@
-"""Conformance of what a device claims: its figures, the kernels that it offers for any operator, what they need and take."""
+"""Conformance of a device's claims: its figures, the kernels that it offers for any operator, and their resources."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from rammer_testing.subject import ConformanceError, Subject
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Candidates of an operator that are looked at, and of all that a device could offer.
+#: Candidates examined per operator, and examined candidates of the exhaustive list.
 LOOKED, OFFERED = 4, 8
-#: Predicted seconds of operators whose prices are compared with measurements, how often they are measured, and by what factors
-#: of its price a task may take less and more.
+#: Predicted seconds of the operators whose prices are checked, number of repeated measurements, and allowed ratios of measured
+#: time to price (least and greatest).
 SPAN, RETRIES, NEAR, FAR = 5e-5, 5, (1 / 4, 4.0), (1 / 30, 30.0)
-#: Bytes that a task keeps in its unit's memory where no capacity is given.
+#: Bytes that a task stores in its unit's memory if the capacity is unspecified.
 KEPT = 1 << 20
-#: Operators of every kind and of odd extents, with the element types of their operands where those are not float32.
+#: Operators of every kind with odd extents, and the element types of operands that are not float32.
 ODD: tuple[tuple[str, dict[str, str]], ...] = (
     ("y: f32[] = max[k:9] x[k]", {}),
     ("y: f32[i:1] = x[i]", {}),
@@ -76,7 +76,7 @@ ODD: tuple[tuple[str, dict[str, str]], ...] = (
 
 
 def check_virtual_device(device: Subject) -> None:
-    """The figures of the virtual device are possible, and its memory layers have scopes that there are, the largest first."""
+    """Check that the figures of the virtual device are plausible and its memory layers have valid scopes, largest first."""
     v, scopes = device.backend.vdevice, list(get_args(Scope))
     for layer in v.layers:
         device.expect(layer.scope in scopes, f"layer {layer.name} has scope {layer.scope!r}; there are {', '.join(scopes)}")
@@ -97,12 +97,12 @@ def check_virtual_device(device: Subject) -> None:
     device.expect(not unknown and "float32" in v.precisions, f"precisions {v.precisions}; there are {', '.join(PRECISIONS)}")
 
 
-# --- what is offered --------------------------------------------------------------------------------
+# --- candidates and kernels -------------------------------------------------------------------------
 
 
 def check_odd_operators(device: Subject) -> None:
-    """Whatever the operator, a device offers candidates or none, and its kernels are written or declined: nothing else is raised.
-    Families and their configurations are those that the device declares."""
+    """Check that any operator has candidates or none, and that its kernels are generated or declined without other errors.
+    Families and their configurations must be among those that the device declares."""
     for line, kinds in ODD:
         for operator, binding in _bound(line, kinds):
             _look(device, f"{line}, strides {[list(s.strides) for s in binding.storages.values()]}", operator, binding)
@@ -115,7 +115,7 @@ def check_odd_operators(device: Subject) -> None:
 
 
 def _bound(line: str, kinds: dict[str, str]) -> Iterator[tuple[ROperator, Binding]]:
-    """An untiled operator with dense operands, with constant ones, and with tensors that lie backwards or in wider rows."""
+    """Yield an untiled operator with dense, constant, reversed and row-padded tensors."""
     compute = Compute.parse(line)
     operator = ROperator("y", (compute,), (), ("y",))
     plain = _dense(operator, kinds)
@@ -140,12 +140,12 @@ def _dense(operator: ROperator, kinds: dict[str, str]) -> Binding:
 
 
 def _look(device: Subject, what: str, operator: ROperator, binding: Binding) -> None:
-    """Ask for candidates and kernels as the compiler and the search do."""
+    """Request candidates and kernels in the way of the compiler and of the search."""
     backend = device.backend
     try:
         found = list(islice(backend.candidates(operator, binding), LOOKED))
         if isinstance(backend, Exhaustive):
-            found += islice(backend.offered(operator, binding), OFFERED)
+            found += islice(backend.all_candidates(operator, binding), OFFERED)
     except Exception as problem:
         raise ConformanceError(f"{what}: candidates raise {type(problem).__name__}: {problem}") from problem
     for one in found:
@@ -165,7 +165,7 @@ def _look(device: Subject, what: str, operator: ROperator, binding: Binding) -> 
 
 
 def _declared(device: Subject, what: str, one: ROperator) -> None:
-    """A family that the device declares, with values of its configuration that it declares."""
+    """Check that the device declares the family and the values of its configuration."""
     if not isinstance(device.backend, Families):
         return
     families = device.backend.families
@@ -179,7 +179,7 @@ def _declared(device: Subject, what: str, one: ROperator) -> None:
 
 
 def check_prices(device: Subject) -> None:
-    """A kernel's predicted seconds are those of the profiler: near for a product, of the same order for a map and a reduction."""
+    """Check predicted against profiled seconds of a kernel: close for a product, the same order for a map and a reduction."""
     v = device.backend.vdevice
     size = max(16, min(2048, round((v.flops * v.veus * SPAN / 2) ** (1 / 3))))
     length = max(1 << 12, min(1 << 22, int(v.layer("device").bandwidth * SPAN / 8)))
@@ -205,13 +205,13 @@ def check_prices(device: Subject) -> None:
 
 
 def _kept(rows: int, columns: int) -> ROperator:
-    """Exponentials of rows, kept in the unit's memory, and their sums."""
+    """Return exponentials of rows, stored in the unit's memory, and their sums."""
     lines = (f"t: f32[i:{rows}, k:{columns}] = exp(x[i, k])", f"y: f32[i:{rows}] = sum[k:{columns}] t[i, k]")
     return operator_of(*lines, tile=())
 
 
 def _fits(device: Subject, operator: ROperator, binding: Binding) -> None:
-    """Tiles of the generic kernel keep no more than there is."""
+    """Check that tiles of the generic kernel fit into the unit's memory."""
     v = device.backend.vdevice
     capacity = v.layer("veu").capacity
     for one in islice(device.backend.candidates(operator, binding), LOOKED):
@@ -221,7 +221,7 @@ def _fits(device: Subject, operator: ROperator, binding: Binding) -> None:
 
 
 def check_large_tiles(device: Subject) -> None:
-    """A task that keeps more than its unit's memory holds is refused by DeviceFailure, or computed right all the same."""
+    """Check that a task larger than its unit's memory raises DeviceFailure or computes the right result."""
     capacity = device.backend.vdevice.layer("veu").capacity or KEPT
     columns = 1024
     for rows in (max(1, capacity // 4096), 2 * capacity // 4096 + 1):

@@ -1,8 +1,7 @@
-"""Conformance of measured times: what a run, a bound call and the profiler say, against a clock of our own.
+"""Conformance of measured times of runs, bound calls and the profiler against an independent clock.
 
-The link of a chain of products takes what its task takes, since each waits for the one before; a longer chain less a shorter
-one leaves out what a run costs besides. For a simulated device the clock is what its runs say.
-"""
+Each product of a chain waits for the previous one, so a link costs the time of its task. The difference of a long and a short
+chain excludes the fixed cost of a run. For a simulated device the times reported by its runs are the clock."""
 
 from __future__ import annotations
 
@@ -27,23 +26,23 @@ from rammer_testing.table_checks import program_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Rows and columns of the matrices, links of the short chain, least and most links of the long one, and how much longer it takes.
-#: Products of numbers near 1 stay finite.
+#: Rows and columns of the matrices, links of the short chain, least and most links of the long one, and the required ratio of
+#: their times. Products of numbers near 1 stay finite.
 SIZE, SHORT, FEW, MANY, APART = 64, 1, 12, 96, 2.5
-#: Measurements of which the least counts, rounds of them until one contradicts nothing, and by how much times may differ.
+#: Measurements per minimum, rounds until one shows consistent times, and the allowed ratio of times.
 SAMPLES, ROUNDS, FACTOR = 4, 4, 4.0
-#: By how much they may not differ on a busy machine either.
+#: Allowed ratio on a busy machine.
 GROSS = 200.0
-#: By how much a device's clock may be faster than the host's, and seconds that either may be coarse by.
+#: Allowed ratio of the device's clock to the host's, and the resolution of either in seconds.
 SLACK, INSTANT = 1.05, 5e-5
-#: Threads that compute beside a run.
+#: Threads that compute during a run.
 BURNING = 6
-#: By how much the times of a recorded run may differ from those of an unrecorded one, and seconds by which spans may touch.
+#: Allowed ratio of the times of recorded and unrecorded runs, and allowed overlap of spans in seconds.
 RECORDED, TICK = 50.0, 2e-6
 
 
 def chain(links: int, size: int = SIZE) -> RProgram:
-    """``t1 = x x``, ``t2 = t1 x`` and so on: tasks that can only run one after another."""
+    """Return a chain of dependent tasks: ``t1 = x x``, ``t2 = t1 x`` and so on."""
     names = ["x", *(f"t{i}" for i in range(1, links + 1))]
     operators = []
     for source, name in pairwise(names):
@@ -69,7 +68,7 @@ def chain(links: int, size: int = SIZE) -> RProgram:
 
 
 def check_clocks(device: Subject) -> None:
-    """Seconds are seconds of the wall, of each run: of runs, of bound calls, of whole programs and of single tasks."""
+    """Check wall-clock seconds of every run: of runs, of bound calls, of whole programs and of single tasks."""
     x = {"x": (device.rng.standard_normal((SIZE, SIZE)) / SIZE**0.5).astype(np.float32)}
     links, short = _links(device, x), chain(SHORT)
     long = chain(links)
@@ -92,14 +91,14 @@ def check_clocks(device: Subject) -> None:
 
 
 def _runs_unchanged(device: Subject, program: RProgram, inputs: Mapping[str, Array]) -> bool:
-    """Return False if the device records tasks of another program, with other kernels, in place of this one."""
+    """Return False if the device records tasks of another program with other kernels."""
     backend = device.backend
     return not isinstance(backend, Tracer) or backend.trace(program, {}, inputs).program is program
 
 
 def _links(device: Subject, inputs: Mapping[str, Array]) -> int:
-    """Links of a chain that takes its caller ``APART`` times as long as the short one: few where a link is much more than what it
-    takes to begin a run, so that a run ends before a busy machine interrupts it."""
+    """Return the number of links of a chain with ``APART`` times the duration of the short chain for its caller. If a link costs
+    much more than starting a run, few links suffice: the run ends before a busy machine interrupts it."""
 
     def waited(links: int) -> float:
         loaded = device.backend.load(chain(links), {})
@@ -114,14 +113,14 @@ def _links(device: Subject, inputs: Mapping[str, Array]) -> int:
 
 
 class Timed(NamedTuple):
-    """Seconds that a call says it took, and seconds that its caller waited."""
+    """Seconds reported by a call, and seconds that its caller waited."""
 
     said: float
     waited: float
 
 
 def _timed(call: Callable[[], float], count: int) -> list[Timed]:
-    """``count`` calls after one that does not count."""
+    """Time ``count`` calls after one warm-up call."""
     call()
     found = list[Timed]()
     for _ in range(count):
@@ -132,14 +131,14 @@ def _timed(call: Callable[[], float], count: int) -> list[Timed]:
 
 
 def _busy(device: Subject, program: RProgram, inputs: Mapping[str, Array]) -> None:
-    """While other threads of the process compute, a run takes no longer than its caller waits: processor time of all threads
-    does, where there are several processors."""
+    """Check that a run reports at most the time that its caller waits while other threads compute. A device that reports
+    processor time of all threads fails if the machine has several processors."""
     loaded, over = device.backend.load(program, {}), threading.Event()
     block = bytes(1 << 20)
 
     def burn() -> None:
         while not over.is_set():
-            hashlib.sha256(block)  # without the interpreter's lock
+            hashlib.sha256(block)  # without the interpreter lock
 
     threads = [threading.Thread(target=burn, daemon=True) for _ in range(BURNING)]
     for thread in threads:
@@ -159,9 +158,10 @@ def _busy(device: Subject, program: RProgram, inputs: Mapping[str, Array]) -> No
 
 
 def check_trace(device: Subject) -> None:
-    """Where the device records when its tasks run: each task of a run has its spans, on units that there are, in a run's time.
-    A task ends after those that it waits for; a unit of one thread runs one task at a time; rows that run at the same time are on
-    different units."""
+    """Check the recorded spans of tasks: each task of a run has spans on existing units, within the time of the run.
+
+    A task ends after the tasks that it waits for. A unit of one thread runs one task at a time. Rows that run concurrently are on
+    different units. Skipped if the device does not record tasks."""
     backend = device.backend
     if not isinstance(backend, Tracer):
         return device.skip_whole("it records no spans (rammer.device.manifest.Tracer)")
@@ -182,11 +182,11 @@ def check_trace(device: Subject) -> None:
 
 
 def _spans(device: Subject, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
-    """Record a run, and expect what holds of the spans of every device."""
+    """Record a run and check the properties of spans that hold on every device."""
     backend = device.backend
     assert isinstance(backend, Tracer)
     run = backend.trace(program, constants, inputs)
-    if run.program is not program:  # what the device made of it computes the same
+    if run.program is not program:  # the device's own version computes the same
         verify(run.program)
         same = run.program.inputs == program.inputs and run.program.outputs == program.outputs
         device.expect(same, "what was recorded is another program, by its inputs and outputs")
@@ -211,7 +211,7 @@ def _of_unit(run: Recorded, unit: int) -> list[Span]:
 
 
 def _after_waits(device: Subject, run: Recorded) -> None:
-    """A task that waits for all that a counter counts ends no sooner than any of that."""
+    """Check that a task that waits for a whole counter ends no sooner than the counted tasks."""
     ends: dict[tuple[str, int], float] = {}
     for span in run.spans:
         key = (span.operator, span.index)
@@ -226,7 +226,7 @@ def _after_waits(device: Subject, run: Recorded) -> None:
 
 
 def _measured(device: Subject, short: RProgram, long: RProgram, inputs: Mapping[str, Array]) -> dict[str, list[Timed]]:
-    """Seconds of the two chains and of a task, by every clock that there is."""
+    """Return seconds of the two chains and of one task, by every available clock."""
     profiler, found = device.backend.profiler, dict[str, list[Timed]]()
     for what, program in (("short", short), ("long", long)):
         loaded = device.backend.load(program, {})
@@ -243,9 +243,11 @@ def _measured(device: Subject, short: RProgram, long: RProgram, inputs: Mapping[
 
 
 def _contradictions(times: Mapping[str, Sequence[Timed]], links: int, factor: float, unchanged: bool) -> list[str]:
-    """What the profiler says that contradicts all runs, of which the long ones have so many ``links`` more, by ``factor``. Where
-    there is other work meanwhile runs differ, and less contradicts them. The time of a task is compared where a device runs the
-    program ``unchanged``: other kernels take other times."""
+    """Return the profiler's times that differ from all runs by more than ``factor``.
+
+    The long runs have ``links`` more links than the short ones. Other load widens the range of runs, so fewer times contradict
+    them. The time of a task is compared only if the device runs the program ``unchanged``, since other kernels have other times.
+    """
     runs, short = ([t.said for t in times[f"a run of the {what} chain"]] for what in ("long", "short"))
     bounds = {
         "the long chain by the profiler": (min(runs), max(runs)),
@@ -261,8 +263,8 @@ def _contradictions(times: Mapping[str, Sequence[Timed]], links: int, factor: fl
 
 
 def _against_caller(device: Subject, name: str, times: Mapping[str, Sequence[Timed]], links: int) -> None:
-    """What runs say against what their caller waits: no run takes longer, and the links of the chain that one run has beside the
-    other are in its seconds, too."""
+    """Compare the times reported by runs with the times that their caller waits. A run must not report more than the caller
+    waited, and its seconds must include the extra links of the long chain."""
     runs, short = times[f"{name} of the long chain"], times[f"{name} of the short chain"]
     for said, waited in (*runs, *short):
         good = 0 < said <= waited * SLACK + INSTANT

@@ -1,6 +1,6 @@
-"""The conformance kit: what every device must do, for a plugin author's own tests.
+"""The conformance kit: the checks that every device must pass, for a plugin author's own tests.
 
-``check_device("toy")`` runs everything and raises ConformanceError with all findings. For one test a
+``check_device("toy")`` runs everything and raises ConformanceError with all findings. For one test per
 check, parametrise over ``CHECKS``::
 
     @pytest.mark.parametrize("check", CHECKS)
@@ -84,35 +84,35 @@ __all__ = [
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: How often times that contradict the work are measured again.
+#: Repetitions of a time measurement that contradicts the work.
 RETRIES = 4
 
 
 @dataclass(frozen=True)
 class _Manifests:
-    """An entry point whose plugin has been made already."""
+    """An entry point with an existing plugin."""
 
     devices: tuple[Device, ...]
     name: str = "given"
 
     def load(self) -> object:
-        """A plugin with one hook."""
+        """Return a plugin with one hook."""
         return self
 
     @hookimpl
     def rammer_devices(self) -> Sequence[Device]:
-        """The manifests."""
+        """Return the manifests of the devices."""
         return self.devices
 
 
 def registry_of(*devices: Device) -> Registry:
-    """A registry of these manifests alone: for testing a device that is not installed."""
+    """Return a registry of these manifests only, to test a device that is not installed."""
     return Registry([_Manifests(devices)])
 
 
 @contextmanager
 def subject(spec: str, **options: str) -> Iterator[Subject]:
-    """A Subject for ``NAME[:INDEX]``; DeviceUnavailable where it does not work here."""
+    """Open a Subject for ``NAME[:INDEX]``. Raises DeviceUnavailable if the device does not work here."""
     yield Subject(spec, options=options)
 
 
@@ -120,7 +120,7 @@ def subject(spec: str, **options: str) -> Iterator[Subject]:
 
 
 def check_manifest(device: Subject) -> None:
-    """The plugin loads, speaks this core's API version and shows what it runs on."""
+    """Check that the plugin loads, has this core's API version and describes its hardware."""
     status: DeviceStatus = device.registry.status(device.spec.partition(":")[0])
     device.expect(status.state == "ok", f"state {status.state}: {status.reason}")
     device.expect(bool(device.backend.hardware.name and device.backend.hardware.kind), "hardware without name or kind")
@@ -133,7 +133,7 @@ def check_manifest(device: Subject) -> None:
 
 
 def check_model(device: Subject, model: SmallModel) -> None:
-    """Every shape of ``model`` against float64: right values, again after other inputs, bit for bit."""
+    """Check every shape of ``model`` against float64, and bit-identical results after other inputs."""
     exe = device.executable(model)
     try:
         for shape in model.shapes:
@@ -158,7 +158,7 @@ def _compared(device: Subject, model: SmallModel, special: LoadedModel, inputs: 
 
 
 def check_policies(device: Subject) -> None:
-    """The device runs whatever table a policy makes."""
+    """Check that the device runs the table of every policy."""
     model = MODELS["branches"]
     for policy in ("sequential", "greedy", "wavefront", "ios"):
         exe = device.executable(model, policy)
@@ -168,7 +168,7 @@ def check_policies(device: Subject) -> None:
 
 
 def check_layouts(device: Subject) -> None:
-    """Kernels read and write tensors wherever their storages say: images lie with their channels last inside."""
+    """Check that kernels read and write tensors according to their storages: the images are channels-last inside."""
     model = MODELS["images"]
     exe = device.executable(model, layout="nhwc")
     inputs = model.inputs(device.rng, model.shapes[0])
@@ -179,7 +179,7 @@ def check_layouts(device: Subject) -> None:
 
 
 def check_memory_limit(device: Subject) -> None:
-    """A program that needs more memory than there is ends in DeviceFailure, before anything is computed."""
+    """Check that a program that needs more memory than available raises DeviceFailure before anything is computed."""
     memory = device.backend.hardware.memory
     if not memory:
         return device.skip_whole("the hardware has no known amount of memory")
@@ -194,7 +194,7 @@ def check_memory_limit(device: Subject) -> None:
 
 
 def _product(size: int) -> tuple[ROperator, Binding]:
-    """An untiled matrix product of ``size`` cubed."""
+    """Return an untiled matrix product of ``size`` cubed."""
     line = f"c: f32[i:{size}, j:{size}] = sum[k:{size}] a[i, k] * b[k, j]"
     operator = ROperator("c", (Compute.parse(line),), (), ("c",))
     types = {n: operator.anchor.type for n in ("a", "b", "c")}
@@ -202,7 +202,7 @@ def _product(size: int) -> tuple[ROperator, Binding]:
 
 
 def _task_times(device: Subject, size: int) -> list[float]:
-    """Seconds of a task alone, four times, for a product of ``size`` cubed; its resources are looked at on the way."""
+    """Return four measured seconds of one task of a product of ``size`` cubed, and check its resources."""
     backend, profiler = device.backend, device.backend.profiler
     operator, binding = _product(size)
     kernel = backend.kernel(replace(operator, tile=(size, size)), binding)
@@ -216,10 +216,10 @@ def _task_times(device: Subject, size: int) -> list[float]:
 
 
 def check_profiler(device: Subject) -> None:
-    """Rammer's three measurements: positive, larger for more work, and on a device with a clock measured."""
+    """Check the three measurements of the profiler: positive, larger for more work, and measured on a device with a clock."""
     profiler = device.backend.profiler
     small, large = (_task_times(device, size) for size in (8, 128))
-    for _ in range(RETRIES):  # on a busy machine the least of a few samples may still be somebody else's time
+    for _ in range(RETRIES):  # on a busy machine the least of a few samples may include other work
         if min(small) < min(large):
             break
         small, large = small + _task_times(device, 8), large + _task_times(device, 128)
@@ -237,7 +237,7 @@ def _model_check(name: str) -> Callable[[Subject], None]:
     return lambda device: check_model(device, MODELS[name])
 
 
-#: What is cheap first, threads and clocks last.
+#: Cheap checks first, threads and clocks last.
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "manifest": check_manifest,
     "opening": check_opening,
@@ -289,14 +289,14 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "threads: runs": check_runs,
     "resident": check_resident,
 }
-#: Those that measure time: tests mark them ``alone``.
+#: Checks that measure time; tests mark them ``alone``.
 TIMED: Final = frozenset({"clocks", "trace"})
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found. ``state`` is ok, failed or skipped; ``reason`` says what is wrong, or why the check, or a part of it,
-    does not apply."""
+    """The result of one check. ``state`` is ok, failed or skipped. ``reason`` is the fault, or the reason why the check, or a
+    part of it, does not apply."""
 
     name: str
     state: str
@@ -311,7 +311,7 @@ class CheckResult:
 
 
 def results(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[CheckResult]:
-    """Run each check on a fresh Subject. RammerError where the device does not open."""
+    """Run each check on a fresh Subject. Raises RammerError if the device does not open."""
     for name in checks:
         start, state = time.perf_counter(), "ok"
         with subject(spec, **options) as device:
@@ -325,20 +325,20 @@ def results(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Ite
 
 
 def failures(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[tuple[str, str, float]]:
-    """Each check's name, what is wrong ("" if nothing) and seconds. RammerError where the device does not open."""
+    """Yield the name, fault ("" if none) and seconds of each check. Raises RammerError if the device does not open."""
     for found in results(spec, options, checks):
         yield found.name, found.reason if found.state == "failed" else "", found.seconds
 
 
 def check_device(spec: str, **options: str) -> None:
-    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; RammerError if it does not open."""
+    """Run every check on ``NAME[:INDEX]``. Raises ConformanceError with all failures; RammerError if the device does not open."""
     found = [f"{name}: {problem}" for name, problem, _ in failures(spec, options, CHECKS) if problem]
     if found:
         raise ConformanceError(f"{len(found)} of {len(CHECKS)} checks failed\n" + "\n".join(found))
 
 
 def chosen_checks(names: Sequence[str]) -> list[str]:
-    """The checks of these names, in the order in which they run; all if none is named. BadInput for a name that is none."""
+    """Return the checks of these names in run order, or all if the list is empty. Raises BadInput for an unknown name."""
     for name in names:
         if name not in CHECKS:
             raise BadInput(f"no check {name!r}", hint=f"checks: {', '.join(CHECKS)}")
@@ -346,16 +346,16 @@ def chosen_checks(names: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit code 1 when a check fails, else as for ``rammer``."""
-    parser = argparse.ArgumentParser(description="What every device must do, check by check.")
+    """Run the command line; the exit code is 1 if a check fails, else as for ``rammer``."""
+    parser = argparse.ArgumentParser(description="Checks of every device.")
     parser.add_argument("--device", required=True, metavar="NAME[:INDEX]")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="as for rammer run")
-    parser.add_argument("--check", action="append", default=[], metavar="NAME", help="this check alone; may be repeated")
+    parser.add_argument("--check", action="append", default=[], metavar="NAME", help="run only this check; repeatable")
     chosen, count, wrong = parser.parse_args(arguments), 0, 0
     try:
         wrong_options = [o for o in chosen.option if "=" not in o]
         if wrong_options:
-            raise BadInput(f"option {wrong_options[0]!r} is no KEY=VALUE")
+            raise BadInput(f"option {wrong_options[0]!r} is not KEY=VALUE")
         options = dict(o.split("=", 1) for o in chosen.option)
         checks = chosen_checks(chosen.check)
         for found in results(chosen.device, options, checks):

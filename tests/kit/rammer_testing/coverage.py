@@ -1,8 +1,7 @@
-"""What a search over kernels has covered: counts by family, precision and feature, and what is still missing.
+"""Coverage of a kernel search: counts by family, precision and feature, and the missing combinations.
 
-A feature is a fact of one candidate that kernels have gone wrong by: a partial tile, an operand that is aligned nowhere, an
-operand that is no constant, the one that is written last. Counts of several processes and runs add up.
-"""
+A feature is a property of one candidate that has caused wrong kernels. Examples are a partial tile, an operand that is aligned
+nowhere, a non-constant operand, and the operand written last. Counts of several processes and runs add up."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from rammer_testing.single import UntiledOperator
 
 #: Family, precision and feature.
 Cell: TypeAlias = tuple[str, str, str]
-#: Bytes at whose multiples the widest loads and copies begin, and products of a long sum.
+#: Alignment in bytes of the widest loads and copies, and the number of products in a long sum.
 WIDEST, DEEP = 16, 256
-#: By what a candidate computes and where its tensors lie. Besides, by which operands are late: "free 2" is the second operand
-#: of a product of two that are no constants.
+#: Features of the computation and of the storage of its tensors. Further features name the late operands: "free 2" is the second
+#: operand of a product of two non-constant tensors.
 SHAPES = (
     "whole",
     "partial",
@@ -42,12 +41,12 @@ SHAPES = (
     "placed",
 )
 FEATURES = (*SHAPES, *(f"{kind} {w or 'direct'}" for kind in ("late", "free") for w in LATE))
-#: What became of candidates.
+#: Results of candidates.
 FATES = ("run", "failed", "refused")
 
 
 def features(tiled: ROperator, subject: UntiledOperator) -> frozenset[str]:
-    """The features of a candidate, apart from which operands are late."""
+    """Return the features of a candidate, except those of late operands."""
     return frozenset((*_computed(tiled, subject), *_stored(tiled, subject)))
 
 
@@ -83,7 +82,7 @@ def _stored(tiled: ROperator, subject: UntiledOperator) -> Iterator[str]:
 
 
 def ways(subject: UntiledOperator) -> dict[str, str]:
-    """The ways of ``LATE`` in which an operator's operands can be late, by their features."""
+    """Return the values of ``LATE`` that apply to an operator's operands, by feature."""
     operator, constants = subject.operator, subject.binding.constants
     count = min(len(LATE) - 3, sum(n not in constants for n in operator.inputs))
     free = operator.main.kind == "contraction" and not constants & {*operator.main.reads}
@@ -93,22 +92,22 @@ def ways(subject: UntiledOperator) -> dict[str, str]:
 
 @dataclass
 class Coverage:
-    """How many candidates were run in each cell, which cells the device offered at all, and what became of candidates."""
+    """Counts of candidates per cell, the cells that the device offered, and the results of candidates."""
 
     cells: Counter[Cell] = field(default_factory=Counter)
     offered: set[Cell] = field(default_factory=set)
     fates: Counter[Cell] = field(default_factory=Counter)
 
     def missing(self) -> list[Cell]:
-        """Cells that were offered and never run."""
+        """Return the cells that were offered and never run."""
         return sorted(c for c in self.offered if not self.cells[c])
 
     def late(self, family: str, precision: str, ways: Mapping[str, str]) -> str:
-        """The one of ``ways`` (of ``LATE``, by their features) that this family has seen least."""
+        """Return the value in ``ways`` (values of ``LATE`` by feature) that was run least for this family."""
         return ways[min(ways, key=lambda w: self.cells[family, precision, w])]
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """What ``event`` or a report counts."""
+        """Add the counts of ``event`` or of a report."""
         for family, precision, what, count in event.get("cells", ()):
             self.cells[family, precision, what] += count
             self.offered.add((family, precision, what))
@@ -117,21 +116,22 @@ class Coverage:
         self.offered |= {(f, p, w) for f, p, w in event.get("offered", ())}
 
     def listed(self) -> dict[str, Any]:
-        """As JSON, for ``add``."""
+        """Return the counts as JSON data for ``add``."""
         counts = {"cells": self.cells, "fates": self.fates}
         return {n: [[*c, k] for c, k in sorted(found.items())] for n, found in counts.items()} | {"offered": sorted(self.offered)}
 
     def runs(self) -> dict[tuple[str, str], int]:
-        """Candidates run by family and precision."""
+        """Return the number of candidates run, by family and precision."""
         return {(f, p): n for (f, p, what), n in self.fates.items() if what == "run"}
 
     @property
     def candidates(self) -> int:
-        """Candidates run."""
+        """The number of candidates run."""
         return sum(self.runs().values())
 
     def table(self) -> str:
-        """Candidates by family, precision and feature; - for what was never offered. Below it, what was offered and never run."""
+        """Return a table of candidates by family, precision and feature. A dash marks cells that were never offered. The lines
+        below list the cells that were offered but never run."""
         rows = [self._row(f, p) for f, p in sorted({c[:2] for c in self.offered} | {c[:2] for c in self.fates})]
         return "\n".join([markdown_table(rows, ("family", "precision", *FATES, *FEATURES)), *self._lacking()])
 
@@ -148,7 +148,7 @@ class Coverage:
 
 
 def _grouped(cells: Iterable[Cell]) -> str:
-    """Cells in words, those of one family and precision together."""
+    """Return the text of cells, grouped by family and precision."""
     found: dict[tuple[str, str], list[str]] = {}
     for family, precision, what in cells:
         found.setdefault((family, precision), []).append(what)

@@ -1,4 +1,4 @@
-"""Seeded decoders like Llama with weights of a few bits in blocks, as ONNX Runtime's model builder writes them."""
+"""Seeded Llama-like decoders with block-quantised weights, in the form of ONNX Runtime's model builder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Decoder:
-    """``tokens`` in one call behind ``past`` earlier ones; ``layers`` of grouped-query attention with rotary positions and a
-    gated layer of ``inner`` units; weights of ``bits`` in blocks of ``block``, with zero points where ``moved``.
+    """A decoder for ``tokens`` in one call after ``past`` earlier ones.
 
-    ``accuracy`` is what MatMulNBits calls so: 4 permits to round what the weights multiply to bytes.
+    It has ``layers`` of grouped-query attention with rotary positions and a gated layer of ``inner`` units. Weights have ``bits``
+    bits in blocks of ``block``, with zero points if ``moved``. ``accuracy`` is the attribute of MatMulNBits: 4 permits rounding
+    of the weights' operand to bytes.
     """
 
     tokens: int = 1
@@ -36,15 +37,15 @@ class Decoder:
 
     @property
     def width(self) -> int:
-        """Of a head."""
+        """The width of one head."""
         return self.hidden // self.heads
 
     def model(self) -> onnx.ModelProto:
-        """Token numbers ``ids`` and each layer's earlier keys and values in, ``logits`` and the new keys and values out."""
+        """Return a model from token ids (``ids``) and cached keys and values to ``logits`` and new keys and values."""
         return _Writer(self).model()
 
     def feeds(self, seed: int) -> dict[str, np.ndarray]:
-        """Random inputs."""
+        """Return random inputs of the model."""
         rng = np.random.default_rng(seed)
         given: dict[str, np.ndarray] = {"ids": rng.integers(0, self.words, (1, self.tokens))}
         if self.past:
@@ -64,7 +65,7 @@ class _Writer:
         self.rng = np.random.default_rng(self.d.seed)
 
     def node(self, op: str, *inputs: str, outputs: tuple[str, ...] = (), domain: str = "", **attributes: Any) -> str:
-        """A node; its first output."""
+        """Append a node and return its first output."""
         names = list(outputs) or [f"v{len(self.nodes)}"]
         self.nodes.append(helper.make_node(op, list(inputs), names, domain=domain, **attributes))
         return names[0]
@@ -74,7 +75,7 @@ class _Writer:
         return str(self.constants[-1].name)
 
     def product(self, x: str, depth: int, columns: int) -> str:
-        """MatMulNBits with random weights whose results are about as large as ``x``."""
+        """Append MatMulNBits with random weights whose results have about the magnitude of ``x``."""
         d, blocks = self.d, -(-depth // self.d.block)
         spread = 1.7 / (np.sqrt(depth) * 2 ** (d.bits - 1))
         given = [self.rng.integers(0, 256, (columns, blocks, d.block * d.bits // 8)).astype(np.uint8)]

@@ -1,12 +1,12 @@
-"""Search for kernels that compute something else: every family, precision and candidate of a device, over sampled operators.
+"""Search for wrong kernels: every family, precision and candidate of a device, over sampled operators.
 
     python -m rammer_testing.families --device rocm --seconds 600 --seed 1 --processes 2 --report found.json
     python -m rammer_testing.families --merge found.json others.json
 
-Not the tuner's winners are run but whatever the device's search can offer (``Exhaustive``), as programs of one operator
-(``rammer_testing.single``) against float64 with bounds (``rammer_testing.bounds``). Each failure is shrunk and printed as a
-line that ``--case`` runs again. Workers are processes (``rammer_testing.search``): a kernel that hangs or faults costs one of
-them. Where several GPUs are to search, each gets a command with its own seed, and the reports are merged.
+The search runs all candidates of the device (``Exhaustive``), not only the tuner's best, as programs of one operator
+(``rammer_testing.single``) against float64 with bounds (``rammer_testing.bounds``). Each failure is shrunk and printed as a line
+that ``--case`` runs again. Workers are processes (``rammer_testing.search``): a kernel that hangs or faults ends one of them. To
+search on several GPUs, start one command per GPU with a different seed and merge the reports.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rammer_testing.search import Hunt, Search, again
 from rammer_testing.worker_pool import Member, check_tried
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
-#: Shrunk cases that are printed of each kind of failure.
+#: Shrunk cases printed for each kind of failure.
 SHOWN = 2
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn for which device: at most ``each`` candidates of a family, and ``size`` products of a case; ``kinds`` and
-    ``precisions`` with commas, where "" is all precisions that the device has."""
+    """The sampling options of a device. ``each`` bounds the candidates of a family and ``size`` the products of a case. ``kinds``
+    and ``precisions`` are separated by commas; "" selects all precisions of the device."""
 
     device: str
     seed: int = 1
@@ -49,13 +49,13 @@ class Drawn:
     options: tuple[str, ...] = ()
 
     def search(self) -> Search:
-        """A search on the device, opened."""
+        """Return a search on the opened device."""
         return Search(self.device, dict(o.split("=", 1) for o in self.options), self.each)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long and with how many processes, and whether the first failure ends it."""
+    """The duration and number of processes, and a flag that stops at the first failure."""
 
     seconds: float
     processes: int
@@ -65,22 +65,22 @@ class Patience:
 @click.command()
 @click.option("--device", default="", help="NAME or NAME:INDEX.")
 @click.option("--seconds", default=60.0, show_default=True, help="How long to search.")
-@click.option("--seed", default=1, show_default=True, help="Of the cases.")
-@click.option("--processes", "--workers", default=1, show_default=True, type=click.IntRange(1), help="Side by side.")
-@click.option("--each", default=3, show_default=True, type=click.IntRange(1), help="Most candidates of a family.")
-@click.option("--size", default=1_000_000, show_default=True, help="Most products (or so) of one case.")
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="With commas.")
-@click.option("--precisions", default="", help="With commas; else all that the device has.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the cases.")
+@click.option("--processes", "--workers", default=1, show_default=True, type=click.IntRange(1), help="Number of processes.")
+@click.option("--each", default=3, show_default=True, type=click.IntRange(1), help="Maximum number of candidates of a family.")
+@click.option("--size", default=1_000_000, show_default=True, help="Approximate maximum number of products of one case.")
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Comma-separated kinds of cases.")
+@click.option("--precisions", default="", help="Comma-separated precisions; default: all of the device.")
 @click.option("--option", "options", multiple=True, help="KEY=VALUE of the device.")
-@click.option("--case", "text", default="", help="Run this one, as a failure was printed.")
+@click.option("--case", "text", default="", help="Run this case, as printed with a failure.")
 @click.option("--stop", is_flag=True, help="End at the first failure.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write coverage and failures there, as JSON.")
-@click.option("--merge", is_flag=True, help="Add up the reports FILES, and search nothing.")
+@click.option("--merge", is_flag=True, help="Add up the reports FILES without a search.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @gather_options("drawn", Drawn, "device", "seed", "each", "size", "kinds", "precisions", "options")
 @gather_options("effort", Patience, "seconds", "processes", "stop")
 def main(drawn: Drawn, effort: Patience, text: str, report: Path | None, merge: bool, files: tuple[Path, ...]) -> None:
-    """Search, print what was covered and every failure, and exit with 1 if there was one."""
+    """Search, print the coverage and every failure, and exit with 1 if there was one."""
     if merge:
         return finish(merged(files), report)
     if not drawn.device or files:
@@ -102,7 +102,7 @@ def main(drawn: Drawn, effort: Patience, text: str, report: Path | None, merge: 
 
 
 def begin(drawn: Drawn, member: Member) -> Hunt:
-    """What searches in one process."""
+    """Return the search of one process."""
     search = drawn.search()
     offered = tuple(p for p in drawn.precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
     return Hunt(
@@ -111,25 +111,25 @@ def begin(drawn: Drawn, member: Member) -> Hunt:
 
 
 def merged(files: tuple[Path, ...]) -> HuntOutcome:
-    """The sum of reports. UsageError for a file that is none."""
+    """Return the sum of reports. Raises UsageError for a file that is not a report."""
     total = HuntOutcome({})
     for path in files:
         try:
             total.merge(json.loads(path.read_text()))
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise click.UsageError(f"{path} is no report of this search: {problem}") from problem
+            raise click.UsageError(f"{path} is not a report of this search: {problem}") from problem
     return total
 
 
 def keep(outcome: HuntOutcome, report: Path | None) -> None:
-    """Write the report, if there is to be one."""
+    """Write the report if a path was passed."""
     if report is not None:
         text = json.dumps(outcome.listed()).encode()
         write_whole(report, lambda file: file.write(text))
 
 
 def finish(outcome: HuntOutcome, report: Path | None) -> None:
-    """Print the coverage, and of each kind of failure how many and the first ones; exit with 1 where there are any."""
+    """Print the coverage, and the count and first examples of each kind of failure. Exit with 1 after any failure."""
     keep(outcome, report)
     click.echo(outcome.coverage.table())
     never = [f for f in outcome.families if f not in {c[0] for c in outcome.coverage.cells}]

@@ -1,8 +1,7 @@
-"""The garbage collector passes by what lives for a whole run of tests: a pytest plugin (``-p rammer_testing.heap``).
+"""Exclusion of long-lived test objects from garbage collection: a pytest plugin (``-p rammer_testing.heap``).
 
-Collecting makes thousands of tests and loads every module: about a million objects, none of which goes before the run ends.
-Looking through them again and again took a quarter of the time of the tests' own processes.
-"""
+Test collection creates thousands of tests and loads every module: about a million objects that live until the run ends. Scanning
+them repeatedly cost a quarter of the time of the tests' own processes."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from collections.abc import Generator
 
 import pytest
 
-#: Objects made, less those that are gone, from one search among young ones to the next: CPython's own 700 suits small programs.
+#: Net allocations between collections of young objects; CPython's default of 700 suits small programs.
 YOUNG = 10_000
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """No search for garbage while tests are collected; what is there then is never searched again (``gc.freeze``)."""
+    """Disable garbage collection during test collection, and exclude all existing objects from later scans (``gc.freeze``)."""
     gc.disable()
     try:
         return (yield)

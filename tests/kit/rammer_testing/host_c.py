@@ -1,4 +1,4 @@
-"""Runs generated C on the host: compiled by the system's C compiler, called task by task."""
+"""Execution of generated C on the host: built with the system's C compiler, called per task."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rammer.ir.types import TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COMPILER = find_program("gcc") or find_program("cc")
-#: gold links in half the time that the usual linker takes.
+#: gold links in half the time of the default linker.
 LINKER = ("-fuse-ld=gold",) if COMPILER and COMPILER.endswith("gcc") and find_program("ld.gold") else ()
-#: Libraries that this process compiled; gone when it ends.
+#: Libraries compiled by this process; deleted when it ends.
 CACHE = tempfile.TemporaryDirectory(prefix="rammer_codegen_")
 atexit.register(CACHE.cleanup)
 
 
 @dataclass(frozen=True)
 class HostCase:
-    """An operator with the types of the tensors that it reads, and storages where they are not dense."""
+    """An operator with the types of the tensors that it reads, and storages of non-dense tensors."""
 
     operator: ROperator
     types: Mapping[str, TensorType]
@@ -46,13 +46,13 @@ class HostCase:
 
     @property
     def binding(self) -> Binding:
-        """Types of everything, storages of what is stored."""
+        """The types of all tensors and the storages of stored ones."""
         types = {**self.types, **{c.name: c.type for c in self.operator.computes}}
         stored = {n: dense(n, n, types[n].shape) for n in (*self.operator.inputs, *self.operator.outputs)}
         return Binding(types, {**stored, **self.storages})
 
 
-#: Many threads on the host: every function also gets an entry that runs it on a group of POSIX threads.
+#: A target with many threads on the host: every function also gets an entry that runs it on a group of POSIX threads.
 THREADED = replace(
     C99,
     name="c99_threads",
@@ -92,7 +92,7 @@ def case(
     outputs: Sequence[str] = (),
     storages: Mapping[str, Storage] | None = None,
 ) -> HostCase:
-    """An operator from Compute texts. ``layers``: one layer for all, or by pair (others thread)."""
+    """Return an operator from Compute texts. ``layers`` is one layer for all pairs, or a layer by pair (others thread)."""
     parsed = tuple(Compute.parse(c) if isinstance(c, str) else c for c in computes)
     names = {c.name for c in parsed}
     connections = []
@@ -108,7 +108,7 @@ def case(
 
 
 def reference(item: HostCase) -> dict[str, Array]:
-    """Outputs in float64."""
+    """Return the outputs in float64."""
     known: dict[str, Array] = dict(item.values)
     for c in item.operator.computes:
         known[c.name] = evaluate_compute(c, known, precise=True)
@@ -116,7 +116,7 @@ def reference(item: HostCase) -> dict[str, Array]:
 
 
 def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-Og",)) -> ctypes.CDLL:
-    """One shared library with all functions."""
+    """Compile all functions into one shared library."""
     if COMPILER is None:
         raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
     unique = {f.name: f for f in functions}
@@ -134,7 +134,7 @@ def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequ
 
 
 def _entry(f: CFunction, target: CTarget) -> str:
-    """``call_NAME(pointers, scratch, task, threads)``, the same for every function."""
+    """Return the C entry ``call_NAME(pointers, scratch, task, threads)``, uniform for all functions."""
     pointers = "".join(f"p[{k}], " for k in range(len(f.arguments)))
     one = f"void one_{f.name}(void **p, char *scratch, int task) {{ {f.name}({pointers}scratch, task); }}\n"
     group = f"one_{f.name}(p, scratch, task)" if target.single else f"rm_group(one_{f.name}, p, scratch, task, threads)"
@@ -142,7 +142,7 @@ def _entry(f: CFunction, target: CTarget) -> str:
 
 
 def run(item: HostCase, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3) -> dict[str, Array]:
-    """Run every task in random order; returns the outputs. Checks that nothing else was written."""
+    """Run every task in random order and return the outputs. Check that nothing else was written."""
     rng = np.random.default_rng(seed)
     binding = item.binding
     tensors = {
@@ -173,7 +173,7 @@ def check(item: HostCase, target: CTarget = C99, tolerance: float = 1e-5, thread
 
 
 def check_all(items: Sequence[HostCase], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> list[CFunction]:
-    """``check`` for many operators, compiled together."""
+    """Run ``check`` for many operators, compiled together."""
     functions = [emit_operator(item.operator, item.binding, target) for item in items]
     library = compile_c(functions, target)
     for item, function in zip(items, functions, strict=True):
@@ -186,7 +186,7 @@ def check_all(items: Sequence[HostCase], target: CTarget = C99, tolerance: float
 
 
 def close(got: Array, expected: Array, tolerance: float, text: str = "") -> None:
-    """Exact for integers; relative L2 error for floats, with equal NaN and infinite elements."""
+    """Check exact equality of integers and the relative L2 error of floats, with equal NaN and infinite elements."""
     assert got.shape == expected.shape
     if got.dtype.kind != "f":
         assert np.array_equal(got, expected), text

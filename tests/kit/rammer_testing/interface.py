@@ -1,8 +1,7 @@
-"""The public interface: which modules and names others may rely on, its signatures as text, and who relies on more.
+"""The public interface: stable modules and names, their signatures as text, and uses of private names.
 
-``python -m rammer_testing.interface`` prints the signatures; with files or folders of Python it prints every import from
-rammer that is not public, and ends with exit code 1 where there is one.
-"""
+``python -m rammer_testing.interface`` prints the signatures. With files or folders of Python it prints every non-public import
+from rammer. The exit code is then 1 if it finds any."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from typing import Final
 
 __all__ = ["GROUPS", "MEMBERS", "names_of", "private_uses", "signatures"]
 
-#: Public modules by what they are for. Of each, the names in its ``__all__`` are public.
+#: Public modules by purpose. The names in ``__all__`` of each are public.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend"),
     "To write a device": (
@@ -61,7 +60,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer_testing.seeds",
     ),
 }
-#: Classes of which only some members are public. Those of no public module are what users are given, and never import.
+#: Classes with only some public members. Classes outside public modules are returned to users, who never import them.
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.device.loader.Registry": ("open", "status", "statuses"),
     "rammer.device.loader.DeviceStatus": ("name", "state", "reason", "hardware"),
@@ -83,20 +82,20 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.ir.port.InputPort": ("name", "dtype", "shape"),
     "rammer.runtime.loaded_model.Timing": ("device", "host", "total", "notes"),
 }
-#: The most letters of a default or a constant that a signature shows.
+#: The most letters of a default or a constant in a signature.
 _SHOWN: Final = 80
 #: Members with two underscores that callers use.
 _SPECIAL: Final = ("__init__", "__call__", "__str__", "__getitem__", "__iter__", "__len__", "__bool__")
 
 
 def modules() -> tuple[str, ...]:
-    """All public modules."""
+    """Return all public modules."""
     return tuple(m for group in GROUPS.values() for m in group)
 
 
 @cache
 def names_of(module: str) -> tuple[str, ...]:
-    """The public names of a public module, in order."""
+    """Return the public names of a public module, in order."""
     return tuple(sorted(import_module(module).__all__))
 
 
@@ -104,8 +103,8 @@ def names_of(module: str) -> tuple[str, ...]:
 
 
 def signatures() -> str:
-    """Every public name with what its callers see: arguments, fields, members, defaults. From the source, so that it is the same
-    text on every version of Python."""
+    """Return every public name with its arguments, fields, members and defaults. The text comes from the source, so that it is
+    equal on every version of Python."""
     parts = [f"# {group}\n\n" + "".join(f"{m}\n{_indented(_module(m))}\n" for m in members) for group, members in GROUPS.items()]
     others = (path for path in MEMBERS if path.rpartition(".")[0] not in modules())
     given = "".join(f"{path}\n{_indented(_limited(path))}\n" for path in others)
@@ -122,7 +121,7 @@ def _module(module: str) -> str:
 
 
 def _limited(path: str) -> str:
-    """The public members of a class that has others."""
+    """Return the public members of a class that also has private ones."""
     module, _, name = path.rpartition(".")
     (node,), _ = _found(module, name)
     assert isinstance(node, ast.ClassDef)
@@ -134,7 +133,7 @@ def _limited(path: str) -> str:
 
 
 def _set_inside(node: ast.ClassDef, member: str) -> bool:
-    """Whether a method sets the attribute."""
+    """Return True if a method sets the attribute."""
     return any(isinstance(n, ast.Attribute) and n.attr == member and isinstance(n.ctx, ast.Store) for n in ast.walk(node))
 
 
@@ -146,7 +145,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _found(module: str, name: str) -> tuple[list[ast.stmt], str]:
-    """The statements that define ``name``, followed through imports, and the name there."""
+    """Return the statements that define ``name``, followed through imports, and the name there."""
     found = list[ast.stmt]()
     for node in _tree(module).body:
         if name in _defined(node):
@@ -156,12 +155,12 @@ def _found(module: str, name: str) -> tuple[list[ast.stmt], str]:
                 if (alias.asname or alias.name) == name:
                     return _found(node.module, alias.name)
     if not found:
-        raise ValueError(f"{module} has {name!r} in __all__, and defines no such name")
+        raise ValueError(f"{module} has {name!r} in __all__, but does not define it")
     return found, name
 
 
 def _defined(node: ast.stmt) -> list[str]:
-    """The names that a statement defines."""
+    """Return the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -216,7 +215,7 @@ def _indented(text: str) -> str:
 
 
 def private_uses(text: str) -> list[str]:
-    """What Python of somebody else takes from rammer that is not public: ``line 3: rammer.device.loader.GROUP``."""
+    """Return the private names of rammer that Python source imports: ``line 3: rammer.device.loader.GROUP``."""
     tree = ast.parse(text)
     found, bound = list[_Use](), dict[str, str]()
     for node in ast.walk(tree):
@@ -244,13 +243,13 @@ def _ours(module: str) -> bool:
 
 
 def _public(module: str, name: str) -> bool:
-    """Whether ``name`` of ``module`` is public: in its ``__all__``, or a public module or the way to one."""
+    """Return True if ``name`` of ``module`` is public: in its ``__all__``, or a public module or its package."""
     whole = f"{module}.{name}"
     return (module in modules() and name in names_of(module)) or any(f"{m}.".startswith(f"{whole}.") for m in modules())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command line of this module."""
     parser = argparse.ArgumentParser(description="The public interface of rammer, and who uses more than that.")
     parser.add_argument("paths", nargs="*", type=Path, help="Python files, or folders of them")
     paths = parser.parse_args(arguments).paths

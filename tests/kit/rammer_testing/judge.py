@@ -1,4 +1,4 @@
-"""What is right: float64 values of a compiled model, and how far from them is still the same."""
+"""Correct results: float64 values of a compiled model, and the tolerance for equality."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 
 
 def reference(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs in float64 of a model that is one device segment, by ONNX names."""
+    """Return the float64 outputs of a model with one device segment, by ONNX names."""
     (segment,) = compiled.segments
     assert isinstance(segment, ProgramSegment) and segment.compute is not None
     graph = segment.compute
@@ -28,7 +28,7 @@ def reference(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, Arra
 
 
 def relative_error(have: Array, want: Array) -> float:
-    """Relative L2 error; infinite for another shape or type kind, or an integer that differs."""
+    """Return the relative L2 error; infinite for another shape or type kind, or a different integer."""
     if have.shape != want.shape or have.dtype.kind != want.dtype.kind:
         return math.inf
     if want.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Conformance of what lives how long: outputs are the caller's own, closed programs say so, and few sets of shapes stay."""
+"""Conformance of lifetimes: outputs belong to the caller, closed programs raise errors, and few shapes stay resident."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rammer_testing.small_models import MODELS, SmallModel
 from rammer_testing.subject import Subject
 from rammer_testing.thread_checks import SHAPES, THREADS, at_once, closing, jobs_of, run_many
 
-#: How often a device is opened and closed to see what stays.
+#: Number of times that a device is opened and closed to detect leaks.
 OPENED = 4
 #: Outputs that a lazy runtime would not copy: an input, a constant, a tensor under two names, and views on the host.
 PASSED = SmallModel(
@@ -36,7 +36,7 @@ PASSED = SmallModel(
 
 
 def check_own_outputs(device: Subject) -> None:
-    """Outputs share no memory with inputs, constants, each other or later runs; whoever writes into them harms nobody."""
+    """Check that outputs share no memory with inputs, constants, each other or later runs, so writing to them is safe."""
     for model in (MODELS["product"], MODELS["views"], PASSED, HOSTED):
         with opened(device, model) as exe:
             inputs = model.inputs(device.rng, model.shapes[0])
@@ -53,14 +53,14 @@ def check_own_outputs(device: Subject) -> None:
 
 
 def check_closed(device: Subject) -> None:
-    """Every call after ``close`` is a DeviceFailure that says so; closing again, here or in another thread, does nothing."""
+    """Check that every call after ``close`` raises a DeviceFailure that names it. Closing again, in any thread, does nothing."""
     for model in (MODELS["product"], HOSTED):
         _closed_model(device, model)
     _closed_programs(device)
 
 
 def _closed_model(device: Subject, model: SmallModel) -> None:
-    """Every call of an executable, what it specialised and its bound calls, one of them closed before."""
+    """Check every call of an executable, its specialisations and its bound calls; one bound call is closed earlier."""
     exe, inputs = device.executable(model), model.inputs(device.rng, model.shapes[0])
     exe.run(inputs)
     bound, done = exe.bind(inputs), exe.bind(inputs)
@@ -85,7 +85,7 @@ def _closed_model(device: Subject, model: SmallModel) -> None:
 
 
 def _closed_programs(device: Subject) -> None:
-    """The same for a program that was loaded without an executable."""
+    """Check every call of a closed program that was loaded without an executable."""
     model = MODELS["branches"]
     (segment,) = device.executable(model).compile_only({}).segments
     assert isinstance(segment, ProgramSegment)
@@ -110,7 +110,7 @@ def _closed_programs(device: Subject) -> None:
 
 
 def check_device_closed(device: Subject) -> None:
-    """A closed device loads and runs nothing more and leaves nothing behind; others of it go on, and it opens again."""
+    """Check that a closed device runs nothing and leaks nothing. Other instances continue, and it can be opened again."""
     model = MODELS["product"]
     (segment,) = device.executable(model).compile_only({}).segments
     assert isinstance(segment, ProgramSegment)
@@ -150,14 +150,14 @@ def check_device_closed(device: Subject) -> None:
 
 
 def _left() -> tuple[int, int]:
-    """Threads and open files of this process; no files where the system does not tell."""
+    """Return the threads and open files of this process; 0 files if the system does not report them."""
     gc.collect()
     files = Path("/proc/self/fd")
     return threading.active_count(), len(list(files.iterdir())) if files.is_dir() else 0
 
 
 def check_resident(device: Subject) -> None:
-    """No more sets of shapes stay on the device than were asked for, the most recently used ones, and those in use."""
+    """Check that only the requested number of shape sets stays resident: the most recently used ones and those in use."""
     jobs = jobs_of(device, "dynamic", resident=2)
     exe, rng = jobs[0].exe, device.rng
     with closing(jobs):

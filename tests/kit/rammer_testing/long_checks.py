@@ -1,4 +1,4 @@
-"""Conformance of large tables and of programs that run side by side: no number is cut to 8 bits, no scratch memory is shared."""
+"""Conformance of large tables and concurrent programs: no counter is truncated to 8 bits, no scratch memory is shared."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rammer_testing.thread_checks import at_once, ended
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Tasks that each counter counts: around 256 and 512, so that a shorter number ends a wait too early. And tasks of one row.
+#: Tasks per counter, around 256 and 512, so that a truncated number ends a wait too early; and tasks of one row.
 BANDS, LONG = (256, 257, 300, 513), 1100
-#: Rows and columns of a task that takes long, and links of a chain with an operator, a counter and a wave for each.
+#: Rows and columns of a slow task, and links of a chain with an operator, a counter and a wave for each.
 SLOW, LINKS = 96, 300
-#: Rows and columns of programs that run side by side, runs of each, and how often they run.
+#: Extent of the tensors of concurrent programs, tasks and runs of each program, and repetitions.
 SIDE, TILES, RUNS, AGAIN = 256, 8, 6, 3
 
 
@@ -34,7 +34,7 @@ def program_of_operators(
     counters: Sequence[Counter],
     rows: Sequence[Sequence[Task]],
 ) -> RProgram:
-    """A verified program of float32 tensors, each in a buffer of its own. Ports have the names of their tensors."""
+    """Return a verified program of float32 tensors, each in a separate buffer. Ports are named after their tensors."""
     buffers, offset = list[Buffer](), 0
     for tensor, kind, shape in kinds:
         buffers.append(Buffer(f"b_{tensor}", "float32", int(np.prod(shape)), kind, offset if kind == "arena" else 0))
@@ -55,14 +55,14 @@ def program_of_operators(
 
 
 def operator_of(*lines: str, tile: tuple[int, ...], layer: str = "veu") -> ROperator:
-    """An operator of Computes, of which each reads the one before at ``layer``."""
+    """Return an operator of a chain of Computes; each reads the previous one at ``layer``."""
     computes = tuple(map(Compute.parse, lines))
     links = tuple(Connection(a.name, b.name, layer) for a, b in pairwise(computes))  # type: ignore[arg-type]
     return ROperator(computes[-1].name, computes, links, (computes[-1].name,), tile)
 
 
 def check_long_tables(device: Subject) -> None:
-    """Counters of more than 255 tasks, rows of more than 512, and more than 255 operators, counters and waves."""
+    """Check counters of over 255 tasks, rows of over 512, and over 255 operators, counters and waves."""
     x = device.rng.integers(-99, 100, sum(BANDS)).astype(np.float32)
     given = {"x": x, "s": device.rng.standard_normal((SLOW, SLOW)).astype(np.float32)}
     _expect_exact(device, long_table(4), given, x * 6, f"{sum(BANDS)} tasks, of which one row has {LONG}")
@@ -71,8 +71,8 @@ def check_long_tables(device: Subject) -> None:
 
 
 def long_table(rows: int) -> RProgram:
-    """Tasks of one element on two rows, on each after a long task. For each band of tasks there is a counter, and a reader on
-    another row that waits for it."""
+    """Return tasks of one element on two rows, after a long task on each. Each band of tasks has a counter, and a reader on
+    another row waits for it."""
     count, head = sum(BANDS), f"f32[i:{sum(BANDS)}]"
     ends = [0, *accumulate(BANDS)]
     operators = [
@@ -99,7 +99,7 @@ def long_table(rows: int) -> RProgram:
 
 
 def long_chain() -> RProgram:
-    """Operators of which each adds ``x`` to what the one before, on another row, has written; each has a counter and a wave."""
+    """Return operators that each add ``x`` to the previous result on another row; each has a counter and a wave."""
     names = ["x", *(f"t{n}" for n in range(1, LINKS)), "y"]
     operators = [operator_of(f"{b}: f32[i:4] = {a}[i] + x[i]", tile=(4,)) for a, b in pairwise(names)]
     counters = [Counter(o.name, o.name, 0, 1) for o in operators]
@@ -109,7 +109,7 @@ def long_chain() -> RProgram:
 
 
 def _expect_exact(device: Subject, program: RProgram, inputs: dict[str, Array], want: Array, what: str) -> None:
-    """Expect the outputs ``y...``, one after another, to be ``want``."""
+    """Expect the concatenated outputs ``y...`` to equal ``want``."""
     usual = usual_seconds(device, program, inputs)
     loaded = device.backend.load(program, {})
     have = ended(device, what, lambda: loaded.run(inputs), usual).outputs
@@ -122,7 +122,7 @@ def _expect_exact(device: Subject, program: RProgram, inputs: dict[str, Array], 
 def usual_seconds(
     device: Subject, program: RProgram, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None
 ) -> float:
-    """Seconds that the caller waits for all tasks of ``program`` in one row, in which nothing has to be waited for."""
+    """Return the caller's seconds for all tasks of ``program`` in one row, without waits."""
     row = tuple(replace(w.task, waits=()) for wave in waves(program) for w in wave)
     loaded = device.backend.load(replace(program, rows=(row,), counters=()), constants or {})
     _, seconds = device.timed(lambda: loaded.run(inputs))
@@ -134,7 +134,7 @@ def usual_seconds(
 
 
 def check_side_by_side(device: Subject) -> None:
-    """Different programs with tensors of the same names run at the same time: memory of a unit and arenas are each one's own."""
+    """Check concurrent programs with equal tensor names: each has separate unit memory and a separate arena."""
     programs = [side(kind, factor) for kind in ("veu", "device") for factor in (2, 5)]
     loaded = [device.backend.load(p, {}) for p in programs]
     given = [device.rng.integers(-99, 100, (SIDE, SIDE)).astype(np.float32) for _ in range(RUNS)]
@@ -155,7 +155,7 @@ def check_side_by_side(device: Subject) -> None:
 
 
 def side(kind: str, factor: int) -> RProgram:
-    """``y = factor * (x + 3) + 1`` in two steps, whose tensor between is in the task's memory or in the arena."""
+    """Return ``y = factor * (x + 3) + 1`` in two steps; the intermediate is in the task's memory or in the arena."""
     head, tile = f"f32[i:{SIDE}, j:{SIDE}]", (SIDE // TILES, SIDE)
     lines = (f"t: {head} = x[i, j] + 3.0", f"y: {head} = t[i, j] * {factor}.0 + 1.0")
     ports: list[tuple[str, BufferKind, tuple[int, ...]]] = [("x", "input", (SIDE, SIDE)), ("y", "output", (SIDE, SIDE))]

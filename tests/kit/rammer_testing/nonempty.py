@@ -1,4 +1,4 @@
-"""Loops of assertions over what was found: over nothing they would pass."""
+"""Loops of assertions over possibly empty collections, which would pass without an element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def some(found: Iterable[T]) -> Iterator[T]:
-    """All of ``found``, of which there must be one at least. AssertionError else."""
+    """Yield all elements of ``found``. Raises AssertionError if it is empty."""
     them = iter(found)
     for first in them:
         return chain((first,), them)

@@ -1,8 +1,7 @@
-"""ONNX Runtime in a process of its own, since some valid models end the process that runs them.
+"""ONNX Runtime in a separate process, since some valid models crash it.
 
-``PeerSession`` has the methods of ``onnxruntime.InferenceSession`` that tests use. If the process dies of a model, the test has
-no reference and is skipped with the signal as its reason.
-"""
+``PeerSession`` has the methods of ``onnxruntime.InferenceSession`` that tests use. If the process crashes, the test has no
+reference and is skipped; the signal is the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class PeerCrashed(Exception):
 
 
 class PeerRefused(Exception):
-    """ONNX Runtime raised an exception, whose text this is."""
+    """An exception of ONNX Runtime, with its text."""
 
 
 class PeerPort(NamedTuple):
@@ -43,15 +42,16 @@ class PeerPort(NamedTuple):
 
 @dataclass
 class PeerProcess:
-    """The process, started by the first request and again after it has died; its sessions die with it (``generation``)."""
+    """The process of ONNX Runtime. The first request starts it, as does the first request after a crash. Its sessions end with it
+    (``generation``)."""
 
     generation: int = 0
     process: Any = None
     pipe: Connection | None = field(default=None, repr=False)
 
     def ask(self, request: tuple[Any, ...], seconds: float | None = None) -> Any:
-        """The answer. PeerRefused with the text of ONNX Runtime's exception; PeerCrashed if the process ends or takes longer than
-        ``seconds``."""
+        """Return the answer to a request. Raises PeerRefused with the text of ONNX Runtime's exception, and PeerCrashed if the
+        process ends or needs more than ``seconds``."""
         pipe = self.start()
         try:
             pipe.send(request)
@@ -69,7 +69,7 @@ class PeerProcess:
         raise PeerCrashed(f"ONNX Runtime's process {why}: there is no reference")
 
     def start(self) -> Connection:
-        """Start the process unless it runs; the pipe to it."""
+        """Start the process unless it runs, and return its pipe."""
         if self.pipe is None:
             self.pipe, theirs = Pipe()
             self.process = spawn_process(_serve, (theirs,), daemon=True)
@@ -78,7 +78,7 @@ class PeerProcess:
         return self.pipe
 
     def close(self) -> None:
-        """End the process."""
+        """End the process of ONNX Runtime."""
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -87,16 +87,16 @@ class PeerProcess:
         self.process = self.pipe = None
 
 
-#: The process of all sessions of this process.
+#: The shared process of all sessions.
 SHARED = PeerProcess()
 _KEYS = count()
-#: Keys of sessions that are gone, to be closed before the next request: a finalizer may run in the middle of one.
+#: Keys of collected sessions, to be closed before the next request: a finalizer may run in the middle of a request.
 _GONE: list[int] = []
 
 
 class PeerSession:
-    """A CPU session of ONNX Runtime for a model (its bytes or path) in this process's one peer process, with ONNX Runtime's own
-    graph rewrites only if ``optimised``; ``threads`` as ``intra_op_num_threads`` (0: ONNX Runtime's default)."""
+    """A CPU session of ONNX Runtime for a model (its bytes or path) in the shared peer process. ONNX Runtime's graph rewrites are
+    enabled only if ``optimised``. ``threads`` is ``intra_op_num_threads`` (0: ONNX Runtime's default)."""
 
     def __init__(self, model: bytes | str | os.PathLike[str] | onnx.ModelProto, optimised: bool = True, threads: int = 0) -> None:
         self.key = next(_KEYS)
@@ -116,15 +116,15 @@ class PeerSession:
             self._inputs, self._outputs = ([PeerPort(*port) for port in ports] for ports in (inputs, outputs))
 
     def get_inputs(self) -> list[PeerPort]:
-        """The model's inputs."""
+        """Return the model's inputs."""
         return self._inputs
 
     def get_outputs(self) -> list[PeerPort]:
-        """The model's outputs."""
+        """Return the model's outputs."""
         return self._outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs ``names`` (None: all of them)."""
+        """Return the outputs ``names`` (None: all outputs)."""
         self._open()
         answer: list[Any] = SHARED.ask(("run", self.key, names and list(names), dict(feeds)))
         return answer
@@ -134,7 +134,7 @@ class PeerSession:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer requests until the other end closes."""
+    """Answer requests until the peer closes the pipe."""
     end_with_parent()
     sessions: dict[int, Any] = {}
     while True:

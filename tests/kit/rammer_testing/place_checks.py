@@ -1,4 +1,4 @@
-"""Conformance of addresses: operands and results anywhere in their buffers, of every element type, and every lane of a row."""
+"""Conformance of addresses: operands and results at any buffer offset, of every element type, and every lane of a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer_testing.subject import Subject
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Operators whose tensors are moved, with the element type of their operands.
+#: Operators with moved tensors, and the element type of their operands.
 MOVED = (
     ("float32", "y: f32[i:5, j:19] = a[i, j] * 2.0 + b[i, j]"),
     ("float32", "y: f32[i:6] = sum[k:23] a[i, k]"),
@@ -30,32 +30,32 @@ MOVED = (
     ("int8", "y: i8[i:5, j:11] = max(a[i, j], b[j, i])"),
     ("int64", "y: i64[i:4, j:9] = a[i, j] - b[i, j]"),
 )
-#: Lengths of vectors of every type, and the offsets at which they begin.
+#: Lengths of vectors of every type, and their offsets.
 LENGTHS, OFFSETS = (1, 7, 16, 33), (0, 1, 3)
-#: Lengths of rows in which every element counts once: all short ones, and around the widths of vectors, warps and groups.
+#: Lengths of rows in which every element counts once: all short ones, and those around the widths of vectors, warps and groups.
 ROWS = (*range(1, 13), 15, 16, 17, 31, 33, 64, 100, 130, 257, 513)
-#: Rows of one length at most, columns of matrices, and elements of a task.
+#: Most rows of one length, columns of matrices, and elements of a task.
 MOST, WIDE, PIECE = 520, 24, 8192
-#: Elements along an axis whose index is loaded.
+#: Extent of an axis whose index is loaded.
 LOADED = 5
 SOFTMAX = SmallModel("lanes", "(float[N,C] x) => (float[N,C] y) {\n y = Softmax<axis=1>(x)\n}")
 
 
 def check_places(device: Subject) -> None:
-    """Operands and results with strides of any sign and size, at any offset: each tensor of each operator, in every way."""
+    """Check operands and results with strides of any sign and size at any offset, for each tensor of each operator."""
     found = [s for kind, line in MOVED for s in _moved(device, kind, line)]
     check_samples(device, found, "tensors at other places")
 
 
 def _moved(device: Subject, kind: str, line: str) -> Iterator[Sample]:
-    """``line`` once for each way to place a tensor; every tensor takes every way."""
+    """Yield ``line`` with each storage of a tensor; every tensor gets every storage."""
     compute = Compute.parse(line)
     shapes = {**operand_shapes(compute), "y": compute.shape}
     ways = {n: list(_ways(n, shape)) for n, shape in shapes.items()}
     for turn in range(max(map(len, ways.values()))):
         chosen = {n: ways[n][(turn + 3 * i) % len(ways[n])] for i, n in enumerate(ways)}
         inputs = {n: _random(device, kind, shapes[n]) for n in shapes if n != "y"}
-        for name, array in inputs.items():  # what lies in one place has one value
+        for name, array in inputs.items():  # aliased elements have equal values
             for axis, (extent, stride) in enumerate(zip(array.shape, chosen[name].strides, strict=True)):
                 if stride == 0 and extent > 1:
                     array[...] = np.take(array, [0], axis)
@@ -63,7 +63,7 @@ def _moved(device: Subject, kind: str, line: str) -> Iterator[Sample]:
 
 
 def operand_shapes(compute: Compute) -> dict[str, tuple[int, ...]]:
-    """Shapes of the operands of a Compute, as far as its indices reach; indices that are loaded are below ``LOADED``."""
+    """Return the operand shapes of a Compute, determined by its indices; loaded indices are below ``LOADED``."""
     box = {a.name: (0, a.extent - 1) for a in (*compute.axes, *compute.reduce)}
 
     def reach(index: Expr) -> int:
@@ -74,7 +74,8 @@ def operand_shapes(compute: Compute) -> dict[str, tuple[int, ...]]:
 
 
 def _ways(name: str, shape: Sequence[int]) -> Iterator[Storage]:
-    """Dense, later, wider, with gaps, transposed, backwards along each axis and all; operands also repeated."""
+    """Yield storages: dense, offset, padded, with gaps, transposed, reversed along each axis and all; for operands also
+    broadcast."""
     dense, inner = row_major(tuple(shape)), shape[-1]
     wide = [row_major((*shape[:-1], inner + more)) for more in (1, 3)]
     turned = tuple(row_major(tuple(shape)[::-1]))[::-1]
@@ -94,7 +95,7 @@ def _ways(name: str, shape: Sequence[int]) -> Iterator[Storage]:
 
 
 def _random(device: Subject, kind: str, shape: Sequence[int]) -> Array:
-    """Values of the whole range of narrow integers; others N(0,1) or below 1,000."""
+    """Return values of the whole range of narrow integers; other types are N(0,1) or below 1,000."""
     dtype, rng = np.dtype(kind), device.rng
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
@@ -105,7 +106,7 @@ def _random(device: Subject, kind: str, shape: Sequence[int]) -> Array:
 
 
 def check_types(device: Subject) -> None:
-    """Vectors of every element type, of odd and even lengths, from odd and even elements on: nothing else is read or written."""
+    """Check vectors of every element type with odd and even lengths and offsets: no other element is read or written."""
     skipped = list[str]()
     for kind, short in SHORT.items():
         line = "xor(a[i], b[i])" if kind == "bool" else "max(a[i], b[i])"
@@ -124,7 +125,7 @@ def check_types(device: Subject) -> None:
 
 
 def check_lanes(device: Subject) -> None:
-    """Reductions of rows of many lengths, in which the one element that decides is at each place: no lane is left out."""
+    """Check reductions of rows of many lengths with the deciding element at each index: no lane is omitted."""
     samples = list[Sample]()
     for length in ROWS:
         rows = np.arange(length) if length <= MOST else np.sort(device.rng.choice(length, MOST, replace=False))
@@ -142,7 +143,7 @@ def check_lanes(device: Subject) -> None:
 
 
 def _sums(device: Subject, rows: Array, count: int, length: int, tile: tuple[int, ...]) -> Iterator[Sample]:
-    """Sums, products and maxima along columns and over two axes, in which each element counts."""
+    """Yield sums, products and maxima along columns and over two axes, in which each element counts."""
     one = np.zeros((count, length), np.float32)
     one[np.arange(count), rows] = 3 + rows
     yield Sample(f"y: f32[i:{count}] = sum[k:{length}] x[i, k]", {"x": one}, tile=tile)
@@ -160,7 +161,7 @@ def _sums(device: Subject, rows: Array, count: int, length: int, tile: tuple[int
 
 
 def _softmax(device: Subject) -> None:
-    """A softmax over rows in which one element outweighs all others: without it exponentials overflow."""
+    """Check a softmax over rows with one dominant element: if it is omitted, exponentials overflow."""
     with opened(device, SOFTMAX) as exe:
         for count, length in ((37, 37), (24, 130)):
             rows = np.arange(length)[-count:]

@@ -16,13 +16,13 @@ from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 
 
 def device(veus: int, launch: float = 1e-6, resident: int = 0) -> VDevice:
-    """A device with ``veus`` units and 1 KiB of local memory each; ``launch`` in seconds."""
+    """Return a device with ``veus`` units and 1 KiB of local memory each; ``launch`` is in seconds."""
     layers = (MemoryLayer("global", "device", 0, 1e11), MemoryLayer("local", "veu", 1024, 1e12))
     return VDevice("small", "a device for tests", veus, layers, 1e9, launch, resident=resident)
 
 
 def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int = 0) -> ROperator:
-    """``name[i] = sum of t[i + shift]`` over ``reads``, in tasks of ``tile`` elements; zero beyond the end."""
+    """Return ``name[i] = sum of t[i + shift]`` over ``reads``, in tasks of ``tile`` elements; zero beyond the end."""
     loads = [Load(t, (make_add("i", shift),), 0.0 if shift else None) for t in reads]
     body: Load | Op = loads[0]
     for load in loads[1:]:
@@ -31,33 +31,33 @@ def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int =
 
 
 def stencil(name: str, length: int, read: str, tile: int, reach: int = 1) -> ROperator:
-    """``name[i] = read[i - reach] + read[i + reach]``, zero outside, in tasks of ``tile`` elements."""
+    """Return ``name[i] = read[i - reach] + read[i + reach]``, zero outside, in tasks of ``tile`` elements."""
     left, right = (Load(read, (make_add("i", d),), 0.0) for d in (-reach, reach))
     return ROperator(name, (Compute(name, "float32", (Axis("i", length),), Op("add", (left, right))),), (), (name,), (tile,))
 
 
 def summing(name: str, length: int, read: str, tile: int, extent: int) -> ROperator:
-    """``name[i] = sum over k of read[k]``: every task reads all ``extent`` elements."""
+    """Return ``name[i] = sum over k of read[k]``: every task reads all ``extent`` elements."""
     body = Load(read, (Ref("k"),))
     compute = Compute(name, "float32", (Axis("i", length),), body, (Axis("k", extent),), "sum")
     return ROperator(name, (compute,), (), (name,), (tile,))
 
 
 def copying(name: str, shape: tuple[int, ...], read: str, tile: tuple[int, ...]) -> ROperator:
-    """``name = read``, element by element."""
+    """Return an element-wise copy, ``name = read``."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(shape))
     body = Load(read, tuple(Ref(a.name) for a in axes))
     return ROperator(name, (Compute(name, "float32", axes, body),), (), (name,), tile)
 
 
 def kernel(operator: ROperator, alone: float = 1e-6, crowded: float = 0.0) -> RKernel:
-    """A kernel without source; ``crowded`` defaults to ``alone`` (seconds a task)."""
+    """Return a kernel without source. ``alone`` and ``crowded`` are seconds per task; ``crowded`` defaults to ``alone``."""
     return RKernel(operator, lambda: Written("", Resources()), alone, crowded or alone)
 
 
 @dataclass
 class TaskNet:
-    """Operators over buffers, as the storage planner would leave them. The last operator feeds the output."""
+    """Operators over buffers, in the form of the storage planner's output. The last operator feeds the output."""
 
     operators: list[ROperator] = field(default_factory=list)
     storages: dict[str, Storage] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class TaskNet:
     constants: tuple[str, ...] = ()
 
     def tensor(self, name: str, *shape: int) -> TaskNet:
-        """A float32 tensor in a buffer of its own."""
+        """Add a float32 tensor in a separate buffer."""
         self.storages[name] = dense(name, f"b_{name}", shape)
         self.buffers[f"b_{name}"] = ("float32", self.storages[name].span()[1])
         return self
 
     def add(self, operator: ROperator) -> TaskNet:
-        """An operator, with buffers for those outputs that have none yet."""
+        """Add an operator, with buffers for its new outputs."""
         self.operators.append(operator)
         for c in operator.computes:
             if c.name in operator.outputs and c.name not in self.storages:
@@ -80,27 +80,27 @@ class TaskNet:
 
     @property
     def after(self) -> Mapping[str, tuple[str, ...]]:
-        """Data dependences."""
+        """The data dependences by operator."""
         from rammer.plan.waits import find_dependences
 
         return find_dependences(self.operators, self.storages)
 
     def graph(self, seconds: Mapping[str, float] | None = None) -> OperatorGraph:
-        """One kernel for each operator; ``seconds`` per task by operator, 1 us where not given."""
+        """Return a graph with one kernel per operator; ``seconds`` per task by operator, default 1 us."""
         times = seconds or {}
         kernels = {o.name: (kernel(o, times.get(o.name, 1e-6)),) for o in self.operators}
         return OperatorGraph(kernels, self.after)
 
     def schedule(self, policy: Policy, veus: int) -> Schedule:
-        """What ``policy`` proposes for ``veus`` units."""
+        """Return the schedule that ``policy`` proposes for ``veus`` units."""
         return policy(self.graph(), device(veus))
 
     def program(self, policy: Policy, veus: int, outputs: Sequence[str] = ()) -> RProgram:
-        """A verified program; the inputs are the tensors that nothing writes and that are no constants."""
+        """Return a verified program; its inputs are the unwritten tensors that are not constants."""
         return self.planned(self.schedule(policy, veus), policy.name, outputs)
 
     def planned(self, schedule: Schedule, policy: str, outputs: Sequence[str] = ()) -> RProgram:
-        """The verified program of a schedule that ``policy`` proposed."""
+        """Return the verified program of a schedule that ``policy`` proposed."""
         made = {t for o in self.operators for t in o.outputs}
         read = dict.fromkeys(t for o in self.operators for t in o.inputs)
         inputs = [t for t in read if t not in made and self._is_source(t)]
@@ -109,13 +109,13 @@ class TaskNet:
         return build_program(Interface("net", ports, ends, self.constants), schedule, self, policy=policy)
 
     def _is_source(self, tensor: str) -> bool:
-        """Neither a constant nor a view of something computed."""
+        """Return True if the tensor is neither a constant nor a view of a computed tensor."""
         written = {self.storages[t].buffer for o in self.operators for t in o.outputs}
         return tensor not in self.constants and self.storages[tensor].buffer not in written
 
 
 def recurrent_net(layers: int, steps: int, tasks: int) -> TaskNet:
-    """A grid of cells, each reading the one below and the one before: the shape of an unrolled LSTM."""
+    """Return a grid of cells that each read the cell below and the previous one: the shape of an unrolled LSTM."""
     net = TaskNet().tensor("x", tasks)
     for t in range(steps):
         for layer in range(layers):
@@ -126,7 +126,7 @@ def recurrent_net(layers: int, steps: int, tasks: int) -> TaskNet:
 
 
 def branching_net(random: Random, operators: int, tasks: int, near: int) -> TaskNet:
-    """A random DAG of operators of ``tasks`` tasks each, which read one to three of the ``near`` ones before them."""
+    """Return a random DAG of operators of ``tasks`` tasks each, which read one to three of the ``near`` previous ones."""
     net, names = TaskNet().tensor("x", tasks), ["x"]
     for i in range(operators):
         recent = names[-near:]
@@ -137,7 +137,8 @@ def branching_net(random: Random, operators: int, tasks: int, near: int) -> Task
 
 
 def random_net(random: Random, operators: int, length: int = 24) -> TaskNet:
-    """A random DAG of additions and stencils over vectors, tasks of random size; the last one ties up loose ends."""
+    """Return a random DAG of additions and stencils over vectors with random task sizes; the last
+    operator reads unread results."""
     net = TaskNet().tensor("x", length)
     names, unread = ["x"], set[str]()
     for i in range(operators):

@@ -1,8 +1,7 @@
-"""Samples of single operators: many in one program, each on tensors at given places, judged element by element.
+"""Samples of single operators: many in one program, each on tensors at chosen offsets, judged element by element.
 
-Every tensor has a buffer of its own that is larger than it. The ports are whole buffers, as in ``single``: a wrong address
-reads NaN or changes a guard. All samples of a batch run in one program, so that a device compiles once for many.
-"""
+Every tensor has a separate, larger buffer. The ports are whole buffers, as in ``single``: a wrong address reads NaN or changes a
+guard. All samples of a batch run in one program, so that a device compiles only once."""
 
 from __future__ import annotations
 
@@ -27,16 +26,14 @@ from rammer_testing.subject import Subject
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Candidates of an operator that a batch looks through for kernel families, and families that it runs.
+#: Candidates of an operator searched for kernel families, and families that run, per batch.
 LOOKED, FAMILIES = 12, 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An untiled operator over one Compute, its operands, what it must give, and the places of tensors that are not dense.
-
-    ``exact`` asks for the rounded value of the exact result, bit for bit.
-    """
+    """An untiled operator over one Compute, its operands, its expected result, and the storages of non-dense tensors. ``exact``
+    requires the correctly rounded result, bit for bit."""
 
     line: str
     inputs: Mapping[str, Array]
@@ -46,11 +43,11 @@ class Sample:
 
     @property
     def compute(self) -> Compute:
-        """The parsed line."""
+        """The Compute parsed from the line."""
         return Compute.parse(self.line)
 
     def wanted(self) -> Bounded:
-        """The result, with the error that is allowed."""
+        """Return the expected result with its error bound."""
         compute = self.compute
         if self.exact:
             with np.errstate(all="ignore"):
@@ -65,19 +62,19 @@ class Sample:
 
 
 def _wide(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Floats as float64."""
+    """Return the inputs with floats converted to float64."""
     return {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in inputs.items()}
 
 
 def place(name: str, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Storage:
-    """A storage whose lowest element is element ``offset`` of its buffer."""
+    """Return a storage whose lowest element is element ``offset`` of its buffer."""
     low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     return Storage(name, name, offset - low, tuple(shape), tuple(strides))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples in one program, by the numbers that their tensors have in their names."""
+    """A batch of samples in one program, keyed by the numbers in their tensor names."""
 
     samples: Sequence[Sample]
     place: Placed
@@ -85,7 +82,7 @@ class Batch:
 
     @staticmethod
     def of(samples: Sequence[Sample], rows: int) -> Batch:
-        """All samples with their generic kernels, tasks dealt to ``rows`` rows."""
+        """Return a batch of all samples with generic kernels; tasks are dealt to ``rows`` rows."""
         storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
         operators, given, results = list[ROperator](), dict[str, tuple[str, ...]](), dict[str, str]()
         for number, sample in enumerate(samples):
@@ -111,12 +108,12 @@ class Batch:
         return Batch(samples, Placed(_dealt(program, operators, rows), given, results), tuple(operators))
 
     def with_operators(self, operators: Sequence[ROperator], rows: int) -> Batch:
-        """The same batch with other tiles and families."""
+        """Return the batch with other tiles and families."""
         return replace(self, place=replace(self.place, program=_dealt(self.place.program, operators, rows)))
 
 
 def _numbered(compute: Compute, number: int) -> ROperator:
-    """An operator of ``compute`` whose tensors have ``number`` in their names."""
+    """Return an operator of ``compute`` with ``number`` in its tensor names."""
     names = {n: f"{n}{number}" for n in (*compute.reads, compute.name)}
     made = replace(compute, name=names[compute.name], body=rename_tensors(compute.body, names))
     return ROperator(made.name, (made,), (), (made.name,))
@@ -128,7 +125,7 @@ def _dealt(program: RProgram, operators: Sequence[ROperator], rows: int) -> RPro
 
 
 def check_samples(device: Subject, samples: Sequence[Sample], what: str, runs: int = 1) -> None:
-    """Run ``samples`` with their generic kernels, then with the device's own candidates, and expect every result."""
+    """Run ``samples`` with generic kernels, then with the device's candidates, and check every result."""
     rows = min(device.backend.vdevice.veus, 4)
     batch = Batch.of(samples, rows)
     wanted = [{f"y{n}": sample.wanted()} for n, sample in enumerate(samples)]
@@ -154,7 +151,7 @@ def _run(device: Subject, batch: Batch, wanted: Sequence[Mapping[str, Bounded]],
 
 
 def _variants(device: Subject, batch: Batch, rows: int) -> Iterator[Batch]:
-    """The batch with the first candidate of each kernel family that the device offers, one family after another."""
+    """Yield the batch with the first candidate of each kernel family that the device offers, one family at a time."""
     binding = Binding.of(batch.place.program, ())
     plain = [replace(o, tile=(), family="", config=()) for o in batch.operators]
     offers = [_families(device, o, binding) for o in plain]
@@ -166,7 +163,7 @@ def _variants(device: Subject, batch: Batch, rows: int) -> Iterator[Batch]:
 
 
 def _families(device: Subject, operator: ROperator, binding: Binding) -> list[ROperator]:
-    """The first candidate of each family that has a kernel."""
+    """Return the first candidate of each family that has a kernel."""
     found: dict[str, ROperator] = {}
     for candidate in islice(device.backend.candidates(operator, binding), LOOKED):
         if candidate.family not in found:
@@ -179,7 +176,7 @@ def _families(device: Subject, operator: ROperator, binding: Binding) -> list[RO
 
 
 def refusal(device: Subject, samples: Sequence[Sample]) -> str:
-    """What the device says where it refuses programs with these types; "" where it runs them."""
+    """Return the device's message if it refuses programs with these types; "" if it runs them."""
     try:
         device.backend.load(Batch.of(samples, 1).place.program, {}).close()
     except RammerError as problem:

@@ -1,10 +1,10 @@
-"""One command of ``rammer`` in a forked child with limits of memory and time, and what became of it.
+"""Sandboxed runs: one ``rammer`` command in a forked child with memory and time limits, and its outcome.
 
-Forking a process that has imported everything costs about 10 ms, so thousands of runs are cheap. The limit of memory is
-of address space (``RLIMIT_AS``), which the kernel refuses at once and exactly: an allocation beyond it is a MemoryError where
-it is made, and no other process suffers. A parent that polls resident memory would see an overrun too late. Drivers reserve
-address space as they like when they are loaded, some of them for a thread on each of the machine's cores: a child opens its
-device first, and the limit is of what it takes beyond that. A child that does not come so far says nothing about its file.
+Forking a process that has imported everything costs about 10 ms, so thousands of runs are cheap. The memory limit applies to
+address space (``RLIMIT_AS``), which the kernel enforces immediately and exactly. An allocation beyond it raises MemoryError at
+the allocation and affects no other process. A parent that polls resident memory would detect an overrun too late. Drivers reserve
+arbitrary address space when loaded, some per thread on each core. A child therefore opens its device first, and the limit applies
+to later allocations. A child that fails before that point says nothing about its file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from typing import Any, cast
 from rammer.errors import RammerError
 from rammer.plan.process_memory import mapped_bytes
 
-#: What one run may take: bytes of address space beyond what it has once its device is open, and seconds.
+#: Limits of one run: bytes of address space in addition to those of its open device, and seconds.
 MEMORY, SECONDS = 2 << 30, 20.0
-#: Seconds are of the processors, which a loaded machine has few of; of the clock, a run may take so many times as long.
+#: Wall-clock limit as a multiple of the CPU seconds, since a loaded machine has few free processors.
 WAITING = 6
 #: Cores that one run may use.
 CORES = 2
-#: pyopencl unpickles what it has kept itself, which would look like a deed of the file's.
+#: pyopencl unpickles its private cache, which would look like an action of the file.
 ENVIRONMENT = {"PYOPENCL_NO_CACHE": "1"}
-#: Of Linux's ``prctl``.
+#: Constant of Linux's ``prctl``.
 _PR_SET_PDEATHSIG = 1
-#: Of glibc's ``mallopt``, and how many arenas: each thread of a driver would else reserve 64 MB at its first allocation.
+#: Constant of glibc's ``mallopt``, and the number of arenas: otherwise each driver thread reserves 64 MB at its first allocation.
 _M_ARENA_MAX, ARENAS = -8, 2
-#: Audit events that mean that something was executed.
+#: Audit events of code execution.
 _EXECUTES = frozenset(
     {
         "os.system",
@@ -61,12 +61,13 @@ _EXECUTES = frozenset(
 
 
 class Machinery(RammerError):
-    """A run could not begin, or that of a right file fails: no finding about a file, but nothing can be searched here."""
+    """An error in which a run could not start, or a valid file's run fails. It concerns the machine, not the file: the search
+    ends."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one child: its exit code, or the signal that ended it; what it printed; what it did and should not."""
+    """The end of one child: its exit code or signal, its output, and its forbidden actions."""
 
     code: int
     signal: int
@@ -78,9 +79,9 @@ class Outcome:
 
     @property
     def fault(self) -> str:
-        """What is wrong with this end, in a few words; "" for a clear error or a run that ended well."""
+        """A short description of the fault; "" for a clear error or a successful run."""
         if self.deeds:
-            return f"did what a file must not make it do: {self.deeds[0]}"
+            return f"did something that a file must not cause: {self.deeds[0]}"
         if self.late:
             return "did not end, in " + _place(self.err)
         if self.signal:
@@ -98,8 +99,8 @@ class Outcome:
 def caged(
     words: Sequence[object], folder: Path, device: Sequence[str] = (), *, seconds: float = SECONDS, memory: int = MEMORY
 ) -> Outcome:
-    """``rammer WORDS...`` in a child that may write below ``folder`` only; its cache is ``folder/cache``. ``device`` are the
-    words that name the device it opens first. Machinery where it does not come so far."""
+    """Run ``rammer WORDS...`` in a child that may write only below ``folder``; its cache is ``folder/cache``. ``device`` are the
+    words that name the device to open first. Raises Machinery if opening it fails."""
     installed()
     _ready()
     out, err, told = (folder / name for name in ("stdout", "stderr", "deeds"))
@@ -107,10 +108,10 @@ def caged(
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         end_with_parent()
-        few_cores(os.getpid() * CORES, CORES)  # others beside it, so that many use all there are
-        with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        few_cores(os.getpid() * CORES, CORES)  # concurrent runs use different cores
+        with contextlib.suppress(OSError, AttributeError):  # glibc only
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
-        sys.dont_write_bytecode = True  # what Python keeps of a module is no deed of the file under test
+        sys.dont_write_bytecode = True  # bytecode caches are not an action of the file under test
         os.environ |= {**ENVIRONMENT, "RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         os.chdir(folder)
         try:
@@ -124,7 +125,7 @@ def caged(
 
     code, sign, late, spent = forked(work, out, err, seconds)
     if not told.exists():
-        raise Machinery(f"a run did not begin: {_ended(code, sign, late)}", hint=_text(err).strip()[-2000:])
+        raise Machinery(f"a run did not start: {_ended(code, sign, late)}", hint=_text(err).strip()[-2000:])
     deeds = tuple(told.read_text().splitlines())
     told.unlink()
     return Outcome(code, sign, late, _text(out), _text(err), spent, deeds)
@@ -132,18 +133,18 @@ def caged(
 
 @cache
 def _ready() -> None:
-    """What a run imports and ONNX sets up when it is asked for the first time, once here instead of in every child: 0.1 s."""
+    """Load the imports of a run and ONNX's lazy state once here, which saves each child 0.1 s."""
     for module in ("numpy.random", "rammer.cli.run", "rammer.compiler.compiler", "rammer.runtime.session"):
         importlib.import_module(module)
     importlib.import_module("onnx.defs").has("Relu")
 
 
-#: What a child opened, for as long as it lives: given back, it would have to be taken again.
+#: Objects that a child opened, held until it exits: closing them would require opening them again.
 _held: list[object] = []
 
 
 def _opened(device: Sequence[str]) -> object:
-    """The backend that the words of a command line name; None where they name none."""
+    """Return the backend that the words of a command line name; None if they name no device."""
     from rammer.device.loader import Registry
 
     given = [(word, value) for word, value in pairwise(device) if word in ("--device", "--option")]
@@ -157,27 +158,27 @@ def _ended(code: int, sign: int, late: bool) -> str:
 
 
 def end_with_parent() -> None:
-    """This process is killed where its parent is: a search leaves no child behind."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+    """Kill this process when its parent dies, so that a search leaves no children."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def limit_memory(more: int) -> None:
-    """So many bytes of address space beyond what this process has are the most it may take."""
+    """Limit the address space of this process to its current size plus ``more`` bytes."""
     most, hard = mapped_bytes() + more, resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
 
 
 def few_cores(first: int, count: int) -> None:
-    """This thread and what it starts see ``count`` of its cores from number ``first`` on, where the system ties them at all."""
-    if hasattr(os, "sched_setaffinity"):  # Linux and a few others have it
+    """Restrict this thread and its children to ``count`` cores from number ``first`` on, if the system supports it."""
+    if hasattr(os, "sched_setaffinity"):  # Linux and a few others
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(count)})
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:
-    """Exit code, signal, whether it was late, and the seconds of ``work`` in a forked child with these files as output. Machinery
-    where there can be none."""
+    """Run ``work`` in a forked child with these files as output. Return the exit code, the signal, a timeout flag, and the
+    seconds. Raises Machinery if the child cannot be started."""
     sys.stdout.flush()
     sys.stderr.flush()
     begin = time.monotonic()
@@ -216,13 +217,13 @@ def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tup
 
 
 def _cpu(child: int) -> float:
-    """Seconds of the processors that a process has had."""
+    """Return the CPU seconds of a process."""
     user, system = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(child: int) -> None:
-    """Kill a process and its own, which first says on stderr where it is."""
+    """Kill a process and its children after it dumps its stack to stderr."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGUSR1)
         time.sleep(0.5)
@@ -231,13 +232,13 @@ def _end(child: int) -> None:
 
 @cache
 def installed() -> Callable[[], object]:
-    """The command ``rammer`` as it was installed. Loaded before a fork, it costs the children nothing."""
+    """Return the installed command ``rammer``. Loaded before a fork, it costs the children nothing."""
     (found,) = entry_points(group="console_scripts", name="rammer")
     return cast("Callable[[], object]", found.load())
 
 
 def command(words: Sequence[object]) -> int:
-    """The exit code of ``rammer WORDS...`` in this process."""
+    """Run ``rammer WORDS...`` in this process and return the exit code."""
     sys.argv = ["rammer", *map(str, words)]
     try:
         installed()()
@@ -247,7 +248,7 @@ def command(words: Sequence[object]) -> int:
 
 
 def _watch(folder: Path, told: Path) -> None:
-    """Note in ``told`` every execution of something, and every file written outside ``folder``, in this process."""
+    """Record in ``told`` every code execution, and every file written outside ``folder``, in this process."""
     root = str(folder.resolve())
     sink = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -266,7 +267,7 @@ def _watch(folder: Path, told: Path) -> None:
 
 
 def _place(err: str) -> str:
-    """The innermost frame of rammer in a dump of the stack."""
+    """Return the innermost frame of rammer in a stack dump."""
     frames = re.findall(r'File "[^"]*/(rammer\w*/[^"]+)", line (\d+) in (\S+)', err)
     return "{2} ({0}:{1})".format(*frames[0]) if frames else "an unknown place"
 

@@ -1,8 +1,7 @@
-"""The search over kernels in one process: which candidates of which cases, one after another, until the time is over.
+"""The kernel search in one process: its cases and candidates, in order, until the time limit.
 
-First come cases with one thing each, and of their candidates those that cover what nobody has covered yet (this process or
-another that it hears of); then random ones. ``rammer_testing.families`` runs it in a crew of processes.
-"""
+The first cases have one feature each. Of their candidates it runs those with features not covered by this process or by reports
+of others. Random cases follow. ``rammer_testing.families`` runs it in a crew of processes."""
 
 from __future__ import annotations
 
@@ -25,39 +24,39 @@ from rammer_testing.coverage import Coverage, features, ways
 from rammer_testing.single import Trial, UntiledOperator, check, subjects, trial_of
 from rammer_testing.worker_pool import BROKEN, Line, Member, leave
 
-#: Seconds that shrinking one failure may take.
+#: Seconds for shrinking one failure.
 SHRINKING = 20.0
-#: Operators of one case that are tried, and candidates of a family that are looked at for something new.
+#: Operators per case, and candidates of a family that are searched for a new feature.
 OPERATORS, LOOKED = 5, 40
-#: The share of candidates of families that were run more often than most.
+#: The share of candidates that run in families with more runs than average.
 SELDOM = 0.25
-#: A process ends after so many seconds, or with so many bytes, for the next to begin afresh: whatever grows stays bounded.
+#: Lifetime in seconds and memory in bytes of a process before a fresh one replaces it; this bounds leaks.
 LIFE, LARGE = 300.0, 6 << 30
 
 
 class Search:
-    """Runs cases on one opened device."""
+    """A runner of cases on one opened device."""
 
     def __init__(self, device: str, options: dict[str, str], each: int) -> None:
         self.backend: Backend = Registry().open(device, options=options)
         self.each = each
 
     def offered(self, subject: UntiledOperator, random: Random) -> dict[str, list[ROperator]]:
-        """All candidates by family, in random order."""
+        """Return all candidates by family, in random order."""
         backend, families = self.backend, dict[str, list[ROperator]]()
-        offered = backend.offered if isinstance(backend, Exhaustive) else backend.candidates
+        offered = backend.all_candidates if isinstance(backend, Exhaustive) else backend.candidates
         for tiled in dict.fromkeys(offered(subject.operator, subject.binding)):
             families.setdefault(tiled.family, []).append(tiled)
         return {n: random.sample(f, len(f)) for n, f in families.items()}
 
     def candidates(self, subject: UntiledOperator, random: Random) -> list[ROperator]:
-        """Up to ``each`` of every family, at random."""
-        # Maps and copies are in every model, and their kernels the core's: contractions are worth more of the time.
+        """Return up to ``each`` random candidates of every family."""
+        # Maps and copies are in every model and use the core's kernels, so contractions deserve more of the time.
         each = self.each if any(c.kind == "contraction" for c in subject.operator.computes) else -(-self.each // 3)
         return [o for f in self.offered(subject, random).values() for o in f[:each]]
 
     def fresh(self, subject: UntiledOperator, precision: str, random: Random, coverage: Coverage) -> Iterator[ROperator]:
-        """Candidates with something that ``coverage`` lacks when they are asked for, be it a way of being late."""
+        """Yield candidates with features or late operands that ``coverage`` lacks at that moment."""
         later = ways(subject)
         for family, listed in self.offered(subject, random).items():
             name = family or "generic"
@@ -67,7 +66,7 @@ class Search:
                     yield tiled
 
     def possible(self, tiled: ROperator, subject: UntiledOperator) -> bool:
-        """Whether the device makes this kernel at all."""
+        """Return True if the device can build this kernel."""
         capacity = self.backend.vdevice.layer("veu").capacity
         try:
             needs = self.backend.kernel(tiled, subject.binding).resources
@@ -76,7 +75,7 @@ class Search:
         return not capacity or needs.local_bytes <= capacity
 
     def problem(self, case: NetCase) -> str:
-        """What is wrong with the candidate that ``case`` names, of any of its operators; "" if nothing or there is none."""
+        """Return the fault of the candidate that ``case`` names, in any of its operators; "" if it passes or is absent."""
         for subject in subjects(replace(case, operator=-1), self.backend):
             try:
                 tiled = picked(subject.operator, case.pick)
@@ -87,7 +86,7 @@ class Search:
         return ""
 
     def shrunk(self, case: NetCase, end: float) -> NetCase:
-        """A smaller case that fails, too, as found by ``end``."""
+        """Return the smallest failing case that is reached by time ``end``."""
         again = True
         while again and time.monotonic() < end:
             again = False
@@ -105,7 +104,7 @@ class Search:
 
 
 def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> Iterator[NetCase]:
-    """Up to ``each`` cases of every family and precision whose last tiles are partial, from ``tries`` sampled ones."""
+    """Yield up to ``each`` cases per family and precision with partial last tiles, out of ``tries`` samples."""
     seen: Counter[tuple[str, str]] = Counter()
     for _ in range(tries):
         case = sampler.next()
@@ -118,7 +117,7 @@ def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> It
 
 
 class Hunt:
-    """One process' part of a search."""
+    """The part of a search in one process."""
 
     def __init__(self, search: Search, sampler: Sampler, member: Member) -> None:
         self.search, self.sampler, self.member = search, sampler, member
@@ -128,8 +127,8 @@ class Hunt:
         self.shrunk = set[tuple[str, ...]]()
 
     def __call__(self, end: float, line: Line) -> None:
-        """Cases until ``end``, or until it is time for a fresh process; leaves as ``BROKEN`` where the device failed: what a
-        kernel did wrong can spoil all that follows."""
+        """Run cases until ``end``, or until a fresh process is due. Exits with ``BROKEN`` after a device failure, since a wrong
+        kernel can corrupt later runs."""
         self.end, self.line = end, line
         backend = self.search.backend
         families = sorted(f or "generic" for f in backend.families) if isinstance(backend, Families) else []
@@ -145,11 +144,11 @@ class Hunt:
 
     @property
     def over(self) -> bool:
-        """Whether the time is."""
+        """True if the time limit has passed."""
         return time.monotonic() > self.end
 
     def case(self, case: NetCase, first: bool) -> None:
-        """Candidates of the case's operators: those with something new if it is one of the ``first``, else random ones."""
+        """Run candidates of the case's operators: those with new features if ``first``, else random ones."""
         self.hear()
         random = self.sampler.random
         numbered = list(enumerate(subjects(case, self.search.backend)))
@@ -169,7 +168,7 @@ class Hunt:
                 self.candidate(one, tiled, subject, replace(trial, late=late))
 
     def balanced(self, subject: UntiledOperator, precision: str) -> list[ROperator]:
-        """Random candidates: fewer of families that were run more often than most."""
+        """Return random candidates, with fewer from families that have more runs than average."""
         random, runs = self.sampler.random, self.coverage.runs()
         usual = sum(runs.values()) / max(len(runs), 1)
         often = {f for (f, p), n in runs.items() if p == precision and n > usual}
@@ -177,7 +176,7 @@ class Hunt:
         return [o for o in found if (o.family or "generic") not in often or random.random() < SELDOM]
 
     def candidate(self, one: NetCase, tiled: ROperator, subject: UntiledOperator, trial: Trial) -> None:
-        """Run one, count it, and say what is wrong with it."""
+        """Run and count one candidate, and report its fault."""
         later = ways(subject)
         found = (*features(tiled, subject), *(f for f, late in later.items() if late == trial.late))
         try:
@@ -199,21 +198,21 @@ class Hunt:
             self.emit({"kind": f"{kind} (shrunk)", "failure": f"{least}\n    {self.search.problem(least)}"})
 
     def offer(self, tiled: ROperator, precision: str, later: Iterable[str]) -> None:
-        """Remember, and tell, in which ways this candidate's family could have been late."""
+        """Record and report the late operands that this candidate's family supports."""
         cells = {(tiled.family or "generic", precision, w) for w in later} - self.coverage.offered
         if cells:
             self.coverage.offered |= cells
             self.emit({"offered": sorted(cells)})
 
     def count(self, tiled: ROperator, precision: str, fates: Iterable[str], found: Iterable[str]) -> None:
-        """Count one candidate here, and tell."""
+        """Count one candidate and report the count."""
         family = tiled.family or "generic"
         event = {"fates": [(family, precision, f, 1) for f in fates], "cells": [(family, precision, f, 1) for f in found]}
         self.coverage.add(event)
         self.emit(event)
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Tell what happened."""
+        """Report an event to the parent process."""
         if self.line is not None:
             self.line.tell(event)
 
@@ -224,7 +223,7 @@ class Hunt:
 
 
 def again(search: Search, case: NetCase) -> str:
-    """Run one case, all candidates or the one that it names; what is wrong."""
+    """Run one case, with all candidates or the named one, and return its fault."""
     found = list[str]()
     if case.pick and case.operator < 0:
         return search.problem(case)

@@ -1,14 +1,13 @@
-"""Draw random inputs of tests that can be drawn again: a pytest plugin (``-p rammer_testing.seeds``).
+"""Reproducible random inputs of tests: a pytest plugin (``-p rammer_testing.seeds``).
 
-A run has one number, its seed. ``--seed N`` gives it, else the ini option ``seed``, which makes a project's tests the same for
-everybody; with ``--seed fresh``, or without either, the run draws it. The last line of a run names its seed, and so do its first
-line, if the seed is fresh, and every failure, with the command that repeats it. A test's fixtures ``rng`` and ``seed`` depend on
-that number and the test's own name alone: the values do not depend on earlier tests or on the process. Of a test with the mark
-``sampled(n)`` the run's seed draws n cases; the others get the mark ``large``. ``--drawn N`` runs N of the tests that depend on
-the seed.
+A run has one number, its seed. It comes from ``--seed N``, else from the ini option ``seed``, which makes a project's tests
+reproducible. With ``--seed fresh``, or without either, the run draws it. The last line of a run prints its seed. So do the first
+line, if the seed is fresh, and every failure, with the command that repeats it. The fixtures ``rng`` and ``seed`` depend only on
+that number and the test's name, not on earlier tests or the process. The run's seed selects n cases of a test with the mark
+``sampled(n)``; the others get the mark ``large``. ``--drawn N`` runs N of the tests that depend on the seed.
 
-Examples of hypothesis depend on the seed, too: no example is stored from an earlier run, constants of the modules that a process
-happens to have loaded are not among them, and no example is too slow, since its time depends on the load of the machine.
+Examples of hypothesis depend on the seed, too. Examples of earlier runs and constants of loaded modules are not used. The
+deadline is disabled, since times depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ DRAWN: Final = pytest.StashKey[bool]()
 
 
 def seed_of(run: int, test: str) -> int:
-    """The seed, below 2^31, of a test (its node id) in a run."""
+    """Return the seed, below 2^31, of a test (its node id) in a run."""
     return int.from_bytes(blake2b(f"{run} {test}".encode(), digest_size=4).digest(), "big") >> 1
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """This test's seed, for what takes a number."""
+    """Return this test's seed, for functions that need a number."""
     return seed_of(request.config.getoption("--seed"), request.node.nodeid)
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """This test's generator, also where its parameters have a seed of their own. Helpers are given it."""
+    """Return this test's generator, even if its parameters include a seed. Tests pass it to their helpers."""
     return np.random.default_rng(seed_of(request.config.getoption("--seed"), request.node.nodeid))
 
 
@@ -55,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Find the run's seed once; a process that shares its tests receives it."""
+    """Determine the run's seed once; worker processes receive it."""
     config.addinivalue_line("markers", "sampled(n, of=PARAMETER): n cases, of every value of a parameter, are not `large`")
     shared = getattr(config, "workerinput", {}).get("seed")
     asked = str(shared if shared is not None else config.option.seed or config.getini("seed") or FRESH)
@@ -68,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _seed_hypothesis(option: Any) -> None:
-    """Draw the examples of ``given`` by the run's seed; options of hypothesis itself go first. Its plugin is configured later."""
+    """Draw the examples of ``given`` by the run's seed. Hypothesis's command-line options take precedence; its plugin is
+    configured later."""
     from hypothesis import HealthCheck, settings
     from hypothesis.internal.conjecture import providers
 
@@ -78,7 +78,7 @@ def _seed_hypothesis(option: Any) -> None:
     option.hypothesis_profile = option.hypothesis_profile or "seeds"
     if option.hypothesis_seed is None:
         option.hypothesis_seed = option.seed
-    if hasattr(providers, "is_local_module_file"):  # newer versions draw constants of the sources that are loaded
+    if hasattr(providers, "is_local_module_file"):  # newer versions draw constants from loaded sources
         providers.is_local_module_file = lambda path: False
 
 
@@ -90,14 +90,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _draws(item: pytest.Item) -> bool:
-    """Return True if a test's inputs, or whether it runs, depend on the seed."""
+    """Return True if a test's inputs, or its selection, depend on the seed."""
     used = {"rng", "seed"} & {*getattr(item, "fixturenames", ())}
     return bool(used or item.get_closest_marker("sampled") or item.get_closest_marker("hypothesis"))
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
-    """Mark cases of ``sampled`` tests, and keep ``--drawn`` tests of those that all other options select."""
+    """Mark cases of ``sampled`` tests, and retain ``--drawn`` tests of those that all other options select."""
     _mark_samples(config, items)
     result = yield
     if config.option.drawn is not None:
@@ -117,7 +117,7 @@ def _mark_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
         if mark and not item.get_closest_marker("large"):
             values = item.callspec.params if isinstance(item, pytest.Function) else {}
             value = values[mark.kwargs["of"]] if mark.kwargs else ""
-            of = getattr(value, "__name__", str(value))  # a function's text differs between processes: it has an address
+            of = getattr(value, "__name__", str(value))  # a function's text contains an address, which differs between processes
             groups[item.nodeid.split("[")[0], mark.args[0], of].append(item)
     for (test, most, of), cases in groups.items():
         order = np.random.default_rng(seed_of(config.option.seed, f"{test} {of}")).permutation(len(cases))
@@ -127,13 +127,13 @@ def _mark_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a process of pytest-xdist the run's seed: what it is given of options may not hold those of plugins."""
+    """Send the run's seed to a process of pytest-xdist: its options may lack those of plugins."""
     node.workerinput["seed"] = node.config.option.seed
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Every failure names the run's seed and how to have it again."""
+    """Add the run's seed and the command that repeats it to every failure."""
     report = yield
     if report.failed and _draws(item):
         run = item.config.option.seed
@@ -142,5 +142,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The last lines of a run name its seed."""
+    """Print the run's seed in the last lines."""
     terminalreporter.write_line(f"seed {terminalreporter.config.option.seed}")

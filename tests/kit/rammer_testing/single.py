@@ -1,9 +1,8 @@
-"""One operator as a program between guard bands, run on a device, and judged element by element.
+"""Runs of one operator as a program between guard bands, checked element by element.
 
-Every tensor has a buffer of its own that is larger than it, at the offset (modulo 64 elements) and with the strides that the
-planner gave it. The program's ports are those whole buffers: what lies around the elements of an operand is NaN, and what
-lies around those of a result must be left as it was. Results are NaN before the run, and where the device offers it, so is
-all other memory that kernels use.
+Every tensor has a separate, larger buffer. It keeps the planner's strides and its offset modulo 64 elements. The program's ports
+are those whole buffers. Elements around an operand are NaN; elements around a result must stay unchanged. Results are NaN before
+the run. All other kernel memory is NaN too, if the device supports poisoning.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from rammer_testing.nets import model_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Elements before and behind every tensor, and to what multiple of elements its offset is kept.
+#: Guard elements before and after every tensor. Offsets are preserved modulo this number.
 GUARD = 64
-#: Elements that a task of a slow copy takes, and how often it reads each (less often where there are more than ``MANY``): on a
-#: GPU some 50 us, in which what comes next has started and would read too early.
+#: Elements per task of a slow copy, and how often the task reads each element (less often for more than ``MANY`` elements). On a
+#: GPU this lasts about 50 us: a consumer that ignores its wait has started by then and reads too early.
 PIECE, READS, MANY = 4096, 256, 1 << 17
-#: The rate of every operator, and all of a fusion, where everything is to be fused.
+#: Rate of every operator and every fusion if everything is to be fused.
 FAST = 1e3
-#: Results that a report shows.
+#: Wrong results that a report shows.
 SHOWN = 3
 
 
 @dataclass(frozen=True)
 class UntiledOperator:
-    """An untiled operator as the compiler would hand it to the tuner, with the values of the model's constants."""
+    """An untiled operator as the compiler passes it to the tuner, with the values of the model's constants."""
 
     operator: ROperator
     binding: Binding
@@ -58,25 +57,25 @@ class UntiledOperator:
 
 
 class _Stop(Exception):
-    """The operators are known."""
+    """Signal that stops compilation once the operators are recorded."""
 
 
 class _Recorder:
-    """In the place of the tuner: keeps the operators that it is asked for."""
+    """A substitute for the tuner that records the operators passed to it."""
 
     def __init__(self, tuner: Tuner) -> None:
-        self.kernels, self.first = tuner.kernels, tuner.first  # operators are stitched, and constants lie, by what kernels take
+        self.kernels, self.first = tuner.kernels, tuner.first  # the kernels decide stitching and constant layouts
         self.backend, self.store, self.level = tuner.backend, tuner.store, tuner.level
         self.found: tuple[Sequence[ROperator], Binding] = ((), Binding({}, {}))
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
-        """Keep them, and compile no further."""
+        """Record the operators and stop compilation."""
         self.found = operators, binding
         raise _Stop
 
 
 def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
-    """The operators of a case's model on this device, all or the one that it names."""
+    """Return the operators of a case's model on this device: all, or the one that the case names."""
     compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout), KernelStore(None))
     recorder = _Recorder(compiler.tuner)
     compiler.tuner = recorder  # type: ignore[assignment]
@@ -88,10 +87,10 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
         return graph_of(compute, *ports)
 
     compiler.program = program  # type: ignore[method-assign, assignment]
-    if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
+    if "fuse" in case.tags:  # fuse everything that can be connected on chip, even if it is predicted slower
         rates = CostModel(lambda operator: FAST, lambda operator: FAST)
-        compiler.asked = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
-    if case.kind == "stitched":  # likewise what is faster as one operator than its parts one after another, if not side by side
+        compiler.cost_model = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
+    if case.kind == "stitched":  # likewise stitch if the fused operator is faster than its parts in sequence, not concurrently
         asked = compiler.latency
         compiler.latency = lambda binding: _in_turn(asked(binding))  # type: ignore[method-assign]
     with suppress(_Stop):
@@ -102,12 +101,12 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
 
 
 def _in_turn(latency: Evaluator) -> Evaluator:
-    """The same of operators that run one after another."""
+    """Return an evaluator that predicts operators in sequence, not concurrently."""
     return replace(latency, seconds=lambda operators, after: sum(latency.seconds({n: k}, {}) for n, k in operators.items()))
 
 
 def moved(operator: ROperator, binding: Binding, views: str) -> Binding:
-    """``binding`` with the operator's tensors, constants apart, at other places: ``VIEWS`` of the digits of ``views``."""
+    """Return ``binding`` with the operator's non-constant tensors moved, by the ``VIEWS`` that the digits of ``views`` select."""
     names = [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if not _constant(n, binding)]
     storages = dict(binding.storages)
     for name, digit in zip(names, cycle(views or "0"), strict=False):
@@ -121,7 +120,7 @@ def moved(operator: ROperator, binding: Binding, views: str) -> Binding:
 
 @dataclass(frozen=True)
 class Feed:
-    """Values of the operands that are no constants, what the results must be, and whether all of it is whole numbers."""
+    """Values of the non-constant operands, and the expected results with their error bounds."""
 
     inputs: Mapping[str, Array]
     wanted: Mapping[str, Bounded]
@@ -129,7 +128,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Trial:
-    """A subject with its values: constants, one for all runs, and the feeds of each run; ``late`` as for ``placed``."""
+    """A subject with its values: constants shared by all runs, and the feed of each run. ``late`` is passed to ``placed``."""
 
     subject: UntiledOperator
     constants: Mapping[str, Array]
@@ -138,7 +137,7 @@ class Trial:
 
 
 def trial_of(subject: UntiledOperator, seed: int, late: str = "") -> Trial:
-    """Values from ``seed``: whole numbers (mostly), fractions, and whole numbers with a NaN in some operands."""
+    """Return a trial with values from ``seed``: integers (mostly), fractions, and integers with a NaN in some operands."""
     rng = np.random.default_rng(seed)
     operator, binding = subject.operator, subject.binding
     fixed = [n for n in operator.inputs if _constant(n, binding)]
@@ -162,7 +161,7 @@ def _constant(name: str, binding: Binding) -> bool:
 
 
 def _kept(values: Array | None, kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
-    """New values for a constant, except where they may be indices or a number of the model."""
+    """Return new values for a constant, unless it may be an index or a scalar of the model."""
     if values is not None and (values.size == 1 or values.dtype.kind != "f"):
         return np.asarray(values).reshape(kind.shape)
     return _values(kind, rng, whole)
@@ -170,7 +169,7 @@ def _kept(values: Array | None, kind: TensorType, rng: np.random.Generator, whol
 
 def _values(kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
     dtype = np.dtype(kind.dtype)
-    if dtype.itemsize == 1 and dtype.kind != "b":  # no index has so few values: all of them, and the extreme ones often
+    if dtype.itemsize == 1 and dtype.kind != "b":  # too few values for an index: draw from the whole range, the extremes often
         ends = np.iinfo(dtype)
         drawn = rng.integers(ends.min, ends.max + 1, kind.shape)
         return np.where(rng.random(kind.shape) < 0.2, np.where(drawn % 2, ends.min, ends.max), drawn).astype(dtype)
@@ -182,7 +181,7 @@ def _values(kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
 
 
 def _at_once(values: Array, storage: Storage) -> Array:
-    """``values`` as they are read back where elements of a view lie in one place, as in a repeated axis."""
+    """Return ``values`` as read back from a view whose elements may overlap, as in a repeated axis."""
     if 0 in storage.shape:
         return values
     low, high = storage.span()
@@ -194,8 +193,8 @@ def _at_once(values: Array, storage: Storage) -> Array:
 
 @dataclass(frozen=True)
 class Placed:
-    """A program around one tiled operator. Its ports are whole buffers: of the operands that each input port holds by ``given``,
-    and of its results."""
+    """A program around one tiled operator, with whole buffers as ports. ``given`` maps each input port to its operands;
+    ``results`` maps each result to its tensor."""
 
     program: RProgram
     given: Mapping[str, tuple[str, ...]]
@@ -204,7 +203,7 @@ class Placed:
 
 @dataclass
 class _Parts:
-    """A program under construction."""
+    """Buffers, storages, operators and ports of a program under construction."""
 
     storages: list[Storage] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -216,7 +215,7 @@ class _Parts:
     arena: int = 0
 
     def whole(self, name: str, buffer: str, dtype: str, size: int, kind: BufferKind) -> str:
-        """A buffer, and a tensor that is all of it."""
+        """Add a buffer and a tensor that covers all of it."""
         offset = self.arena if kind == "arena" else 0
         self.buffers.append(Buffer(buffer, dtype, size, kind, offset))
         self.storages.append(Storage(name, buffer, 0, (size,), (1,)))
@@ -224,7 +223,7 @@ class _Parts:
         return name
 
     def between(self, buffer: str, storages: Sequence[Storage]) -> int:
-        """Tensors one behind another in a buffer, guards between them; its size."""
+        """Add tensors to a buffer one after another, separated by guards, and return the buffer size."""
         size = GUARD
         for storage in storages:
             low, high = storage.span()
@@ -234,13 +233,13 @@ class _Parts:
         return size
 
     def operands(self, name: str, dtype: str, storages: Sequence[Storage], late: bool) -> None:
-        """An input port with these operands; if they are ``late``, they are in the arena, and a slow operator writes them."""
+        """Add an input port with these operands. If ``late``, a slow operator copies them to the arena."""
         size = self.between(f"b_{name}", storages)
         self.given[name] = tuple(s.tensor for s in storages)
         if not late:
             self.inputs.append(Port(name, self.whole(f"whole_{name}", f"b_{name}", dtype, size, "input")))
             return
-        size = PIECE << max(0, (size - 1).bit_length() - (PIECE - 1).bit_length())  # few sizes, so few kernels to compile
+        size = PIECE << max(0, (size - 1).bit_length() - (PIECE - 1).bit_length())  # few sizes, so that few kernels are compiled
         given = self.whole(f"given_{name}", f"g_{name}", dtype, size, "input")
         held = self.whole(f"held_{name}", f"b_{name}", dtype, size, "arena")
         slow = (Axis("k", READS if size <= MANY else READS // 8),) if is_float(dtype) else ()
@@ -251,11 +250,10 @@ class _Parts:
 
 
 def placed(tiled: ROperator, binding: Binding, constants: Mapping[str, Array], veus: int, late: str = "") -> Placed:
-    """The program, its tasks dealt to at most ``veus`` rows. Ports are whole buffers under the names of tensors.
+    """Return the program, its tasks dealt to at most ``veus`` rows. Ports are whole buffers named after tensors.
 
-    ``late`` names operands (``LATE``) that slow operators write in every run, just before: all floats of one type by one, each
-    by its own, or the one at a position.
-    """
+    ``late`` (of ``LATE``) selects operands that slow operators write in every run, just before the tested operator. The choices
+    are all floats of one type by one copy, each operand by a separate copy, or the operand at one position."""
     parts, results = _Parts(), dict[str, str]()
     for name in (n for n in tiled.inputs if n in constants):
         storage = binding.storages[name]
@@ -286,7 +284,7 @@ def placed(tiled: ROperator, binding: Binding, constants: Mapping[str, Array], v
 
 
 def _ports(names: Sequence[str], binding: Binding, late: str) -> list[tuple[list[str], bool]]:
-    """Operands by the port that gives them, and whether they are late."""
+    """Return the operands of each input port, and True for the ports whose operands are late."""
     if late != "all":
         return [([n], late == "each" or late == str(i)) for i, n in enumerate(names, 1)]
     kinds = Counts(k for n in names if is_float(k := binding.types[n].dtype))
@@ -296,7 +294,7 @@ def _ports(names: Sequence[str], binding: Binding, late: str) -> list[tuple[list
 
 
 def _rows(operators: Sequence[ROperator], waits: tuple[Wait, ...], veus: int) -> tuple[tuple[Task, ...], ...]:
-    """Tasks dealt to rows, operator by operator; the last operator's first task in each row waits."""
+    """Return tasks dealt to rows, operator by operator. The last operator's first task in each row waits."""
     count = min(veus, max(o.task_count for o in operators))
     rows: list[list[Task]] = [[] for _ in range(count)]
     for operator in operators:
@@ -307,7 +305,7 @@ def _rows(operators: Sequence[ROperator], waits: tuple[Wait, ...], veus: int) ->
 
 
 def images(place: Placed, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What to give each port: NaN (all bits set) around the elements."""
+    """Return the buffer contents for each port: the inputs, surrounded by NaN (all bits set)."""
     result = {}
     for port, names in place.given.items():
         buffer = place.program.buffer[place.program.storage[names[0]].buffer]
@@ -318,14 +316,14 @@ def images(place: Placed, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def judge(place: Placed, have: Mapping[str, Array], wanted: Mapping[str, Bounded]) -> str:
-    """What is wrong with the buffers ``have`` of the results; "" if nothing."""
+    """Return a description of errors in the result buffers ``have``, or "" if they are correct."""
     problems = []
     for name, want in wanted.items():
         storage, image = place.program.storage[name], np.array(have[name])
         outside = np.ones(image.size, bool)
         storage_view(outside, storage)[...] = False
         around = image[outside].view(np.uint8).reshape(int(outside.sum()), -1)
-        # A device may poison memory two bytes at a time: elements of one byte are alike at even places, and at odd ones.
+        # A device may poison memory two bytes at a time. One-byte elements are then equal at even offsets, and at odd offsets.
         turns = np.flatnonzero(outside) % 2 if image.itemsize == 1 else np.zeros(len(around), int)
         first = np.array([around[np.argmax(turns == turn)] for turn in (0, 1)])
         strays = np.flatnonzero((around != first[turns]).any(axis=1))
@@ -339,7 +337,7 @@ def judge(place: Placed, have: Mapping[str, Array], wanted: Mapping[str, Bounded
 
 
 def differences(have: Array, want: Bounded) -> str:
-    """How ``have`` differs from what it may be; "" if it does not."""
+    """Return the differences of ``have`` from the bounded values, or "" if it is within the bounds."""
     value = want.value
     if value.dtype.kind != "f":
         wrong = have.astype(np.float64) != value.astype(np.float64)
@@ -363,7 +361,7 @@ def differences(have: Array, want: Bounded) -> str:
 
 
 def check(backend: Backend, tiled: ROperator, trial: Trial) -> str:
-    """What is wrong with ``tiled`` on the device; "" if nothing. DeviceFailure where it cannot be made."""
+    """Return a description of wrong results of ``tiled`` on the device, or "". Raises DeviceFailure if loading it fails."""
     place = placed(tiled, trial.subject.binding, trial.constants, backend.vdevice.veus, trial.late)
     loaded = backend.load(place.program, trial.constants)
     try:

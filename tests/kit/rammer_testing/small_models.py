@@ -1,4 +1,4 @@
-"""Small models that between them need every kind of kernel and view; weights and inputs are fresh each time."""
+"""Small models that together need every kind of kernel and view; weights and inputs are drawn for each test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ HEADER = '<ir_version: 9, opset_import: ["" : 21]>'
 
 @dataclass(frozen=True)
 class SmallModel:
-    """A model in ONNX's text form; inputs whose names start with ``w_`` become constants.
-
-    ``shapes`` are extents for its symbolic dimensions, one set a run; integer inputs lie in 0 .. ``below`` - 1.
-    """
+    """A model in ONNX's text form; inputs whose names start with ``w_`` become constants. ``shapes`` are extents of its symbolic
+    dimensions, one mapping per run. Integer inputs are in 0 .. ``below`` - 1."""
 
     name: str
     text: str
@@ -28,14 +26,14 @@ class SmallModel:
     below: int = 5
 
     def build(self, rng: np.random.Generator) -> onnx.ModelProto:
-        """The model with random weights."""
+        """Return the model with random weights."""
         model = parser.parse_model(f"{HEADER} {self.name} {self.text}")
         ports = list(model.graph.input)
         del model.graph.input[:]
         for port in ports:
             if port.name.startswith("w_"):
                 value = self._random(port, {}, rng)
-                # He scale keeps values of the order of one behind a contraction.
+                # He scale keeps values near one after a contraction.
                 fan_in = max(1, int(np.prod(value.shape[1:])))
                 scaled = value * np.float32((2 / fan_in) ** 0.5) if value.dtype.kind == "f" else value
                 model.graph.initializer.append(numpy_helper.from_array(scaled, port.name))
@@ -44,7 +42,7 @@ class SmallModel:
         return model
 
     def inputs(self, rng: np.random.Generator, shape: Mapping[str, int]) -> dict[str, Array]:
-        """Random inputs: floats N(0,1), integers uniform, booleans fair."""
+        """Return random inputs: floats N(0,1), uniform integers, fair booleans."""
         ports = parser.parse_model(f"{HEADER} {self.name} {self.text}").graph.input
         return {p.name: self._random(p, shape, rng) for p in ports if not p.name.startswith("w_")}
 
@@ -198,8 +196,8 @@ MODELS: Mapping[str, SmallModel] = {m.name: m for m in _LIST}
 
 
 def dense_layers(count: int, width: int = 32, seed: int = 0, first: bool = False) -> onnx.ModelProto:
-    """Products ``m0``, ``m1``, ... of 4 rows one behind the other, each with a Tanh (``h0``, ...), and a residual from the first
-    to the last. Output ``y``; with ``first`` also what the first layer makes, ``h0``."""
+    """Return a chain of products ``m0``, ``m1``, ... of 4 rows, each with a Tanh (``h0``, ...). A residual connects the first
+    layer to the last. The output is ``y``; with ``first`` also ``h0``, the first layer's result."""
     rows = f"float[4,{width}]"
     given = ", ".join([f"{rows} x", *(f"float[{width},{width}] w_{k}" for k in range(count))])
     lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w_{k})\n h{k} = Tanh(m{k})" for k in range(count)]

@@ -1,4 +1,4 @@
-"""A Spread, and its whole program, played without devices or transports that could be wrong with them."""
+"""Simulated execution of a distributed program and its joined program, independent of devices and transports."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Stuck(Exception):
-    """Rows that wait for what never comes."""
+    """Error for rows whose waits are never satisfied."""
 
 
 def run_whole(spread: DistributedProgram, inputs: Arrays, backend: Backend) -> dict[str, np.ndarray]:
-    """The whole program on one device, which plays all of them: outputs by the user's names."""
+    """Run the whole program on one device that simulates all devices, and return the outputs by the user's names."""
     loaded = backend.load(spread.whole, joined_constants(spread.parts))
     try:
         return dict(loaded.run(whole_inputs(spread, inputs)).outputs)
@@ -35,12 +35,12 @@ def run_whole(spread: DistributedProgram, inputs: Arrays, backend: Backend) -> d
 
 
 def whole_inputs(spread: DistributedProgram, inputs: Arrays) -> dict[str, np.ndarray]:
-    """The user's inputs under the names of the whole program's ports."""
+    """Return the user's inputs under the names of the whole program's ports."""
     return {f"{i.name}@{device}": inputs[i.name] for i in spread.inputs for device in i.devices}
 
 
 def run_steps(spread: DistributedProgram, inputs: Arrays, backends: list[Backend]) -> dict[str, np.ndarray]:
-    """Every step on its device, transfers as assignments, one step at a time: outputs by the user's names."""
+    """Run every step on its device, one at a time, with transfers as assignments. Return the outputs by the user's names."""
     held: list[dict[str, np.ndarray]] = [{} for _ in spread.parts]
     for given in spread.inputs:
         for device in given.devices:
@@ -66,12 +66,12 @@ def run_steps(spread: DistributedProgram, inputs: Arrays, backends: list[Backend
 
 
 class Play:
-    """One run of a program over several devices, task by task, rows in any order that waits allow.
+    """One run of a program over several devices, task by task, with rows in any order that waits allow.
 
-    A device has memory of its own, as bytes, which are NaN before they are written; what a task addresses elsewhere is not
-    there. A counter is known where its tasks run, and of a transfer also where it arrives. A transfer reads and writes at any
-    time between its turn and the first wait for it: at once, or (``lazy``) as late as it can. So does a fetch, which reads in
-    the memory of two devices, and whose end is known on both.
+    Each device has separate memory, as bytes that are NaN until written. A task that addresses another device's memory reads
+    poison. A counter is visible on the device of its tasks; a transfer's counter also on the target device. A transfer reads and
+    writes at any time between its start and the first wait for it: immediately or, if ``lazy``, as late as possible. So does a
+    fetch, which reads the memory of two devices and whose completion is visible on both.
     """
 
     def __init__(self, program: RProgram, constants: Arrays, random: Random, lazy: bool) -> None:
@@ -88,7 +88,7 @@ class Play:
         self.homes = {t.operator: program.row_homes[veu] for veu, row in enumerate(program.rows) for t in row}
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Outputs by port. Raises Stuck."""
+        """Return outputs by port. Raises Stuck."""
         program = self.program
         for port in program.inputs:
             self._view(program.storage[port.tensor], self._home(port.tensor))[...] = inputs[port.external]
@@ -117,7 +117,7 @@ class Play:
         return all(known.get(c.operator, set()).issuperset(range(c.first, c.last)) for c in counters)
 
     def _meet(self, task: Task, home: int) -> None:
-        """What is waited for has arrived."""
+        """Complete the late transfers that the task waits for."""
         for wait in task.waits:
             late = self.late.pop(self.program.counter[wait.counter].operator, None)
             if late is not None:
@@ -138,7 +138,7 @@ class Play:
             self.done[h].setdefault(operator.name, set()).add(task.index)
 
     def _compute(self, task: Task) -> None:
-        """A task reads and writes in its own device's memory, a transfer writes where it goes."""
+        """Execute a task in its device's memory; a transfer writes to its target device."""
         operator = self.program.operator[task.operator]
         home = self.homes[task.operator]
         task_box = operator.task_box(task.index)
@@ -155,7 +155,7 @@ class Play:
         return {t: held[t] for t in operator.outputs}
 
     def _view(self, storage: Storage, home: int) -> np.ndarray:
-        """A tensor as ``home`` sees it; poison that takes no writes where the buffer is another device's."""
+        """Return a tensor as ``home`` sees it: read-only poison if the buffer belongs to another device."""
         buffer = self.program.buffer[storage.buffer]
         if buffer.kind == "arena":
             flat = self.memory[home][buffer.offset : buffer.offset + buffer.nbytes].view(buffer.dtype)

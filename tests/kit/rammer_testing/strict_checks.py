@@ -1,4 +1,4 @@
-"""Conformance in the corners: waits with unequal tasks, families of other devices, precisions, strided arrays, NaN."""
+"""Conformance in corner cases: waits with unequal tasks, families of other devices, precisions, strided arrays, NaN."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rammer_testing.thread_checks import ended
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Rows and columns of the matrices whose products are long tasks, tasks that wait for them, and runs.
+#: Rows and columns of the matrices of long tasks, number of tasks that wait for them, and runs.
 SIZE, READERS, RUNS = 128, 8, 3
-#: Error allowed of a whole small model, by precision.
+#: Error bound for a whole small model, by precision.
 ALLOWED = {"tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.6e-2}
-#: Functions of one element whose results with NaN, infinities and zeros NumPy states.
+#: Element-wise functions whose results for NaN, infinities and zeros NumPy defines.
 MAPS = ("max(x[i], 0.0)", "min(x[i], 1.0)", "exp(x[i]) - x[i]", "where(lt(x[i], 0.0), 0.0 - x[i], x[i])", "abs(x[i]) * 0.0")
-#: Reductions over rows, some of which hold a NaN or an infinity.
+#: Reductions over rows, some of which contain a NaN or an infinity.
 REDUCTIONS = ("max[k:12] x[i, k]", "min[k:12] x[i, k]", "sum[k:12] x[i, k]", "prod[k:12] x[i, k]")
 
 
 def check_waits(device: Subject) -> None:
-    """Readers on other rows than the long tasks that they read: every wait counts, on few rows and on many."""
+    """Check every wait of readers that run on other rows than the long tasks, for few and many rows."""
     for rows in (2, 3, 6):
         program = crooked(SIZE, rows)
         verify(program)
@@ -52,8 +52,10 @@ def check_waits(device: Subject) -> None:
 
 
 def crooked(size: int, rows: int) -> RProgram:
-    """``c`` and ``e`` are long and start at once, ``d`` is long and reads ``e``; what reads ``c`` and ``d`` sits on rows that
-    are idle until then, and waits for one first in one task and for the other first in the next."""
+    """Return a program in which every wait matters.
+
+    ``c`` and ``e`` are long and start immediately; ``d`` is long and reads ``e``. The readers of ``c`` and ``d`` are on rows that
+    are idle until then. Their waits for the two alternate in order from task to task."""
     whole, part = (size, size), (size // READERS, size)
     head = f"f32[i:{size}, j:{size}]"
     product = f"{head} = sum[k:{size}]"
@@ -88,7 +90,7 @@ def crooked(size: int, rows: int) -> RProgram:
 
 
 def crooked_result(x: Array) -> Array:
-    """What ``crooked`` gives for ``x``, in float64."""
+    """Return the exact result of ``crooked`` for ``x``, in float64."""
     exact = x.astype(np.float64)
     return np.asarray(exact @ exact + (exact @ exact.T) @ exact)
 
@@ -99,7 +101,7 @@ def _operator(line: str, tile: tuple[int, ...]) -> ROperator:
 
 
 def check_unknown_family(device: Subject) -> None:
-    """A kernel family that the device does not have is computed by its generic kernel."""
+    """Check that the generic kernel computes a kernel family that the device lacks."""
     model = MODELS["product"]
     compiled = device.executable(model).compile_only({})
     (segment,) = compiled.segments
@@ -113,7 +115,7 @@ def check_unknown_family(device: Subject) -> None:
 
 
 def check_precisions(device: Subject) -> None:
-    """Every other precision than float32 that the device claims, near enough to float64."""
+    """Check every precision other than float32 that the device declares against float64."""
     others = sorted(set(device.backend.vdevice.precisions) - {"float32"})
     if not others:
         return device.skip_whole("its only precision is float32")
@@ -131,7 +133,7 @@ def check_precisions(device: Subject) -> None:
 
 
 def check_strided_arrays(device: Subject) -> None:
-    """Bound arrays with gaps between their elements: read and written there alone, or refused."""
+    """Check that bound arrays with gaps between elements are read and written only at their elements, or rejected."""
     model = MODELS["dynamic"]
     with opened(device, model) as exe:
         wide, narrow = ({"x": device.rng.standard_normal((n, 4)).astype(np.float32)} for n in (6, 3))
@@ -144,7 +146,7 @@ def check_strided_arrays(device: Subject) -> None:
         equal(device, "an input with gaps", read.to_host(), exe.run(narrow))
         try:
             written = exe.bind(narrow, {"y": room.outputs["y"][::2]})
-        except BadInput as problem:  # clear, and so good enough
+        except BadInput as problem:  # a clear rejection is acceptable
             return device.skip(f"outputs with gaps: bound calls refuse them: {problem}")
         written.run()
         written.synchronize()
@@ -154,7 +156,7 @@ def check_strided_arrays(device: Subject) -> None:
 
 
 def check_special_values(device: Subject) -> None:
-    """NaN and infinities go through maps and reductions as NumPy has it."""
+    """Check that NaN and infinities pass through maps and reductions as in NumPy."""
     values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.5, 1e30], np.float32)
     for text in MAPS:
         x = np.concatenate([values, device.rng.standard_normal(32).astype(np.float32)])
@@ -180,7 +182,7 @@ def _special(device: Subject, line: str, x: Array, tile: int) -> None:
 
 
 def _alone(operator: ROperator, reads: Sequence[int], writes: Sequence[int]) -> RProgram:
-    """All tasks of ``operator`` from ``x`` to ``y`` in one row."""
+    """Return a program with all tasks of ``operator``, from ``x`` to ``y``, in one row."""
     buffers = (Buffer("bx", "float32", int(np.prod(reads)), "input"), Buffer("by", "float32", int(np.prod(writes)), "output"))
     tasks = tuple(Task("y", i) for i in range(operator.task_count))
     return RProgram(

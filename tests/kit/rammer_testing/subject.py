@@ -1,4 +1,4 @@
-"""The device that the conformance kit looks at."""
+"""The device under test of the conformance kit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from rammer_testing.small_models import SmallModel
 __all__ = ["ConformanceError", "Subject"]
 
 
-#: Loops of about a millisecond that say whether there is other work, and from how much more than the least of them all take.
+#: Loops of about a millisecond that detect other load: their number, and the ratio of the mean to the least time that indicates
+#: load.
 LOOPS, DISTURBED = 40, 1.7
 
 
 def disturbance() -> float:
-    """How many times as long as without other work this machine takes for a short computation."""
+    """Return the slowdown of a short computation by other work on this machine."""
     times = list[float]()
     for _ in range(LOOPS):
         start = time.perf_counter()
@@ -35,12 +36,12 @@ def disturbance() -> float:
 
 
 class ConformanceError(AssertionError):
-    """A device breaks the contract; the text says which part, with the seed to repeat it."""
+    """A violation of the contract by a device; the text names the violated part and the seed to reproduce it."""
 
 
 @dataclass
 class Subject:
-    """The device under test. ``seed`` is fresh unless given, so that no device can know the answers."""
+    """The device under test. ``seed`` is random by default, so that no device can anticipate the answers."""
 
     spec: str
     registry: Registry = field(default_factory=Registry)
@@ -50,9 +51,9 @@ class Subject:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
-        #: Reasons why a check, or a part of it, does not apply to this device.
+        #: Reasons why a check, or part of it, does not apply to this device.
         self.skipped = list[str]()
-        #: True if nothing was left of the check.
+        #: True if the whole check was skipped.
         self.whole = False
 
     def skip(self, reason: str) -> None:
@@ -70,14 +71,14 @@ class Subject:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
 
     def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
-        """What ``work`` gives, and the seconds that the caller waits for it."""
+        """Return the result of ``work`` and the seconds that the caller waited for it."""
         start = time.perf_counter()
         result = work()
         return result, time.perf_counter() - start
 
     def expect_time(self, good: bool, what: str) -> None:
-        """Expect a time to be ``good``. On a machine that is busy with other work a wrong one that was measured is skipped: it
-        says nothing of the device."""
+        """Check a measured time, unless the machine is busy. On a machine with other load a failed check is skipped, since it
+        proves nothing about the device."""
         if not good and not self.backend.vdevice.simulated and (share := disturbance()) > DISTURBED:
             return self.skip(f"the machine is busy with other work, and takes {share:.1f} times as long: {what}")
         self.expect(good, what)
@@ -91,7 +92,7 @@ class Subject:
         resident: int = RESIDENT,
         precision: str = "float32",
     ) -> Executable:
-        """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
+        """Return ``model`` with new weights, opened on this device; the user's cache stays unchanged."""
         source = open_source(model.build(self.rng))
         options, store = CompileOptions(policy, precision=precision, layout=layout, batching=batching), KernelStore(None)
         return Executable(source, self.backend, self.spec, options, self.registry, store=store, resident=resident)

@@ -1,8 +1,7 @@
-"""Conformance of tables and places: any legal program runs, whoever made its rows, counters and storages.
+"""Conformance of tables and storages: any legal program runs, with any rows, counters and storages.
 
-The compiler's own programs are tame: rows alike, every wait for a whole operator, tensors dense. The language allows more, and
-the verifier says what: so these programs are made by hand or at random, and verified.
-"""
+The compiler's programs are regular: equal rows, waits for whole operators, dense tensors. The language allows more, as the
+verifier defines. These programs are written by hand or drawn at random, and verified."""
 
 from __future__ import annotations
 
@@ -32,18 +31,18 @@ from rammer_testing.thread_checks import at_once, ended
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Rows and columns of the matrix that takes long, runs of a program, and bands.
+#: Rows and columns of the matrix of long tasks, runs of a program, and bands.
 SIZE, RUNS, BANDS = 128, 3, 4
 #: Rows of the random tables, and the models whose programs are dealt to them.
 ROWS, DEALT = (1, 3, 7), ("images", "recurrence", "views")
-#: Models whose operators are computed between guards, and how their tensors lie there (``cases.VIEWS``).
+#: Models whose operators are computed between guards, and the views of their tensors (``cases.VIEWS``).
 GUARDED, PLACES = ("convolution", "product", "softmax", "pooling", "gather"), ("15", "92")
-#: Names that ONNX allows, of which two are the same identifier.
+#: Names that ONNX allows, two of which map to the same identifier.
 NAMES = ("serving/x:0", "a b", "a.b", "größe", "1")
 
 
 def program_of(device: Subject, model: SmallModel, shape: Mapping[str, int] | None = None) -> ProgramSegment:
-    """The one program of ``model`` on this device, with its constants and what it computes."""
+    """Return the single program of ``model`` on this device, with its constants and computes."""
     exe = device.executable(model)
     inputs = model.inputs(device.rng, shape or model.shapes[0])
     (segment,) = exe.compile_only({n: a.shape for n, a in inputs.items()}).segments
@@ -52,7 +51,7 @@ def program_of(device: Subject, model: SmallModel, shape: Mapping[str, int] | No
 
 
 def exact(segment: ProgramSegment, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ``segment`` in float64, by tensors, with other constants than its own."""
+    """Return outputs of ``segment`` in float64, by tensor, with ``constants`` in place of the segment's."""
     assert segment.compute is not None
     return run_graph(segment.compute, {**inputs, **constants}, precise=True)
 
@@ -61,7 +60,7 @@ def exact(segment: ProgramSegment, inputs: Mapping[str, Array], constants: Mappi
 
 
 def check_bands(device: Subject) -> None:
-    """Counters of some of an operator's tasks: what waits for the late ones waits for these."""
+    """Check counters over a subset of an operator's tasks: readers of late tasks wait for those tasks."""
     for rows in (3, 5):
         program = banded(SIZE, rows)
         verify(program)
@@ -77,8 +76,8 @@ def check_bands(device: Subject) -> None:
 
 
 def banded(size: int, rows: int) -> RProgram:
-    """``c`` has a task for each band, and a long task ``e`` stands before those of the second half in their row. A reader of
-    a band waits for the bands of its half."""
+    """Return a program in which a reader of a band waits for the bands of its half. ``c`` has one task per band. A long task
+    ``e`` precedes the tasks of the second half in their row."""
     whole, part = (size, size), (size // BANDS, size)
     head = f"f32[i:{size}, j:{size}]"
     lines = (
@@ -115,7 +114,7 @@ def banded(size: int, rows: int) -> RProgram:
 
 
 def check_tables(device: Subject) -> None:
-    """A model's tasks dealt to rows at random, some rows empty, in any order that is legal."""
+    """Check random tables: tasks on random rows, some rows empty, in any legal order."""
     for name in DEALT:
         segment = program_of(device, MODELS[name])
         inputs = MODELS[name].inputs(device.rng, {})
@@ -136,8 +135,8 @@ def check_tables(device: Subject) -> None:
 
 
 def dealt(program: RProgram, rows: int, rng: np.random.Generator) -> RProgram:
-    """Its tasks on ``rows`` random rows and an empty one in the middle, operator by operator; each waits for all that is
-    read. Buffers share no memory, so nothing else has to be waited for."""
+    """Return the program with its tasks on ``rows`` random rows and an empty row in the middle, operator by operator. Each task
+    waits for all writers of its inputs. Buffers share no memory, so further waits are unnecessary."""
     places, offset = list[Buffer](), 0
     for buffer in program.buffers:
         places.append(replace(buffer, offset=offset) if buffer.kind == "arena" else buffer)
@@ -157,7 +156,7 @@ def dealt(program: RProgram, rows: int, rng: np.random.Generator) -> RProgram:
 
 
 def _cut(operator: ROperator, parts: int) -> ROperator:
-    """Its generic kernel on tiles of ``parts`` along every axis; what its tasks keep on chip stays whole."""
+    """Return the operator with its generic kernel and ``parts`` tiles per axis; on-chip results of its tasks stay whole."""
     if any(c.layer == "veu" for c in operator.connections):
         return operator
     axes = enumerate(operator.anchor.axes)
@@ -165,11 +164,11 @@ def _cut(operator: ROperator, parts: int) -> ROperator:
     return replace(operator, tile=tile, family="", config=())
 
 
-# --- places -----------------------------------------------------------------------------------------
+# --- storages ---------------------------------------------------------------------------------------
 
 
 def check_guards(device: Subject) -> None:
-    """Operators on tensors at odd offsets with odd strides: right to the bounds of float32, and nothing else is written."""
+    """Check operators on tensors at odd offsets with odd strides: within float32 bounds and without stray writes."""
     for name in GUARDED:
         program = program_of(device, MODELS[name]).program
         constants = [n for n, s in program.storage.items() if program.buffer[s.buffer].kind == "constant"]
@@ -183,7 +182,7 @@ def check_guards(device: Subject) -> None:
 
 
 def check_names(device: Subject) -> None:
-    """Ports may have any name, and are known by it alone, in whatever order they are given."""
+    """Check that ports may have any name, are identified by name only and accept any order."""
     model = SmallModel(
         "ports",
         """(float[4] p, float[4] q, float[4] r) => (float[4] u, float[4] v) {
@@ -209,7 +208,7 @@ def check_names(device: Subject) -> None:
 
 
 def check_empty(device: Subject) -> None:
-    """Tensors without elements, and operators without tasks."""
+    """Check tensors without elements and operators without tasks."""
     model = MODELS["dynamic"]
     exe = device.executable(model)
     for shape in ({"N": 0, "C": 5}, {"N": 3, "C": 0}, {"N": 2, "C": 3}):
@@ -222,11 +221,11 @@ def check_empty(device: Subject) -> None:
     exe.close()
 
 
-# --- programs side by side --------------------------------------------------------------------------
+# --- concurrent programs ----------------------------------------------------------------------------
 
 
 def check_twins(device: Subject) -> None:
-    """One program text, loaded twice with other constants: each keeps its own, whoever runs, closes or overwrites."""
+    """Check one program loaded twice with different constants: each keeps its constants after runs, closes and overwrites."""
     model = MODELS["images"]
     segment = program_of(device, model)
     constants = [_strided(segment.constants, device.rng) for _ in range(2)]
@@ -251,7 +250,7 @@ def check_twins(device: Subject) -> None:
 
 
 def _strided(constants: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """New values for float constants, with gaps between their elements."""
+    """Return new values for float constants, with gaps between their elements."""
 
     def spread(array: Array) -> Array:
         room = np.zeros((*array.shape, 2), array.dtype)
@@ -262,7 +261,7 @@ def _strided(constants: Mapping[str, Array], rng: np.random.Generator) -> dict[s
 
 
 def _read_as_it_lies(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The same values, their axes in another order in memory, and not to be written."""
+    """Return equal read-only arrays with another order of axes in memory."""
     result = {n: np.asfortranarray(a) for n, a in inputs.items()}
     for array in result.values():
         array.flags.writeable = False
@@ -277,7 +276,7 @@ def _error(
 
 
 def check_after_failure(device: Subject) -> None:
-    """A program that did not fit leaves the device as it was."""
+    """Check that a program that does not fit leaves the device unchanged."""
     memory = device.backend.hardware.memory
     if not memory:
         return device.skip_whole("the hardware has no known amount of memory")
@@ -291,7 +290,7 @@ def check_after_failure(device: Subject) -> None:
 
 
 def copying_program(length: int) -> RProgram:
-    """``y[i] = x[i]`` over ``length`` floats in one task."""
+    """Return a program that copies ``y[i] = x[i]`` over ``length`` floats in one task."""
     operator = ROperator("y", (Compute.parse(f"y: f32[i:{length}] = x[i]"),), (), ("y",), (length,))
     buffers = (Buffer("bx", "float32", length, "input"), Buffer("by", "float32", length, "output"))
     storages = (dense("x", "bx", (length,)), dense("y", "by", (length,)))
@@ -301,7 +300,7 @@ def copying_program(length: int) -> RProgram:
 
 
 def spreading_program(length: int) -> RProgram:
-    """``t[i] = x[i % 4]`` over ``length`` floats of the arena, of which ``y`` takes the first four."""
+    """Return a program that computes ``t[i] = x[i % 4]`` over ``length`` arena floats and outputs the first four as ``y``."""
     lines = ((f"t: f32[i:{length}] = x[i % 4]", length), ("y: f32[i:4] = t[i]", 4))
     computes = [(Compute.parse(line), tile) for line, tile in lines]
     operators = tuple(ROperator(c.name, (c,), (), (c.name,), (tile,)) for c, tile in computes)

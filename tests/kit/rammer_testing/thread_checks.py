@@ -1,7 +1,5 @@
-"""Conformance of threads: calls from several Python threads at once give what calls one after another give.
-
-Every check keeps all outputs until all runs are done, so that memory which a later run writes again shows, too.
-"""
+"""Conformance of threads: concurrent calls from several Python threads give the results of sequential calls. Every check keeps
+all outputs until all runs are done. This also detects output memory that a later run overwrites."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ from rammer_testing.subject import Subject
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Threads of a check, and runs of each of them.
+#: Threads of a check, and runs per thread.
 THREADS, RUNS = 8, 6
-#: Seconds after which a check that has not ended counts as hanging.
+#: Seconds until an unfinished check counts as hanging.
 PATIENCE = 300.0
-#: The same where it is known how long the work usually takes: so many times as long, and so many seconds at least.
+#: The same limit if the usual duration is available: a factor of it, and a minimum in seconds.
 SLOWER, LEAST = 20.0, 8.0
-#: Seconds after which Python lets another thread run: a hundredth of the usual, so that switches fall everywhere.
+#: Thread switch interval in seconds: a hundredth of Python's default, so that switches occur everywhere.
 SWITCH = 5e-5
 #: Shapes of the model "dynamic" that no other check uses.
 SHAPES = tuple({"N": n, "C": c} for n, c in ((3, 5), (7, 2), (4, 9), (2, 6), (5, 5)))
@@ -43,24 +41,23 @@ SHAPES = tuple({"N": n, "C": c} for n, c in ((3, 5), (7, 2), (4, 9), (2, 6), (5,
 
 @dataclass
 class Job:
-    """A model on the device with random inputs of one of its shapes. ``compiled`` is what judges its outputs."""
+    """A model on the device with random inputs of one of its shapes. ``compiled`` is used to compute the reference."""
 
     model: SmallModel
     exe: Executable
     shape: Mapping[str, int] = field(default_factory=dict)
 
     def inputs(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Fresh inputs."""
         return self.model.inputs(rng, self.shape)
 
     def compiled(self) -> Compiled:
-        """What the executable runs for this shape."""
+        """Return the compiled model that the executable runs for this shape."""
         return self.exe.prepare(self.exe.checked(self.inputs(np.random.default_rng(0)))).compiled
 
 
 @dataclass(frozen=True)
 class Done:
-    """One run: whose, on what, with which outputs."""
+    """A finished run: its job, inputs and outputs."""
 
     job: Job
     inputs: dict[str, Array]
@@ -68,7 +65,7 @@ class Done:
 
 
 def at_once(device: Subject, works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each of ``works`` gives in a thread of its own, all started together; an exception of one is raised."""
+    """Return the results of ``works``, each run in a separate thread, started together. Raises if one of them raised."""
     results: list[Any] = [None] * len(works)
     problems = list[BaseException]()
     start = threading.Barrier(len(works))
@@ -94,8 +91,8 @@ def at_once(device: Subject, works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def ended(device: Subject, what: str, work: Callable[[], Any], usual: float = math.inf) -> Any:
-    """Return what ``work`` gives. ConformanceError where it does not end, as where it waits for what never comes: within
-    ``PATIENCE``, or much longer than the ``usual`` seconds of the same work."""
+    """Return the result of ``work``. Raises ConformanceError if it does not end in time, as with a missing signal. The limit is
+    ``PATIENCE``, or less if the ``usual`` seconds of the same work are short."""
     patience = min(PATIENCE, max(LEAST, SLOWER * usual))
     found: list[Any] = []
     problems: list[BaseException] = []
@@ -121,7 +118,7 @@ def _said(problem: BaseException) -> str:
 
 @contextmanager
 def _restless() -> Iterator[None]:
-    """Python changes threads as often as it can."""
+    """Let Python switch threads as often as possible."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:
@@ -131,7 +128,8 @@ def _restless() -> Iterator[None]:
 
 
 def run_many(device: Subject, jobs: Sequence[Job], threads: int, runs: int) -> int:
-    """``runs`` runs with fresh inputs in each of ``threads`` threads, on ``jobs`` in turns; how many outputs are wrong."""
+    """Run ``jobs`` round-robin, ``runs`` runs in each of ``threads`` threads, with new inputs. Return the number of wrong
+    outputs."""
     seeds = device.rng.integers(0, 2**31, threads)
 
     def work(number: int) -> list[Done]:
@@ -147,7 +145,7 @@ def run_many(device: Subject, jobs: Sequence[Job], threads: int, runs: int) -> i
 
 
 def count_wrong(runs: Sequence[Done]) -> int:
-    """How many runs have an output that is not what float64 says."""
+    """Return the number of runs with an output that differs from float64."""
     compiled = {id(d.job): d.job.compiled() for d in runs}
     return sum(not _right(d, compiled[id(d.job)]) for d in runs)
 
@@ -158,7 +156,7 @@ def _right(done: Done, compiled: Compiled) -> bool:
 
 
 def jobs_of(device: Subject, *names: str, resident: int = 8) -> list[Job]:
-    """A job for every shape of every model, each model on an executable of its own."""
+    """Return one job per shape of each model; each model has a separate executable."""
     result = list[Job]()
     for name in names:
         model = MODELS[name]
@@ -177,7 +175,7 @@ def closing(jobs: Sequence[Job]) -> Iterator[None]:
 
 
 def check_runs(device: Subject) -> None:
-    """One executable, several of one device, and one program without an executable, in several threads."""
+    """Check concurrent runs of one executable, of several on one device, and of one program without an executable."""
     for names in (("product",), ("branches",), ("product", "softmax", "convolution")):
         jobs = jobs_of(device, *names)
         with closing(jobs):
@@ -198,7 +196,7 @@ def check_runs(device: Subject) -> None:
 
 
 def check_first_runs(device: Subject) -> None:
-    """Threads that all want what is not compiled yet: every set of shapes is compiled once, and all is right."""
+    """Check that concurrent first runs compile every set of shapes once, with correct results."""
     jobs = jobs_of(device, "dynamic")
     exe, bound = jobs[0].exe, list[str]()
     exe.progress = lambda step, detail: bound.append(step) if step == "bind" else None
@@ -209,7 +207,7 @@ def check_first_runs(device: Subject) -> None:
 
 
 def check_dropped(device: Subject) -> None:
-    """Executables that nobody closes are collected while others run."""
+    """Check that executables that were never closed are collected while others run."""
     (job,) = jobs_of(device, "product")
 
     def drop() -> list[Done]:
@@ -234,7 +232,7 @@ def check_dropped(device: Subject) -> None:
 
 
 def check_bound_calls(device: Subject) -> None:
-    """Bound calls made in one thread and called in others, each in its own, beside ordinary runs; and one call by all."""
+    """Check bound calls created in one thread and called in others: one per thread during ordinary runs, and one by all."""
     (job,) = jobs_of(device, "product")
     with closing([job]):
         calls = [job.exe.bind(job.inputs(device.rng)) for _ in range(THREADS // 2)]
@@ -273,12 +271,12 @@ def check_bound_calls(device: Subject) -> None:
 
 
 def _whole_runs(device: Subject, exe: Executable) -> None:
-    """A run of several programs sees its inputs as one ``write`` left them, whatever others write meanwhile."""
+    """Check that a run of several programs sees the inputs of one ``write``, despite concurrent writes."""
     choices = [HOSTED.inputs(device.rng, {}) for _ in range(2)]
     want = [exe.run(inputs) for inputs in choices]
     bound, over = exe.bind(choices[0]), threading.Event()
 
-    def write() -> list[dict[str, Array]]:  # until a thread has run: a number of writes could be over before the first run
+    def write() -> list[dict[str, Array]]:  # until a thread has run: a fixed number of writes could end before the first run
         turn = 0
         while not over.is_set():
             bound.write(choices[turn := 1 - turn])
@@ -300,7 +298,7 @@ def _whole_runs(device: Subject, exe: Executable) -> None:
 
 
 def check_closing(device: Subject) -> None:
-    """Two threads close while others run and make bound calls: what ran is right, and what comes later says "closed"."""
+    """Check closing in two threads during runs and bound calls: finished runs are correct, later ones report "closed"."""
     (job,) = jobs_of(device, "product")
     compiled = job.compiled()
     running, closed = threading.Event(), threading.Event()

@@ -1,8 +1,7 @@
-"""Many runs from many Python threads, each with fresh inputs and judged against float64.
+"""Many runs from many Python threads, each with new inputs and compared with float64.
 
-``python -m rammer_testing.threads --device rocm --runs 10000`` runs them and exits with 1 where an output is wrong. Threads
-take turns on one executable and on several, some of whose sets of shapes are freed and loaded again meanwhile.
-"""
+``python -m rammer_testing.threads --device rocm --runs 10000`` runs them and exits with 1 if an output is wrong. Threads
+alternate on one executable and on several, some of whose sets of shapes are freed and loaded again meanwhile."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from rammer.errors import RammerError
 from rammer_testing.subject import ConformanceError, Subject
 from rammer_testing.thread_checks import closing, jobs_of, run_many
 
-#: Executables that the threads of a round share, and how many runs each thread makes; outputs are kept until the end of it.
-#: The last has five sets of shapes, more than stay, and compiles all the time.
+#: Executables that the threads of a round share, and runs per thread; outputs are kept until the end of the round. The last has
+#: five sets of shapes, more than stay resident, so it compiles all the time.
 ROUNDS = ((("product",), 50), (("convolution", "branches", "softmax"), 50), (("dynamic",), 1))
 #: Sets of shapes that stay on the device.
 RESIDENT = 4
 
 
 def hammer(device: Subject, runs: int, threads: int) -> tuple[int, int]:
-    """At least ``runs`` runs from ``threads`` threads; how many there were, and how many were wrong."""
+    """Execute at least ``runs`` runs from ``threads`` threads; return the numbers of runs and of wrong runs."""
     groups = [(jobs_of(device, *names, resident=RESIDENT), length) for names, length in ROUNDS]
     made = wrong = 0
     with closing([job for jobs, _ in groups for job in jobs]):
@@ -38,7 +37,7 @@ def hammer(device: Subject, runs: int, threads: int) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where all runs are right."""
+    """Return exit code 0 if all runs are correct."""
     parser = argparse.ArgumentParser(prog="python -m rammer_testing.threads", description=__doc__)
     parser.add_argument("--device", required=True, help="NAME[:INDEX]")
     parser.add_argument("--runs", type=int, default=10_000)

@@ -1,7 +1,5 @@
-"""Conformance of arithmetic, element by element: functions where approximations fail, integers, conversions, float16.
-
-The bound is ``bounds``': what the OpenCL and CUDA standards allow a function, and no more than that.
-"""
+"""Conformance of arithmetic by element: functions where approximations fail, integers, conversions, float16. The error bounds are
+those of ``bounds``: the limits that the OpenCL and CUDA standards set for a function."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Elements of every map, rows, and the depth of a sum.
 LENGTH, ROWS, DEPTH = 96, 8, 512
-#: Functions of any float, of positive ones, and of those between -1 and 1.
+#: Functions of any float, of positive floats, and of floats between -1 and 1.
 ANYWHERE = ("exp", "expm1", "tanh", "erf", "atan", "sinh", "cosh", "asinh", "sin", "cos", "abs", "sign", "floor", "ceil", "round")
 POSITIVE, INSIDE = ("log", "sqrt", "log1p"), ("asin", "acos", "atanh", "tan")
-#: Integers: ``a`` and ``b`` of 64 bits, ``c`` and ``d`` of 32; ``b`` and ``d`` are small and not 0.
+#: Integers: ``a`` and ``b`` have 64 bits, ``c`` and ``d`` have 32; ``b`` and ``d`` are small and nonzero.
 INTEGERS = (
     "i64 a[i] + b[i]",
     "i64 a[i] - b[i]",
@@ -66,11 +64,11 @@ CASTS = (
 
 
 def check_functions(device: Subject) -> None:
-    """Functions of floats, each result as near to float64 as the standards ask: around 0, far out, and between."""
+    """Check float functions against float64 within the standards' bounds: near 0, for large values, and between."""
     rng = device.rng
     signs = rng.choice((-1.0, 1.0), LENGTH)
     anywhere = signs * 10.0 ** rng.uniform(-6, 1.3, LENGTH)
-    anywhere[:6] = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # what is rounded, and to what
+    anywhere[:6] = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # values to be rounded, and ties
     given = {
         "x": anywhere,
         "p": 10.0 ** rng.uniform(-6, 6, LENGTH),
@@ -83,7 +81,7 @@ def check_functions(device: Subject) -> None:
 
 
 def check_integers(device: Subject) -> None:
-    """Integers of both signs, beyond 32 bits where the type holds them, and conversions towards zero."""
+    """Check signed integers, values beyond 32 bits where the type has them, and conversions towards zero."""
     rng = device.rng
     small = rng.integers(1, 60, (2, LENGTH)) * rng.choice((-1, 1), (2, LENGTH))
     given = {
@@ -93,18 +91,16 @@ def check_integers(device: Subject) -> None:
         "d": small[1].astype(np.int32),
         "x": (rng.uniform(-1e4, 1e4, LENGTH)).astype(np.float32),
     }
-    for name, kind in (("e", "uint8"), ("f", "uint8"), ("g", "uint16"), ("h", "uint32"), ("s", "int8")):  # sums of them wrap
+    for name, kind in (("e", "uint8"), ("f", "uint8"), ("g", "uint16"), ("h", "uint32"), ("s", "int8")):  # their sums wrap around
         given[name] = rng.integers(-100 if kind == "int8" else 0, np.iinfo(kind).max, LENGTH).astype(kind)
-    given["a"][:4] = given["b"][:4] * np.array([1, -1, 5, -7])  # divides without a rest
+    given["a"][:4] = given["b"][:4] * np.array([1, -1, 5, -7])  # divides without remainder
     given["x"][:4] = (-2.5, -0.75, 0.75, 2.5)
     _judge(device, [*INTEGERS, *CASTS], given)
 
 
 def check_half(device: Subject) -> None:
-    """float16 is rounded to nearest, ties to even, wherever it is stored or read in place: maps, conversions, sums, products.
-
-    Sums are in float32.
-    """
+    """Check that float16 is rounded to nearest, ties to even, whether stored or read in place. This covers maps, conversions,
+    sums and products. Sums are in float32."""
     rng = device.rng
     samples = [*_rounded(rng), *_halves(rng)]
     if "float16" not in device.backend.vdevice.precisions and (said := refusal(device, samples[:1])):
@@ -116,12 +112,12 @@ def check_half(device: Subject) -> None:
         compute = Compute.parse(line)
         operator = ROperator("y", (compute,), (), ("y",), tuple(x.extent for x in compute.axes))
         _run(device, [operator], {n: v for n, v in (("a", a), ("b", b)) if n in operator.inputs})
-    # Beyond 255.9 a square is infinite, for its reader as for memory.
+    # Beyond 255.9 a square is infinite, both for its reader and in memory.
     _check_in_place(device, (rng.standard_normal(LENGTH) * 10.0 ** rng.uniform(-2, 4, LENGTH)).astype(np.float16))
 
 
 def _check_in_place(device: Subject, h: Array) -> None:
-    """A square that is read in the operator that computes it has the value that would be stored."""
+    """Check that a square read in the operator that computes it has its stored value."""
     computes = [Compute.parse(f"{name}: f16[i:{LENGTH}] = {body}") for name, body in (("q", "h[i] * h[i]"), ("y", "q[i] + h[i]"))]
     operator = ROperator("y", tuple(computes), (Connection("q", "y", "thread"),), ("y",), (LENGTH // 2,))
     program = _program([operator], {"h": h})
@@ -137,7 +133,7 @@ def _check_in_place(device: Subject, h: Array) -> None:
 
 
 def _rounded(rng: np.random.Generator) -> Iterator[Sample]:
-    """Conversions to float16 of what lies between its numbers: ties, their neighbours, the smallest and the largest."""
+    """Yield conversions to float16 of intermediate values: ties, their neighbours, the smallest and the largest."""
     for length in (LENGTH, 33):
         below = rng.integers(0, 0x7BFF, length).astype(np.uint16).view(np.float16).astype(np.float64)
         step = np.nextafter(below.astype(np.float16), np.float16(np.inf)).astype(np.float64) - below
@@ -145,21 +141,21 @@ def _rounded(rng: np.random.Generator) -> Iterator[Sample]:
         near = np.nextafter(ties, rng.choice(np.array([-np.inf, np.inf], np.float32), length))
         inside = (below + step * rng.uniform(0, 1, length)).astype(np.float32)
         x = np.choose(rng.integers(0, 4, length), [ties, ties, near, inside]) * rng.choice(np.array([-1, 1], np.float32), length)
-        # The last that is rounded down to a number, the first beyond, others beyond, and some of the smallest.
+        # The largest value that rounds down to a finite number, the first beyond it, more beyond, and some of the smallest.
         x[:10] = (65519, 65520, 1e5, -2e6, 2.0**-24, -(2.0**-14) * 0.75, 2.0**-15, -(2.0**-20), 2.0**-25, 3 * 2.0**-25)
         yield Sample(f"y: f16[i:{length}] = cast(float16, x[i])", {"x": x.astype(np.float32)}, exact=True)
         yield Sample(f"y: f16[i:{length}] = x[i]", {"x": x.astype(np.float32)[::-1].copy()}, exact=True)
 
 
 def _halves(rng: np.random.Generator) -> Iterator[Sample]:
-    """Sums and products of float16 that are exact in float32, and so rounded once."""
+    """Yield sums and products of float16 that are exact in float32, and thus rounded once."""
     wide = (rng.standard_normal(LENGTH) * 2.0 ** rng.uniform(-9, 9, LENGTH)).astype(np.float16)
     h, g = wide, rng.permutation(wide) * np.float16(0.7)
     for text in ("h[i] * g[i]", "h[i] + g[i]", "h[i] - g[i]", "h[i] * 0.0009765625"):
         inputs = {n: a for n, a in (("h", h), ("g", g)) if f"{n}[" in text}
         yield Sample(f"y: f16[i:{LENGTH}] = {text}", inputs, exact=True)
     yield Sample(f"y: f32[i:{LENGTH}] = cast(float32, h[i]) * 3.0", {"h": h}, exact=True)
-    # Whole numbers above 2,048: every other one is a tie, and beyond 4,096 every fourth.
+    # Integers above 2,048: every second one is a tie; beyond 4,096 every fourth.
     a, b = rng.integers(20, 60, (9, 7)).astype(np.float16), rng.integers(1, 40, (7, 21)).astype(np.float16)
     yield Sample("y: f16[i:9, j:21] = sum[k:7] a[i, k] * b[k, j]", {"a": a, "b": b}, exact=True)
     c = rng.integers(300, 900, (33, 7)).astype(np.float16)
@@ -168,8 +164,8 @@ def _halves(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def check_subnormals(device: Subject) -> None:
-    """Numbers below the smallest normal one are copied, compared, converted, added and multiplied. Functions and matrix products
-    may lose them: units for matrices take float32 apart into numbers of fewer bits."""
+    """Check that subnormal numbers are copied, compared, converted, added and multiplied. Functions and matrix products may flush
+    them: matrix units split float32 into numbers of fewer bits."""
     rng, step = device.rng, 2.0**-149
 
     def small(*shape: int, most: int = 1 << 22) -> Array:
@@ -209,7 +205,7 @@ def check_subnormals(device: Subject) -> None:
 
 
 def _judge(device: Subject, lines: Sequence[str], given: Mapping[str, Array]) -> None:
-    """All of ``lines`` ("type body") over one axis as one program, an operator each."""
+    """Check all of ``lines`` ("type body") over one axis as one program, one operator per line."""
     operators = []
     for number, line in enumerate(lines):
         kind, _, body = line.partition(" ")
@@ -232,7 +228,7 @@ def _run(device: Subject, operators: Sequence[ROperator], given: Mapping[str, Ar
 
 
 def _program(operators: Sequence[ROperator], given: Mapping[str, Array]) -> RProgram:
-    """Operators that read inputs alone, each with an output, one after another in a row."""
+    """Return a program of operators that read only inputs, each with an output, in sequence in one row."""
     buffers = [Buffer(f"b_{n}", str(a.dtype), a.size, "input") for n, a in given.items()]
     buffers += [Buffer(f"b_{o.name}", o.anchor.dtype, o.anchor.type.size, "output") for o in operators]
     storages: list[Storage] = [dense(n, f"b_{n}", a.shape) for n, a in given.items()]

@@ -1,4 +1,4 @@
-"""The small model that ARCHITECTURE.md takes down every step; ``python -m rammer_testing.walkthrough F`` writes it."""
+"""The small model that docs/architecture.md shows at each stage; ``python -m rammer_testing.walkthrough F`` writes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WEIGHTS = {
 
 
 def model() -> onnx.ModelProto:
-    """The model, with the same weights each time; a variance is positive."""
+    """Return the model with fixed weights; variances are positive."""
     rng = np.random.default_rng(0)
     proto = parser.parse_model(_TEXT)
     for name, shape in _WEIGHTS.items():

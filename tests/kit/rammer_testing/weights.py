@@ -1,9 +1,8 @@
-"""Random weights and inputs under which a wrong answer shows, and models opened up for comparing every value.
+"""Random weights and inputs that expose wrong results, and models with intermediate values as outputs.
 
-A network whose weights are all equal, or whose batch norms do not match its activations, answers the same
-whatever it is shown, so a test that compares its output proves nothing. :func:`reseed` makes the answer
-depend on the input, :func:`strip_final_softmax` keeps the softmax from hiding differences, and
-:func:`with_all_outputs` exposes every intermediate value.
+A network with equal weights, or with batch norms that do not match its activations, gives the same output for any input. A test
+that compares this output proves nothing. :func:`reseed` makes the output depend on the input. :func:`strip_final_softmax`
+prevents the softmax from hiding differences. :func:`with_all_outputs` exposes every intermediate value.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-# Tensors above this many elements are hidden from shape inference: no shape operand is that long, and to copy
-# and serialise VGG-19's 574 MB for a hundred shapes would take seconds.
+# Tensors above this many elements are hidden from shape inference. Shape operands are shorter, and copying and serialising
+# VGG-19's 574 MB for a hundred shapes would take seconds.
 _SMALL_TENSOR: Final = 1024
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input: integers are uniform in [low, high), floats N(0, 1) clipped to [low, high]."""
+    """The description of one input: integers are uniform in [low, high), floats N(0, 1) clipped to [low, high]."""
 
     name: str
     dtype: str
@@ -40,7 +39,7 @@ InputSet = tuple[InputSpec, ...]
 
 
 def random_inputs(specs: Iterable[InputSpec], seed: int) -> dict[str, Array]:
-    """Arrays for ``specs`` by input name, the same for the same seed."""
+    """Return arrays for ``specs`` by input name, determined by the seed."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for spec in specs:
@@ -54,7 +53,7 @@ def random_inputs(specs: Iterable[InputSpec], seed: int) -> dict[str, Array]:
 
 
 def graph_inputs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs of ``model`` that are no initialisers; ValueError where a shape is not static."""
+    """Return the inputs of ``model`` that are not initialisers. Raises ValueError if a shape is not static."""
     weights = {tensor.name for tensor in model.graph.initializer}
     specs: list[InputSpec] = []
     for value in model.graph.input:
@@ -71,7 +70,7 @@ def graph_inputs(model: onnx.ModelProto) -> list[InputSpec]:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A tensor to draw: its shape, what it is for, and how many products one result sums (weights only)."""
+    """A tensor to draw: its shape, its role, and the number of products per result (weights only)."""
 
     shape: tuple[int, ...]
     role: str
@@ -79,20 +78,18 @@ class _Weight:
 
 
 def reseed(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """A copy of ``model`` with random weights under which different inputs give visibly different outputs.
+    """Return a copy of ``model`` with random weights for which different inputs give visibly different outputs.
 
-    Convolution and matrix weights have standard deviation sqrt(2 / fan_in) (He et al., arXiv 1502.01852),
-    biases 0.1, scales 0.1 around 1. Batch-norm mean and variance are those of one forward pass over a
-    random input; a model without batch norm has its convolutions' biases centred by such a pass. Without
-    that, deep models answer the same whatever they are shown. Weights that ConstantOfShape made become
-    initialisers. Raises ValueError for a ConstantOfShape whose use is unknown, and for an input without
-    static shape.
+    Convolution and matrix weights have standard deviation sqrt(2 / fan_in) (He et al., arXiv 1502.01852), biases 0.1, scales 0.1
+    around 1. Batch-norm mean and variance come from one forward pass over a random input. In a model without batch norm this pass
+    centres the convolutions' biases. Without this, deep models give the same output for any input. Weights that ConstantOfShape
+    generates become initialisers. Raises ValueError for a ConstantOfShape of unknown use, and for an input without static shape.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     rng = np.random.default_rng(seed)
     for name, weight in _take_weights(out).items():
-        # Filled in place: appending would copy a classifier's weights, hundreds of megabytes, once more.
+        # Filled in place: appending would copy a classifier's weights (hundreds of megabytes) again.
         tensor = out.graph.initializer.add(name=name, dims=weight.shape, data_type=onnx.TensorProto.FLOAT)
         tensor.raw_data = _draw(rng, weight).astype("<f4", copy=False).tobytes()
     calibrate(out, seed)
@@ -108,7 +105,7 @@ def _take_weights(model: onnx.ModelProto) -> dict[str, _Weight]:
     shapes |= {name: _integers(tensors[fill.input[0]]) for name, fill in fills.items()}
     weights = _roles(graph, shapes, tensors)
     if unknown := sorted(fills.keys() - weights.keys()):
-        raise ValueError(f"no operator says what these weights are for: {', '.join(unknown)}")
+        raise ValueError(f"no operator determines the use of these weights: {', '.join(unknown)}")
     kept = [node for node in graph.node if node.output[0] not in fills]
     read = {name for node in kept for name in node.input}
     constants = [t for t in graph.initializer if t.name in read and t.name not in weights]
@@ -117,7 +114,7 @@ def _take_weights(model: onnx.ModelProto) -> dict[str, _Weight]:
     graph.node.extend(kept)
     graph.initializer.extend(constants)
     graph.input.extend(inputs)
-    # From IR version 4 on an initialiser need not be an input as well.
+    # Since IR version 4 an initialiser need not be an input as well.
     model.ir_version = max(model.ir_version, 4)
     return weights
 
@@ -129,8 +126,8 @@ def _integers(tensor: onnx.TensorProto) -> tuple[int, ...]:
 def _roles(
     graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, onnx.TensorProto]
 ) -> dict[str, _Weight]:
-    """What each of the tensors in ``shapes`` is for, by its first reader; one of unknown use is left out."""
-    # A value that is a weight in another shape: the weight's name, and the shape its reader sees.
+    """Return the roles of the tensors in ``shapes``, determined by their first reader; tensors of unknown use are omitted."""
+    # For each value that is a weight, possibly reshaped: the weight's name and the shape that its reader sees.
     seen = {name: (name, shape) for name, shape in shapes.items()}
     weights: dict[str, _Weight] = {}
     for node in graph.node:
@@ -151,7 +148,7 @@ def _roles(
 
 
 def _role(node: onnx.NodeProto, position: int, *, reshaped: bool) -> str | None:
-    """What the operand at ``position`` is: weight, bias, scale, mean or variance; None if it must stay."""
+    """Return the role of the operand at ``position``: weight, bias, scale, mean or variance; None if it must stay."""
     if position == 0 and node.op_type not in ("Mul", "Add"):
         return None
     if node.op_type == "BatchNormalization":
@@ -165,7 +162,7 @@ def _role(node: onnx.NodeProto, position: int, *, reshaped: bool) -> str | None:
 
 
 def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
-    """How many products make one result of the Conv or Gemm ``node`` with weights of ``shape``."""
+    """Return the number of products per result of the Conv or Gemm ``node`` with weights of ``shape``."""
     if node.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in node.attribute):
         return shape[0]
     return math.prod(shape[1:])
@@ -180,10 +177,8 @@ def _draw(rng: np.random.Generator, weight: _Weight) -> Array:
 
 
 def calibrate(model: onnx.ModelProto, seed: int) -> None:
-    """Fit ``model``'s normalisation to the activations of one forward pass over a random input, in place.
-
-    Sets the mean and variance of batch norms if there are any, else the biases of convolutions.
-    """
+    """Fit ``model``'s normalisation to the activations of one forward pass over a random input, in place. Sets the mean and
+    variance of batch norms if the model has any, else the biases of convolutions."""
     norms = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     biased = [node for node in model.graph.node if node.op_type == "Conv" and len(node.input) == 3]
@@ -200,11 +195,11 @@ def _fit_norms(
     tensors: Mapping[str, onnx.TensorProto],
     seed: int,
 ) -> None:
-    """Set every batch norm's mean and variance to its input's, in one pass that normalises as it goes."""
+    """Set every batch norm's mean and variance to its input's, in one pass that normalises progressively."""
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == "BatchNormalization":
-            # For one image, instance norm is batch norm with the image's own statistics: one pass is enough.
+            # For one image, instance norm equals batch norm with the image's statistics, so one pass suffices.
             epsilon = {a.name: a.f for a in node.attribute if a.name == "epsilon"}
             node = helper.make_node("InstanceNormalization", node.input[:3], node.output[:1], **epsilon)
         nodes.append(node)
@@ -214,7 +209,7 @@ def _fit_norms(
         value = values[node.input[0]].astype(np.float64)
         axes = (0, *range(2, value.ndim))
         variance = value.var(axis=axes)
-        # A channel that a ReLU switched off has no variance, and dividing by it would drown all the others.
+        # A channel disabled by a ReLU has zero variance, and dividing by it would dominate all other channels.
         variance = np.maximum(variance, 1e-3 * variance.mean())
         _set(tensors[node.input[3]], value.mean(axis=axes))
         _set(tensors[node.input[4]], variance)
@@ -228,9 +223,8 @@ def _fit_biases(
 ) -> None:
     """Shift every convolution's bias so that its channels centre on the drawn bias in one pass.
 
-    ReLU makes all activations positive, so without batch norm each channel carries a constant far larger than
-    what the input changes: SqueezeNet's outputs for two inputs differ by 0.009 before this.
-    """
+    ReLU makes all activations positive. Without batch norm each channel thus carries a constant far larger than the effect of the
+    input. SqueezeNet's outputs for two inputs differ by 0.009 before this."""
     nodes: list[onnx.NodeProto] = []
     columns: list[onnx.TensorProto] = []
     for node in model.graph.node:
@@ -265,7 +259,7 @@ def _probe(
     added: Sequence[onnx.TensorProto],
     outputs: Sequence[str],
 ) -> onnx.ModelProto:
-    """``model`` with ``nodes`` for its own, cut down to what ``outputs`` need: classifiers are large."""
+    """Return ``model`` with its nodes replaced by ``nodes``, reduced to the part that ``outputs`` need: classifiers are large."""
     live = set(outputs)
     kept: list[onnx.NodeProto] = []
     for node in reversed(nodes):
@@ -282,12 +276,12 @@ def _probe(
 
 
 def forward(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Every output of ``model`` by name, from onnxruntime on the CPU or, without it, from onnx.reference."""
+    """Return every output of ``model`` by name, from onnxruntime on the CPU or, without it, from onnx.reference."""
     return runner(model)(feeds)
 
 
 def runner(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """:func:`forward` for many inputs: loading a model of half a gigabyte takes longer than running it."""
+    """Return :func:`forward` prepared for many inputs: loading half a gigabyte takes longer than a run."""
     names = [value.name for value in model.graph.output]
     try:
         runtime: Any = importlib.import_module("onnxruntime")
@@ -296,7 +290,7 @@ def runner(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, 
     else:
         options = runtime.SessionOptions()
         options.log_severity_level = 3
-        # Packing weights for speed doubles the loading time, and these models run a few times only.
+        # Packing weights for speed doubles the loading time, and these models run only a few times.
         options.add_session_config_entry("session.disable_prepacking", "1")
         content = model.SerializeToString()
         engine = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -304,7 +298,7 @@ def runner(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, 
 
 
 def strip_final_softmax(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose outputs are read before a final Softmax, if there is one: a softmax hides differences."""
+    """Return a copy whose outputs are read before a final Softmax, if present: a softmax hides differences."""
     out = onnx.ModelProto()
     out.CopyFrom(model)
     producers = {name: node for node in out.graph.node for name in node.output}
@@ -321,7 +315,7 @@ def strip_final_softmax(model: onnx.ModelProto) -> onnx.ModelProto:
     live = set(outputs)
     kept: list[onnx.NodeProto] = []
     for node in reversed(out.graph.node):
-        # What led to nothing but the softmax goes; what was dead before stays, it is the model's own affair.
+        # Nodes that lead only to the softmax are removed. Nodes that were already dead stay.
         if node.op_type not in ("Softmax", "Identity") or live.intersection(node.output):
             kept.append(node)
             live.update(_reads(node))
@@ -331,7 +325,7 @@ def strip_final_softmax(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which every value a node computes is an output, the model's own outputs first."""
+    """Return a copy in which every computed value is an output, the model's outputs first."""
     out = onnx.ModelProto()
     out.CopyFrom(model)
     own = [value.name for value in out.graph.output]
@@ -341,14 +335,14 @@ def with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _computed(node: onnx.NodeProto) -> list[str]:
-    """The outputs of ``node`` worth comparing: no constants, and no dropout mask (unused at inference)."""
+    """Return the outputs of ``node`` to compare: constants and dropout masks (unused at inference) are excluded."""
     if node.op_type == "Constant":
         return []
     return [name for name in (node.output[:1] if node.op_type == "Dropout" else node.output) if name]
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """The values ``node`` reads, those of its sub-graphs included."""
+    """Return the values that ``node`` reads, including those of its sub-graphs."""
     names = set(node.input)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -358,7 +352,7 @@ def _reads(node: onnx.NodeProto) -> set[str]:
 
 
 def _value_infos(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-    """Name and inferred type of each of ``names``; a value that inference cannot type has a name only."""
+    """Return the name and inferred type of each of ``names``; the type is missing if inference fails."""
     graph = model.graph
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     skeleton.functions.extend(model.functions)

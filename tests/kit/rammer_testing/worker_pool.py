@@ -1,8 +1,8 @@
-"""Children that search side by side: started, fed with cases, followed, and replaced. Every search runs in such a crew.
+"""A pool of child processes for parallel searches: started, fed with cases, monitored and replaced.
 
-A child that dies or says nothing for too long costs the case that it was at, which its search is told of, and another takes its
-place. What a child says counts at once, so nothing is lost with it. The end is kept to whatever children do; SIGTERM and
-Control-C bring it forward, and a second one breaks off. No child outlives its parent.
+A child that dies or is silent for too long loses only its current case. The case is reported to the search, and a new child
+replaces the old one. Messages of a child count immediately, so its death loses none of them. The end time holds whatever the
+children do. SIGTERM or Control-C brings it forward, and a second one aborts. A child never outlives its parent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rammer.child_processes import spawn_process
 from rammer.errors import BadInput, RammerError
 from rammer_testing.sandbox import Machinery, end_with_parent, few_cores, limit_memory
 
-#: Seconds for a child to begin: many of them read the same packages at once.
+#: Seconds for a child to start: many of them read the same packages at once.
 BEGINNING: Final = 90.0
-#: Seconds for one to end that has closed its line.
+#: Seconds for a child to exit after closing its pipe.
 ENDING: Final = 5.0
-#: Children that may die before they have asked for a case, beside one for each place.
+#: Children that may die before their first case, in addition to one per place.
 FALSE_STARTS: Final = 3
-#: Seconds between looks at children, and between reports of what was found so far.
+#: Seconds between polls of the children, and between reports of intermediate results.
 LOOK, PERIOD = 0.2, 5.0
-#: Exit codes of a child that leaves for another to begin afresh, the second where its device may be broken.
+#: Exit codes of a child that leaves to be replaced. The second means that its device may be broken.
 DONE, BROKEN = 0, 3
-#: What is told of a case that was not finished.
+#: Reasons for unfinished cases, as reported to the search.
 HANG, DEATH, UNFINISHED = "hang", "death", "unfinished"
 
 
@@ -42,11 +42,11 @@ class _Ask(Enum):
     NEWS = "what others have found"
 
 
-_NONE: Final = _Ask.CASE  # stands for no case: None may be one
+_NONE: Final = _Ask.CASE  # marks the absence of a case: None may be a case
 
 
 def check_tried(count: int, what: str, seconds: float) -> None:
-    """BadInput where a search has tried nothing: its empty table would look as if nothing were wrong."""
+    """Raise BadInput if a search tried nothing: its empty table would look like success."""
     if not count:
         raise BadInput(
             f"no {what} was tried in {seconds:.0f} s",
@@ -56,14 +56,14 @@ def check_tried(count: int, what: str, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class _Raised:
-    """A child's last words, where an exception ended it: what it was, and its traceback."""
+    """The final message of a child that an exception ended: the exception and its traceback."""
 
     what: str
     trace: str
 
     @classmethod
     def by(cls, error: Exception) -> _Raised:
-        """Of ``error``, as Python prints it."""
+        """Return the message for ``error``, as Python prints it."""
         return cls(traceback.format_exception_only(error)[-1].strip(), "".join(traceback.format_exception(error)).rstrip())
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class _Raised:
 
 @dataclass(frozen=True)
 class Member:
-    """A place in the crew: its number, how many there are, and how many children it has had before."""
+    """A place in the crew: its number, the number of places, and the number of its previous children."""
 
     number: int
     size: int
@@ -80,29 +80,29 @@ class Member:
 
     @property
     def seed(self) -> str:
-        """What tells its random numbers from others'."""
+        """The seed that makes this child's random numbers unique."""
         return f"{self.number}.{self.size}.{self.turn}"
 
 
 @dataclass
 class Line:
-    """A child's end of the line to its parent. Without one it leaves: nobody waits for what it finds."""
+    """The child's end of its pipe to the parent. If the pipe closes, the child exits: its results are no longer needed."""
 
     pipe: Connection
     _fresh: list[Any] = field(default_factory=list)
 
     def tell(self, part: Any, silent: float = 0.0) -> None:
-        """Say something of the case. ``silent``: seconds beyond the usual patience that may pass until the next word."""
+        """Report a part of the case's results. ``silent``: seconds beyond the usual patience until the next message."""
         self._say((part, silent))
 
     def news(self) -> list[Any]:
-        """What was spread since the last question."""
+        """Return the items spread since the last call."""
         self._asked(_Ask.NEWS)
         news, self._fresh = self._fresh, []
         return news
 
     def case(self) -> Any:
-        """The next case."""
+        """Return the next case from the parent."""
         return self._asked(_Ask.CASE)
 
     def _say(self, what: Any) -> None:
@@ -121,21 +121,21 @@ class Line:
         return case
 
 
-#: What a child does with a case; and what is called in it first, which opens what it needs. RammerError of the latter, or
-#: Machinery at any time, ends the search where no child has begun.
+#: The function that a child runs for each case, and the function that first sets it up. A RammerError of the latter, or Machinery
+#: at any time, ends the search if no child has started.
 Work: TypeAlias = Callable[[Any, Line], None]
 Begin: TypeAlias = Callable[[Member], Work]
 
 
 def leave(code: int = DONE) -> NoReturn:
-    """End this child, for another to take its place. Nothing that a library does at its own end keeps it."""
+    """End this child so that another replaces it. Library exit handlers are skipped."""
     os._exit(code)
 
 
 @dataclass
 class _Child:
-    """The parent's view: the case it is at, when it last spoke, how long it may be silent beyond the usual, and whether it has
-    said anything of the case; the news that it has."""
+    """The parent's view of a child. ``at`` is its current case, ``since`` the time of its last message, and ``silent`` its extra
+    seconds of silence. ``answered`` is True once it reported on the case. ``known`` counts the news items that it received."""
 
     member: Member
     process: Any
@@ -149,13 +149,13 @@ class _Child:
 
 @dataclass
 class Crew:
-    """``size`` children, each of which calls ``begin`` (it is pickled) and gets ``cases`` until there are none or ``end`` (of the
-    clock, ``time.monotonic``) is past; what is not done ``grace`` seconds later is ended.
+    """A crew of ``size`` children that work on ``cases`` until these are exhausted or ``end`` (of ``time.monotonic``) has passed.
 
-    ``heard(member, part)`` gets what they tell, ``lost(member, case, kind, why, answered)`` cases that were not finished
-    (``why`` has more lines where it was an exception: its traceback), and ``kept()`` is called every few seconds and last.
-    ``memory`` are bytes of address space that a child may take beyond what it has when it has begun; 0 is no limit. With
-    ``pinned`` children see two to four of the cores each: runtimes that start a thread for each would fight."""
+    Each child calls ``begin`` (which is pickled). Children still working ``grace`` seconds after the end are killed.
+    ``heard(member, part)`` receives the messages. ``lost(member, case, kind, why, answered)`` receives unfinished cases; for an
+    exception ``why`` also has its traceback. ``kept()`` is called every few seconds and at the end. ``memory`` limits the address
+    space in bytes that a child may add after its start; 0 is unlimited. With ``pinned`` each child sees two to four cores:
+    runtimes that start one thread per core would compete."""
 
     begin: Begin
     cases: Iterable[Any]
@@ -177,24 +177,24 @@ class Crew:
 
     @property
     def over(self) -> bool:
-        """Whether no case may be begun."""
+        """Return True if new cases must not start."""
         return time.monotonic() > self.end
 
     @property
     def running(self) -> int:
-        """Children that live."""
+        """The number of live children."""
         return len(self._children)
 
     def stop(self, grace: float | None = None) -> None:
-        """Begin no case from now on."""
+        """Start no further cases from now on."""
         self.end, self.grace = min(self.end, time.monotonic()), self.grace if grace is None else grace
 
     def spread(self, item: Any) -> None:
-        """Let every child have ``item`` with its next case, or when it asks."""
+        """Send ``item`` to every child with its next case, or when it asks for news."""
         self._news.append(item)
 
     def run(self) -> None:
-        """All of it. RammerError where no child can begin."""
+        """Run the whole search. Raises RammerError if no child can start."""
         self._left, written = iter(self.cases), time.monotonic()
         with self._signals():
             try:
@@ -215,14 +215,14 @@ class Crew:
     def _start(self, member: Member) -> None:
         ours, theirs = Pipe()
         with _pinned(member) if self.pinned else nullcontext():
-            # Not a daemon: those may have no children.
+            # Not a daemon: daemons cannot have children.
             process = spawn_process(_serve, (theirs, self.begin, member, self.memory, self.environment))
         theirs.close()
         self.started += 1
         self._children.append(_Child(member, process, ours))
 
     def _followed(self, child: _Child) -> None:
-        """Hear a child, or notice that it has ended, hangs, or is late."""
+        """Handle a message of a child, its exit, a hang, or the end of its time."""
         now = time.monotonic()
         if now > self.end + self.grace:
             self._late(child)
@@ -240,7 +240,7 @@ class Crew:
             self._replace(child, HANG, f"nothing for {now - child.since:.0f} s")
 
     def _late(self, child: _Child) -> None:
-        """End a child whose time is up, also one that never stops talking; what it has said before that counts."""
+        """End a child whose time is up, even one that keeps sending; its earlier messages count."""
         child.process.kill()
         child.process.join()
         with suppress(EOFError, OSError):
@@ -269,7 +269,7 @@ class Crew:
                 if child.at is _NONE:
                     self._dismiss(child)
                     return
-            with suppress(OSError):  # it may have ended, which is seen next
+            with suppress(OSError):  # it may have ended, which the next poll detects
                 child.pipe.send((child.at, self._news[child.known :]))
             child.known = len(self._news)
 
@@ -280,7 +280,7 @@ class Crew:
         self._children.remove(child)
 
     def _replace(self, child: _Child, kind: str = "", why: str = "") -> None:
-        """End a child, tell of its case if that is lost, and start another in its place."""
+        """End a child, report its case if lost, and start a replacement."""
         self._dismiss(child)
         if kind and child.at is _NONE:
             self._false_starts += 1
@@ -293,7 +293,7 @@ class Crew:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Control-C end the search with what there is; elsewhere than in the main thread nobody gets them."""
+        """Stop the search on SIGTERM and Control-C and keep its results. Handlers are installed in the main thread only."""
 
         def stop(number: int, frame: object) -> None:
             self.stop()
@@ -310,7 +310,7 @@ class Crew:
 
 @contextmanager
 def _pinned(member: Member) -> Iterator[None]:
-    """What is started here sees two to four of the cores."""
+    """Limit processes started in this context to two to four cores."""
     allowed = os.sched_getaffinity(0) if member.size > 1 and hasattr(os, "sched_getaffinity") else set[int]()
     if allowed:
         few_cores(member.number * len(allowed) // member.size, 2 + member.number % 3)
@@ -322,14 +322,14 @@ def _pinned(member: Member) -> Iterator[None]:
 
 
 def _serve(pipe: Connection, begin: Begin, member: Member, memory: int, environment: Mapping[str, str]) -> None:
-    """The child: begins, and works at cases until the line ends."""
+    """Start the child's work and process cases until the pipe closes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides
     end_with_parent()
     os.environ.update(environment)
     try:
         _work(Line(pipe), begin, member, memory)
-    except Exception as error:  # whatever a search does not catch is told, with its traceback
+    except Exception as error:  # errors that a search does not catch are reported, with traceback
         pipe.send(_Raised.by(error))
 
 

@@ -1,8 +1,7 @@
-"""What processes that search kernels side by side have found together.
+"""Combined results of processes that search kernels in parallel.
 
-A process that dies, hangs or breaks its device is started again (``rammer_testing.worker_pool``); what it had counted is kept,
-since it tells after every candidate. What one has covered the others hear of.
-"""
+A process that dies, hangs or breaks its device is restarted (``rammer_testing.worker_pool``). Its counts are kept, since it
+reports after every candidate. Processes exchange the cells that they have covered."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from rammer_testing.coverage import Coverage
 from rammer_testing.search import LIFE
 from rammer_testing.worker_pool import HANG, UNFINISHED, Begin, Crew, Member
 
-#: Seconds without a sign of life after which a process is ended. The share of all the time, and most seconds, that processes get
-#: to end themselves: giving back a GPU takes a while where many do it.
+#: Seconds without a message until a process is ended. The fraction of the total time, and the maximum in seconds, reserved for
+#: processes to exit: releasing a GPU takes a while if many processes do it.
 PATIENCE, LEAVING, MOST_LEAVING = 90.0, 0.1, 8.0
 
 
 @dataclass
 class HuntOutcome:
-    """What was run and what failed: coverage, failures as lines by their kind, families of the device, and facts that add up."""
+    """The results of a search: coverage, failures as lines by kind, families of the device, and additive facts."""
 
     facts: dict[str, Any]
     coverage: Coverage = field(default_factory=Coverage)
@@ -38,7 +37,7 @@ class HuntOutcome:
         self.facts = {"device": "", "seeds": [], "seconds": 0.0, "cpu_seconds": 0.0, "started": 0, "peak": 0, **self.facts}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """One line of a process."""
+        """Add one message of a process."""
         self.coverage.add(event)
         self.families = self.families or list(event.get("families", ()))
         self.facts["peak"] = max(self.facts["peak"], event.get("peak", 0))
@@ -46,11 +45,11 @@ class HuntOutcome:
             self.failures.setdefault(event["kind"], []).append(event["failure"])
 
     def listed(self) -> dict[str, Any]:
-        """All of it as JSON."""
+        """Return the outcome as JSON data."""
         return {"facts": self.facts, "failures": self.failures, "families": self.families, **self.coverage.listed()}
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Add another run's, as ``listed`` gave it."""
+        """Add the outcome of another run, from the output of ``listed``."""
         facts = other["facts"]
         for name in ("seconds", "cpu_seconds", "started", "seeds"):
             self.facts[name] += facts[name]
@@ -61,7 +60,6 @@ class HuntOutcome:
 
 
 def failed(outcome: HuntOutcome) -> bool:
-    """Whether something has failed."""
     return bool(outcome.failures)
 
 
@@ -73,9 +71,10 @@ def hunt(
     facts: dict[str, Any],
     keep: Callable[[HuntOutcome], None] = lambda outcome: None,
 ) -> HuntOutcome:
-    """Search in ``size`` processes for ``seconds`` or until there is ``enough``: in each ``begin`` gives what searches, which
-    gets the clock's time to end at. ``keep`` gets what was found so far every few seconds, so that it outlives this process,
-    too."""
+    """Search in ``size`` processes for ``seconds`` or until ``enough`` returns True.
+
+    ``begin`` sets up the search in each process; its cases are end times of the clock. ``keep`` receives the intermediate outcome
+    every few seconds, so that it outlives this process."""
     outcome, started, before = HuntOutcome(facts), time.monotonic(), _cpu()
     leaving, last = min(seconds * LEAVING, MOST_LEAVING), dict[Member, str]()
 
@@ -97,12 +96,12 @@ def hunt(
     def kept() -> None:
         outcome.facts |= {"seconds": time.monotonic() - started, "cpu_seconds": _cpu() - before, "started": crew.started}
         keep(outcome)
-        for path in Path(folder).rglob("*"):  # what the device kept on disk and no process can still want
+        for path in Path(folder).rglob("*"):  # files of the device that no process can still need
             with suppress(OSError):
                 if path.is_file() and time.time() - path.stat().st_mtime > LIFE:
                     path.unlink()
 
-    # What the device keeps on disk is for this search alone: kernels are never asked for again.
+    # The device's disk cache is private to this search: kernels are never requested twice.
     with tempfile.TemporaryDirectory(prefix="rammer-search-", ignore_cleanup_errors=True) as folder:
         end = started + seconds - leaving
         crew = Crew(

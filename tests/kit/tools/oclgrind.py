@@ -1,12 +1,12 @@
-"""rocm's kernels for GPUs under Oclgrind, a simulated OpenCL GPU: races, bounds, barriers, calls, and values nobody wrote.
+"""rocm's kernels for GPUs under Oclgrind, a simulated OpenCL GPU: races, bounds, barriers, calls and uninitialised values.
 
-python tests/kit/tools/oclgrind.py --seconds 300 --seed 1
+    python tests/kit/tools/oclgrind.py --seconds 300 --seed 1
 
-First each planted fault must be found. Then random operators with random candidates (``rammer_testing.families``) and small
-models with random tiles, most of them partial, in every precision and layout; values are compared with float64. The tools
-exclude each other: ``races`` (also of equal values, bounds, barriers and the API's rules) and ``values`` (what is read was
-written; only models). Every buffer of a program is an allocation
-of its own meanwhile (``separate.py``). ``--case`` runs one again as it was printed.
+First each planted fault must be detected. Then random operators with random candidates (``rammer_testing.families``) and small
+models with random, mostly partial tiles run in every precision and layout. Values are compared with float64. The two tools
+exclude each other. ``races`` also reports races of equal values, bounds, barriers and API errors. ``values`` reports
+uninitialised reads, for models only. Every program buffer is a separate allocation meanwhile (``separate.py``). ``--case``
+repeats a printed case.
 
 Oclgrind is a package of Debian and Ubuntu (``apt-get install oclgrind``).
 """
@@ -37,7 +37,7 @@ from entry import run
 
 from rammer.errors import DeviceUnavailable, Mismatch
 
-#: What both tools are run with: three work-groups side by side, and room for allocations that are never freed.
+#: Settings of both tools: three concurrent work-groups, and memory for allocations that are never freed.
 ALWAYS = {
     "OCLGRIND_COMPUTE_UNITS": "3",
     "OCLGRIND_CHECK_API": "1",
@@ -46,12 +46,12 @@ ALWAYS = {
     "OCLGRIND_NUM_THREADS": "1",
     "PYOPENCL_NO_CACHE": "1",
 }
-#: The tools. The second knows no ``freeze``, which the compiler's optimisations insert.
+#: The tools. The second lacks ``freeze``, which the compiler's optimisations insert.
 TOOLS = {
     "races": {"OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNIFORM_WRITES": "1"},
     "values": {"OCLGRIND_UNINITIALIZED": "1", "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable"},
 }
-#: A fault by what is replaced in a model's source: (tool, case, pattern, replacement, what is said of it).
+#: Faults planted by replacement in a model's source: (tool, case, pattern, replacement, expected message).
 PLANTED = {
     "a barrier between stages": ("races", "kit:product", r"    barrier\(CLK_LOCAL_MEM_FENCE\);", "", "data race at local"),
     "the barrier between tasks": (
@@ -86,9 +86,9 @@ PLANTED = {
         "ninitialized",
     ),
 }
-#: What is no fault, by what a complaint contains. pyopencl asks every device for what only newer ones know. The tree of a
-#: shared reduction combines the slots of elements beyond the tensor, too, which nobody reads: what counts is whether such a
-#: value is stored in global memory, is an address or decides anything but a maximum, and Oclgrind follows it there.
+#: Complaints to ignore, as patterns. pyopencl queries every device for newer features. The tree of a shared reduction also
+#: combines slots of elements beyond the tensor, which are never read. An error counts only if this value is stored in global
+#: memory, is an address or decides anything but a maximum. Oclgrind reports those cases.
 IGNORED = (
     r"Function: clGetDeviceInfo",
     r"^\d+ warnings? generated",
@@ -98,11 +98,11 @@ IGNORED = (
 
 
 def find_library() -> Path:
-    """Oclgrind's library for OpenCL loaders; DeviceUnavailable without it."""
+    """Return the path of Oclgrind's library for OpenCL loaders. Raises DeviceUnavailable if it is missing."""
     binary = shutil.which("oclgrind")
     roots = [Path(binary).resolve().parent.parent] if binary else []
     for root in (*roots, Path("/usr"), Path("/usr/local")):
-        # All of /usr/lib takes half a second to walk.
+        # Searching all of /usr/lib takes half a second.
         for depth in ("", "*/", "*/*/"):
             for found in sorted(root.glob(f"lib*/{depth}liboclgrind-rt-icd.so")):
                 return found
@@ -110,7 +110,7 @@ def find_library() -> Path:
 
 
 def child(library: Path, tool: str, *arguments: str) -> Iterator[dict[str, Any]]:
-    """The events of a process of this file that runs under a tool."""
+    """Yield the events of a process that runs this file under a tool."""
     with tempfile.TemporaryDirectory(prefix="rammer-oclgrind-") as folder:
         (Path(folder) / "oclgrind.icd").write_text(f"{library}\n")
         log = Path(folder) / "log"
@@ -131,7 +131,7 @@ def child(library: Path, tool: str, *arguments: str) -> Iterator[dict[str, Any]]
 
 
 def complaints(text: str) -> list[str]:
-    """The different complaints in a piece of a log, without addresses and threads."""
+    """Return the distinct complaints in a piece of a log, without addresses and threads."""
     found = Counter[str]()
     for block in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in block.splitlines() if line.strip()]
@@ -143,7 +143,7 @@ def complaints(text: str) -> list[str]:
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Every source of the plugin has the fault meanwhile; none without a name. Mismatch where it has no place for it."""
+    """Plant the fault in every source of the plugin; an empty name plants none. Raises Mismatch if it applies nowhere."""
     import rammer_rocm.executor
 
     honest = rammer_rocm.executor.program_text
@@ -152,7 +152,7 @@ def planted(name: str) -> Iterator[None]:
         _, _, pattern, replacement, _ = PLANTED[name]
         text, count = re.subn(pattern, replacement, honest(*arguments), count=1)
         if not count:
-            raise Mismatch(f"no place for the fault {name!r}", hint="the kernels have changed: mend PLANTED")
+            raise Mismatch(f"the fault {name!r} cannot be planted", hint="the kernels have changed: update PLANTED")
         return text
 
     rammer_rocm.executor.program_text = faulty if name else honest
@@ -163,7 +163,7 @@ def planted(name: str) -> Iterator[None]:
 
 
 def work(log: Path, seconds: float, seed: int, case: str, faults: str) -> None:
-    """The child: one case, or those of planted faults, or random ones until the time is over; events are lines on stdout."""
+    """Run one case, those of planted faults, or random ones until the time ends; events are lines on stdout."""
     from oclgrind_cases import Runner
 
     poisoned = "OCLGRIND_UNINITIALIZED" not in os.environ
@@ -182,7 +182,7 @@ def work(log: Path, seconds: float, seed: int, case: str, faults: str) -> None:
 
 
 def check_planted(library: Path, tool: str) -> None:
-    """Mismatch unless the tool finds each of its planted faults."""
+    """Raise Mismatch unless the tool detects each of its planted faults."""
     events = [e for e in child(library, tool, "--faults", tool) if "found" in e]
     for name in (n for n in PLANTED if PLANTED[n][0] == tool):
         said, words = [f for e in events if e.get("fault") == name for f in e["found"]], PLANTED[name][-1]
@@ -192,15 +192,15 @@ def check_planted(library: Path, tool: str) -> None:
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="How long, for each tool.")
-@click.option("--seed", default=1, show_default=True, help="Of the cases.")
-@click.option("--tools", default=",".join(TOOLS), show_default=True, help="With commas.")
-@click.option("--case", default="", help="Run this one, as it was printed.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds for each tool.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the cases.")
+@click.option("--tools", default=",".join(TOOLS), show_default=True, help="Comma-separated tools.")
+@click.option("--case", default="", help="Run this case, as it was printed.")
 @click.option("--planted/--no-planted", "faults_first", default=True, help="Look for the planted faults first.")
 @click.option("--child", "log", type=click.Path(path_type=Path), hidden=True)
 @click.option("--faults", default="", hidden=True)
 def main(seconds: float, seed: int, tools: str, case: str, faults_first: bool, log: Path | None, faults: str) -> None:
-    """Run the search, print what was covered and what was found, and exit with 1 if something was."""
+    """Run the search, print its coverage and its failures, and exit with 1 if it has failures."""
     if log is not None:
         return work(log, seconds, seed, case, faults)
     library = find_library()
@@ -218,7 +218,7 @@ def main(seconds: float, seed: int, tools: str, case: str, faults_first: bool, l
                 click.echo(f"{tool}: --case {event['case']!r}\n    {line}")
         click.echo(f"{tool}: {count} cases, " + ", ".join(f"{n} {what}" for what, n in sorted(covered.items())))
     if bad:
-        raise Mismatch(f"{bad} cases have complaints")
+        raise Mismatch(f"{bad} cases have reports")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Random cases on rocm's GPU path: what ``oclgrind.py`` runs.
+"""Random cases on rocm's GPU path, run by ``oclgrind.py``.
 
-A case is a line. It is an operator with a candidate, as ``rammer_testing.families`` draws and prints them, or a whole model
-with random tiles: its name behind ``kit:``, precision and layout, and the seed of its weights, inputs and tiles.
-"""
+A case is a line. It is an operator with a candidate, in the format of ``rammer_testing.families``, or a whole model with random
+tiles. A model's line has its name after ``kit:``, precision and layout, and the seed of its weights, inputs and tiles."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ from rammer_testing.small_models import MODELS, SmallModel
 
 from rammer_rocm.backend import OpenClBackend
 
-#: Error allowed, by precision.
+#: Allowed error, by precision.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
 PRECISIONS = tuple(TOLERANCES)
-#: Most products of an operator, and the share of cases that are operators.
+#: Maximum products of an operator, and the fraction of cases that are operators.
 WORK, SINGLE = 12_000, 0.6
-#: Tiles that are drawn from, and the share of them that is cut to some other extent.
+#: Tiles to draw from, and the fraction of them with a random extent.
 TILES, CUT = 24, 0.6
-#: What the kit's models leave out: maps before a product, attention, long sums, transposed operands, windows with dilations.
+#: Patterns missing from the kit's models: maps before a product, attention, long sums, transposed operands, dilated windows.
 MORE = (
     SmallModel(
         "prologue",
@@ -83,8 +82,8 @@ ALL = {**MODELS, **{m.name: m for m in MORE}}
 
 
 class Runner:
-    """Runs cases on the OpenCL unit that is here, which ``oclgrind.py`` has seen to. Only with ``poisoned`` are there single
-    operators: they are judged by what stays of NaN in memory, which to Oclgrind is a value like others."""
+    """The runner of cases on the OpenCL unit that ``oclgrind.py`` selected. Single operators run only with ``poisoned``: they are
+    checked by remaining NaNs in memory, which Oclgrind treats as values."""
 
     def __init__(self, poisoned: bool) -> None:
         separate.install()
@@ -96,13 +95,13 @@ class Runner:
         OpenClBackend.candidates = lambda _, operator, binding: self.tiles(operator, binding)  # type: ignore[method-assign]
 
     def expect_gpu(self) -> None:
-        """The kernels are those of a GPU."""
+        """Raise an error unless kernels are those of a GPU."""
         backend: Any = self.device.backend
         if backend.vdevice.threads == 1 or backend.single or "Oclgrind" not in backend.hardware.name:
-            raise RuntimeError(f"{backend.hardware.name} is no simulated GPU")
+            raise RuntimeError(f"{backend.hardware.name} is not a simulated GPU")
 
     def draw(self, random: Random) -> str:
-        """A random case."""
+        """Return a random case as a line."""
         while self.poisoned and random.random() < SINGLE:
             case = Sampler(random, WORK, PRECISIONS).next()
             number, subject = random.choice(list(enumerate(subjects(case, self.search.backend))))
@@ -113,7 +112,7 @@ class Runner:
         return f"kit:{random.choice(list(ALL))} @{precision} layout={layout} seed={random.randrange(1, 10**6)}"
 
     def tiles(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """One of the likely tiles, often with another extent along some axes."""
+        """Return one of the likely tiles, often with another extent along some axes."""
         likely = candidates(operator, binding, self.device.backend.vdevice, TILES)
         if not likely:
             return []
@@ -124,14 +123,14 @@ class Runner:
         return [replace(chosen, tile=tuple(tile))]
 
     def run(self, case: str) -> str:
-        """What is wrong with the values of a case, or ""."""
+        """Return a description of wrong values of a case, or ""."""
         try:
             return self.model(case) if case.startswith("kit:") else self.single(NetCase.parse(case))
         except RammerError as problem:
             return f"{type(problem).__name__}: {problem}"
 
     def single(self, case: NetCase) -> str:
-        """One operator by one candidate."""
+        """Run one operator with one candidate."""
         for subject in subjects(case, self.search.backend):
             tiled = picked(subject.operator, case.pick)
             if self.search.possible(tiled, subject):
@@ -140,7 +139,7 @@ class Runner:
         return ""
 
     def model(self, case: str) -> str:
-        """Two runs of a model on fresh inputs of every shape."""
+        """Run a model twice on new inputs of every shape."""
         name, *words = case.removeprefix("kit:").split()
         found = dict(w.split("=") for w in words if "=" in w)
         precision = next((w[1:] for w in words if w.startswith("@")), "float32")

@@ -1,10 +1,10 @@
-"""Faults planted into a device's kernels, one after another, for the search over kernels to find.
+"""Faults planted into a device's kernels, one at a time, for the kernel search to detect.
 
-python tests/kit/tools/planted.py --device cuda --seconds 30 --processes 5 --side 3
+    python tests/kit/tools/planted.py --device cuda --seconds 30 --processes 5 --side 3
 
-Each fault changes what the plugin writes (texts of kernels, or what a generator believes), and the search
-(``rammer_testing.families``) runs with it until its first failure. One line a fault: the candidate and the second at which it was
-found. Exits with 1 if one was not.
+Each fault changes the plugin's output: kernel texts or a generator's assumptions. The search (``rammer_testing.families``) runs
+with it until its first failure. It prints one line per fault: the candidate and the time of detection in seconds. Exits with 1 if
+a fault was not detected.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from rammer_testing.families import Drawn, begin
 from rammer_testing.worker_pool import Begin, Member, Work
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
-#: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
+#: Elements or products of one case: small cases detect these faults sooner. Candidates per family.
 SIZE, EACH = 300_000, 3
-#: What is said of a text that is none: then the fault itself is wrong.
+#: Messages for an invalid text: then the fault itself is wrong.
 BROKEN = ("does not compile", "NVRTC rejected")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--device", required=True, type=click.Choice(sorted(PLANTS)), help="Whose kernels.")
-@click.option("--seconds", default=30.0, show_default=True, help="For each fault, at most.")
-@click.option("--processes", default=1, show_default=True, help="That search for one fault.")
-@click.option("--side", default=1, show_default=True, help="Faults side by side.")
-@click.option("--seed", default=1, show_default=True, help="Of the cases.")
+@click.option("--device", required=True, type=click.Choice(sorted(PLANTS)), help="Device of the kernels.")
+@click.option("--seconds", default=30.0, show_default=True, help="Maximum seconds for each fault.")
+@click.option("--processes", default=1, show_default=True, help="Processes that search for one fault.")
+@click.option("--side", default=1, show_default=True, help="Faults searched concurrently.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the cases.")
 @click.option("--only", default="", help="Faults whose names contain this.")
 @click.option("--option", "options", multiple=True, help="KEY=VALUE of the device.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines there, as JSON.")
 def main(
     device: str, seconds: float, processes: int, side: int, seed: int, only: str, options: tuple[str, ...], report: Path | None
 ) -> None:
-    """Plant every fault, and print which were found."""
+    """Plant every fault and print the results."""
     names = [n for n in PLANTS[device] if only in n]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
     search = partial(begin, Drawn(device, seed, EACH, SIZE, options=options))
@@ -78,7 +78,7 @@ def main(
 
 
 def planted(device: str, name: str, search: Begin, member: Member) -> Work:
-    """A process of the search, with the fault."""
+    """Start a process of the search with the fault planted."""
     PLANTS[device][name]()
     return search(member)
 

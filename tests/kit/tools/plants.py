@@ -1,4 +1,4 @@
-"""The faults of ``planted.py``: by device and name, what plants one in this process."""
+"""The faults of ``planted.py``: functions that plant them in this process, by device and name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Plant: TypeAlias = Callable[[], None]
 
 
 def changed(pattern: str, new: str, count: int = 0, needs: str = "") -> Edit:
-    """Every text that matches, with ``count`` matches (0: all) replaced; others as they are, and those without ``needs``."""
+    """Return an edit that replaces ``count`` matches (0: all) in texts that contain ``needs``."""
     return lambda text: re.sub(pattern, new, text, count=count) if needs in text else text
 
 
 def last(old: str, new: str) -> Edit:
-    """The last ``old`` of a text replaced."""
+    """Return an edit that replaces the last ``old`` of a text."""
 
     def edit(text: str) -> str:
         before, found, after = text.rpartition(old)
@@ -27,7 +27,7 @@ def last(old: str, new: str) -> Edit:
 
 
 def early(text: str) -> str:
-    """Float16 warpgroup products of two operands that are no constants: one is fetched before the wait."""
+    """Move one fetch before the wait, in float16 warpgroup products of two non-constant operands."""
     wait = "rm_after();\n"
     at = text.find("if (tid >=")
     if "rm_products_f16" not in text or at < 0 or wait not in text[at:]:
@@ -35,13 +35,13 @@ def early(text: str) -> str:
     first = text.index("#pragma unroll", at)
     waited = text.index(wait, at)
     if waited > first:
-        return text  # a constant is fetched first, as it may be
+        return text  # a constant may be fetched first
     loop = text.index("#pragma unroll 1", first + 1)
     return text[:waited] + text[waited + len(wait) : loop] + wait + text[loop:]
 
 
 def edited(made: Any, edit: Edit) -> Any:
-    """A rocm function with another text, or a cuda kernel with other statements or, where those do not change, device code."""
+    """Edit the text of a rocm function, or the statements of a cuda kernel, or else its device code."""
     own = [f.name for f in fields(made)]
     parts = ["text"] if "text" in own else ["body", "device"]
     changes = {part: new for part in parts if (new := edit(getattr(made, part))) != getattr(made, part)}
@@ -49,7 +49,7 @@ def edited(made: Any, edit: Edit) -> Any:
 
 
 def faulted(honest: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
-    """A writer of kernels whose texts are edited, but for those that only make others wait."""
+    """Return a kernel writer whose texts are edited, except for kernels that only delay others."""
 
     def faulty(*arguments: Any) -> Any:
         made = honest(*arguments)
@@ -59,7 +59,7 @@ def faulted(honest: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
 
 
 def cuda(edit: Edit) -> Plant:
-    """Plants it in the text of every cuda kernel."""
+    """Return a plant that edits the text of every cuda kernel."""
 
     def plant() -> None:
         import rammer_cuda.source
@@ -70,7 +70,7 @@ def cuda(edit: Edit) -> Plant:
 
 
 def everything_aligned() -> None:
-    """Products believe that every operand begins at a multiple of 16 bytes."""
+    """Make products assume that every operand starts at a multiple of 16 bytes."""
     import rammer.codegen.contraction_form as contraction
 
     honest = contraction.Operand.__init__
@@ -83,7 +83,7 @@ def everything_aligned() -> None:
 
 
 def rows_aligned() -> None:
-    """Kernels along rows believe that four neighbours are always 16 aligned bytes."""
+    """Make row kernels assume that four neighbours are always 16 aligned bytes."""
     import rammer_cuda.rows.rowwise as rowwise
 
     def believing(load: Any, binding: Any, along: set[str]) -> bool:
@@ -95,7 +95,7 @@ def rows_aligned() -> None:
 
 
 def unstored_product() -> None:
-    """A cell of one bare product leaves its result in shared memory."""
+    """Make a cell of one bare product leave its result in shared memory."""
     import rammer_cuda.families as families
 
     def faulty(*arguments: Any) -> Any:
@@ -110,7 +110,7 @@ def unstored_product() -> None:
 
 
 def opencl(edit: Edit) -> Plant:
-    """Plants it in every function of a rocm program."""
+    """Return a plant that edits every function of a rocm program."""
 
     def plant() -> None:
         import rammer_rocm.kernels
@@ -121,7 +121,7 @@ def opencl(edit: Edit) -> Plant:
 
 
 def walk(edit: Edit) -> Plant:
-    """Plants it in what walks the table of a rocm program."""
+    """Return a plant that edits the table walker of a rocm program."""
 
     def plant() -> None:
         import rammer_rocm.executor
@@ -132,7 +132,7 @@ def walk(edit: Edit) -> Plant:
     return plant
 
 
-#: Faults of texts, by device.
+#: Text faults, by device.
 EDITS: Mapping[str, Mapping[str, Edit]] = {
     "cuda": {
         "a dropped barrier": last("__syncthreads();", ""),

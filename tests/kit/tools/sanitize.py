@@ -1,15 +1,16 @@
-"""NVIDIA's compute-sanitizer over whole models: memcheck (addresses), racecheck (shared memory) and
-initcheck (memory that nobody wrote); also over kernels of every family.
+"""NVIDIA's compute-sanitizer over whole models and kernels of every family.
 
-python tests/kit/tools/sanitize.py --models squeezenet,lstm_tc,families --markdown sanitizer.md
+The tools are memcheck (addresses), racecheck (shared memory) and initcheck (uninitialised memory).
 
-First a kernel with a planted fault must be found by each tool. Each check is a process of its own that runs the model
-twice through ``run`` and twice through a bound call on fresh inputs, and compares with a process that was not checked.
-Errors of driver calls raise exceptions and are not counted.
+    python tests/kit/tools/sanitize.py --models squeezenet,lstm_tc,families --markdown sanitizer.md
 
-Use version 2026.3 or later (``pip install nvidia-cuda-sanitizer-api``). NVIDIA's release notes list as mended: in 2025.4, 2026.1
-and 2026.3 races that racecheck reported falsely (mbarriers, barriers of warpgroups on Hopper), in 2026.3 crashes of Python
-processes (https://docs.nvidia.com/compute-sanitizer/ReleaseNotes/index.html).
+First each tool must detect a planted fault in a kernel. Each check is a separate process that runs the model twice through
+``run`` and twice through a bound call on new inputs. Its results are compared with an unchecked process. Errors of driver calls
+raise exceptions and are not counted.
+
+Use version 2026.3 or later (``pip install nvidia-cuda-sanitizer-api``). NVIDIA's release notes list these fixes: in 2025.4,
+2026.1 and 2026.3 false races of racecheck (mbarriers, barriers of warpgroups on Hopper), in 2026.3 crashes of Python processes
+(https://docs.nvidia.com/compute-sanitizer/ReleaseNotes/index.html).
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from rammer.report.text_table import markdown_table
 from rammer_testing.cases import Sampler
 from rammer_testing.search import Search, again, partial_tiles
 
-#: Seconds that a block of a checked persistent kernel waits before it reports a hang: a checked kernel is far slower.
+#: Seconds that a block of a checked persistent kernel waits before it reports a hang: checked kernels are far slower.
 WAIT = 300
 TOOLS = ("memcheck", "racecheck", "initcheck")
-#: What a key ends in after a colon that is run by another executor than the graph's.
+#: Suffixes of a key, after a colon, that select another executor than the graph executor.
 EXECUTORS = ("persistent", "mixed")
-#: Forms ``KEY:short`` that executor mixed cuts as it does the whole model, which racecheck takes minutes for.
+#: Short forms ``KEY:short`` that executor mixed partitions like the whole model, for which racecheck needs minutes.
 SHORT = {"deepspeech2": {"frames": 60, "bins": 64, "channels": 16, "layers": 2}}
-#: Stands for kernels of every family instead of a model: sampled cases, products of one, and of each family and precision.
+#: The key for kernels of every family instead of a model: sampled cases, products of a case, and cases per family and precision.
 FAMILIES, CASES, LARGEST, EACH = "families", 60, 200_000, 2
-#: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
+#: For every tool, a kernel with its kind of fault, run from a CUDA graph as models are. The tool must detect it.
 PLANTED = {
     "memcheck": "out[blockDim.x * 1024 * 1024 + threadIdx.x] = 1.0f;",
     "initcheck": "out[threadIdx.x] = out[threadIdx.x] + 1.0f;",
@@ -64,14 +65,14 @@ NOTE = """\
 Whole models on the GPU, `--tune {tune}`, by the graph executor unless another is named, each run twice through `run` and
 twice through a bound call; outputs equal those of a process that was not checked, bit for bit. Before that each tool found
 a fault planted in a kernel of a CUDA graph."""
-#: The first version whose racecheck knows all barriers (see above).
+#: The first version whose racecheck supports all barriers (see above).
 LEAST = (2026, 3)
 #: "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
 SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)(.*)")
 
 
 def find_sanitizer() -> str:
-    """Path of compute-sanitizer, PyPI's before the system's; DeviceUnavailable without it."""
+    """Return the path of compute-sanitizer, PyPI's before the system's. Raises DeviceUnavailable without it."""
     wheels = importlib.util.find_spec("nvidia")
     places = [p for folder in ((wheels and wheels.submodule_search_locations) or ()) for p in Path(folder).glob("cu*/bin")]
     system = sorted(Path("/usr/local").glob("cuda*/bin"), reverse=True)
@@ -82,14 +83,14 @@ def find_sanitizer() -> str:
 
 
 def knows_barriers(version: str) -> bool:
-    """Whether the version, "Version 2026.4.0.0 (build 39022338)", reports no races where barriers stand between accesses."""
+    """Return True if the version, e.g. "Version 2026.4.0.0 (build 39022338)", recognises barriers between accesses."""
     found = re.search(r"Version (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= LEAST
 
 
 def run_model(key: str, tune: str, seed: int, path: Path) -> None:
-    """Run the model (``key``, by the graph executor, or ``key:persistent``, ``key:mixed``); keep its outputs in ``path``, or
-    compare them with those kept there."""
+    """Run the model and store its outputs in ``path``, or compare them with the stored outputs. ``key`` runs by the graph
+    executor, ``key:persistent`` and ``key:mixed`` by those executors."""
     if key == FAMILIES:
         return run_families(seed, path)
     name, _, last = key.rpartition(":")
@@ -118,14 +119,14 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
 
 
 def entry_of(key: str) -> Entry:
-    """The zoo's model ``KEY`` or ``KEY:small``, or that of ``SHORT``."""
+    """Return the zoo's model ``KEY`` or ``KEY:small``, or the form in ``SHORT``."""
     name, _, form = key.rpartition(":")
     return replace(find(name), small=SHORT[name]).narrow() if form == "short" else find(key)
 
 
 def run_families(seed: int, path: Path) -> None:
-    """Kernels of every family and precision with partial tiles, each as a program of one operator (``rammer_testing.families``);
-    wrong results count, too."""
+    """Run kernels of every family and precision with partial tiles, each as a program of one operator. The cases come from
+    ``rammer_testing.families``; wrong results also count as failures."""
     search = Search("cuda", {"executor": "graph"}, 2)
     sampler = Sampler(Random(seed), LARGEST, tuple(search.backend.vdevice.precisions))
     wrong = [str(case) for case in partial_tiles(search, sampler, EACH, CASES) if again(search, case)]
@@ -135,7 +136,7 @@ def run_families(seed: int, path: Path) -> None:
 
 
 def run_planted(tool: str) -> None:
-    """A graph of one kernel with a fault."""
+    """Run a graph of one kernel with a fault."""
     import cupy
 
     kernel = cupy.RawKernel(f'extern "C" __global__ void planted(float *out) {{ {PLANTED[tool]} }}', "planted")
@@ -149,7 +150,7 @@ def run_planted(tool: str) -> None:
 
 
 def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Path, limit: int) -> tuple[str, float]:
-    """(what the tool found, seconds); ``key`` is a model's, or "" for the planted fault."""
+    """Return the findings of the tool and the seconds. ``key`` selects a model; "" selects the planted fault."""
     command = [
         sanitizer,
         "--tool",
@@ -200,7 +201,7 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Processes checked for each row.")
 @click.option("--limit", default=200, show_default=True, help="Seconds for one check.")
-@click.option("--seed", default=SEED, show_default=True, help="Of the inputs.")
+@click.option("--seed", default=SEED, show_default=True, help="Seed of the inputs.")
 @click.option("--child", default="", hidden=True)
 @click.option("--plant", default="", hidden=True)
 @click.option("--kept", type=click.Path(path_type=Path), hidden=True)
@@ -216,7 +217,7 @@ def main(
     plant: str,
     kept: Path | None,
 ) -> None:
-    """Check, print, and exit with 1 unless everything is clean."""
+    """Check the models, print the results, and exit with 1 unless all are clean."""
     if child and kept:
         return run_model(child, tune, seed, kept)
     if plant:
@@ -240,7 +241,7 @@ def main(
         for key in models.split(","):
             path = Path(folder) / f"{key.replace(':', '-')}.npz"
             plain = [sys.executable, __file__, "--child", key, "--tune", tune, "--seed", str(seed), "--kept", str(path)]
-            subprocess.run(plain, check=True)  # compiles, so that the checked processes find everything made
+            subprocess.run(plain, check=True)  # compiles, so that checked processes use the cache
             for tool in tools.split(","):
                 results = [checked(sanitizer, tool, key, tune, seed, path, limit) for _ in range(repeats)]
                 result, seconds = next((r for r in results if r[0] != CLEAN), results[0])
@@ -254,7 +255,7 @@ def main(
                     )
     click.echo(markdown_table(rows, HEADERS))
     if any(row[2] != CLEAN for row in rows):
-        raise Mismatch("not everything is clean")
+        raise Mismatch("some checks are not clean")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""rocm's GPU path under Oclgrind with every buffer of a program in an allocation of its own.
+"""rocm's GPU path under Oclgrind, with every program buffer in a separate allocation.
 
-The plugin keeps all buffers in one allocation, in which Oclgrind can see no access that misses its tensor, and not what was
-written: it forgets all else of an allocation when the host writes a part of it. Here kernels reach each buffer by its distance
-from the first: a simulated address is an allocation's number and a place in it.
+The plugin keeps all buffers in one allocation. Oclgrind cannot detect accesses outside a tensor there, nor uninitialised reads:
+it forgets the rest of an allocation when the host writes a part of it. Here kernels address each buffer by its distance from the
+first. A simulated address consists of an allocation number and an offset.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.opencl_runtime import import_opencl
 
-#: Bits of a simulated address that are the place in an allocation (Oclgrind's Memory.h: 16 bits are its number).
+#: Bits of the offset in a simulated address (Oclgrind's Memory.h: 16 bits are the allocation number).
 PLACE = 48
-#: Closed programs.
+#: Closed programs, retained for Oclgrind.
 KEPT: list[SeparateProgram] = []
 _PROBE = "__kernel void place(__global char *p, __global ulong *found) { found[0] = (ulong)p; }"
 
 
 def lay_out(program: RProgram) -> DeviceMemory:
-    """Numbers of allocations, shifted to where an address has them: all buffers, those of the arena, too."""
+    """Return allocation numbers, shifted to their position in an address, for all buffers including the arena's."""
     return DeviceMemory({b.name: (i + 1) << PLACE for i, b in enumerate(program.buffers)}, 4)
 
 
@@ -42,7 +42,7 @@ class SeparateProgram(OpenClProgram):
     def placed(
         self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
-        """Packed constants, each in an allocation, too."""
+        """Return the packed constants, each in a separate allocation."""
         packings = {
             (a.tensor, a.packing.key): a.packing for f in functions.values() for a in f.arguments if a.packing is not None
         }
@@ -68,7 +68,7 @@ class SeparateProgram(OpenClProgram):
         return import_opencl().Buffer(context, import_opencl().mem_flags.READ_WRITE, max(nbytes, 1))
 
     def _moved(self, context: Any, arguments: Array) -> Array:
-        """Addresses as distances from ``self.buffer``."""
+        """Return addresses as distances from ``self.buffer``."""
         cl = import_opencl()
         kernel = cl.Kernel(cl.Program(context, _PROBE).build(), "place")
         found, place = np.zeros(1, np.uint64), self._allocated(context, 8)
@@ -84,7 +84,7 @@ class SeparateProgram(OpenClProgram):
         return np.array(moved, np.int64)
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
-        """Host values into a tensor's storage; the whole allocation is written."""
+        """Write host values to a tensor's storage; the whole allocation is written."""
         storage = self.program.storage[tensor]
         address = self.memory.buffers[storage.buffer]
         _tensor(self.images[address], self.program, tensor)[...] = values
@@ -95,7 +95,6 @@ class SeparateProgram(OpenClProgram):
             import_opencl().enqueue_copy(self.queue, self.parts[address], values)
 
     def read(self, tensor: str) -> Array:
-        """A copy of a tensor."""
         address = self.memory.buffers[self.program.storage[tensor].buffer]
         image = np.empty_like(self.images[address])
         if image.nbytes:
@@ -103,7 +102,7 @@ class SeparateProgram(OpenClProgram):
         return np.array(_tensor(image, self.program, tensor), order="C")
 
     def poison(self) -> None:
-        """All but constants is NaN (all bits set)."""
+        """Fill all memory except constants with NaN (all bits set)."""
         for buffer in self.program.buffers:
             if buffer.kind != "constant":
                 address = self.memory.buffers[buffer.name]
@@ -111,18 +110,18 @@ class SeparateProgram(OpenClProgram):
                 self.write_bytes(self.images[address], address)
 
     def close(self) -> None:
-        """Nothing is freed: what Oclgrind knows of an allocation would be taken for that of the next one with its number."""
+        """Retain all allocations: Oclgrind would apply the state of a freed allocation to the next one with its number."""
         self.closed = True
         KEPT.append(self)
 
 
 def _tensor(image: Array, program: RProgram, tensor: str) -> Array:
-    """A tensor inside the bytes of its buffer."""
+    """Return a tensor as a view of its buffer's bytes."""
     storage = program.storage[tensor]
     return storage_view(image.view(program.buffer[storage.buffer].dtype), storage)
 
 
 def install() -> None:
-    """Programs of the plugin, from now on in this process, are of separate allocations."""
+    """Use separate allocations for all later programs of the plugin in this process."""
     rammer_rocm.executor.lay_out = lay_out
     rammer_rocm.backend.OpenClProgram = SeparateProgram

@@ -41,7 +41,7 @@ class Staying:
                 raise BadInput(
                     f"output {output!r} ({graph.types[tensor]}) cannot be input {into!r} ({graph.types[port]}) of the next run",
                     f"state {output}={into}",
-                    "both have one type and shape, and an input is one output",
+                    "both need the same type and shape, and an input takes one output",
                 )
             found[tensor] = port
         return found

@@ -31,16 +31,18 @@ def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place"
         name = name.strip()
         place = whole_number(device)
         if not name or place is None:
-            raise BadInput(f"{line.strip()[:80]!r} is no name with the number of a device", at, "for example: conv1 0")
+            raise BadInput(f"{line.strip()[:80]!r} is not a name followed by a device number", at, "for example: conv1 0")
         if place >= devices:
-            raise BadInput(f"{name!r} is placed on device {place}, and there are {devices}", at, f"0 to {devices - 1}")
+            raise BadInput(f"{name!r} is placed on device {place}, but there are {devices} devices", at, f"0 to {devices - 1}")
         if name not in named:
-            raise BadInput(f"the model computes no {name!r}", at, f"names are, for example, {', '.join(_example_names(graph))}")
+            raise BadInput(
+                f"the model does not compute {name!r}", at, f"names are, for example, {', '.join(_example_names(graph))}"
+            )
         for c in named[name]:
             if chosen.setdefault(c.name, place) != place:
                 raise BadInput(f"{name!r} is placed on two devices", at)
     if not chosen:
-        raise BadInput("the placement names nothing", where)
+        raise BadInput("the placement is empty", where)
     return assign_stages(graph, _assign_devices(graph, chosen))
 
 

@@ -54,7 +54,7 @@ def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without:
     points = probe_points(at.spans)
     graphs = compiler.static_graphs(model, [shapes_at(model, at.shapes, p, at.derived) for p in points], without)
     if open_layers(points, graphs):
-        raise NoRange("recurrent layers take other steps at other lengths, on one device only", f"graph {graphs[0].name}")
+        raise NoRange("recurrent layers whose steps depend on a length need a single device", f"graph {graphs[0].name}")
     with compiler.step("lower"):
         _, ranged, ended = found = in_common(points, [_lower_expressions(compiler, g) for g in graphs], None)
     return RangeGraph(found[0].graph, replace(ranged, spans=dict(at.spans)), ended)
@@ -63,7 +63,7 @@ def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without:
 def _lower_expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
     found, apart = lower_whole_graph(graph, compiler.lowerings)
     for one in apart.values():
-        raise NoRange(f"{one.node.op} is no tensor expression: {one.why}", f"node {one.node.name}")
+        raise NoRange(f"{one.node.op} has no tensor expression: {one.why}", f"node {one.node.name}")
     if not found.computes:
-        raise NoRange("the model computes nothing that could be shared out", f"model {graph.name}")
+        raise NoRange("the model has no computation to partition", f"model {graph.name}")
     return found

@@ -68,10 +68,10 @@ def compile_open(
     if goal not in GOALS:
         raise BadInput(f"unknown goal {goal!r} of a placement", "place", f"one of: {', '.join(GOALS)}")
     if len(devices) < 2:
-        raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
+        raise BadInput(f"a partition needs at least two devices, not {len(devices)}", "--device")
     names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
     if at.spans and at.states:
-        raise BadInput("what stays for the next run has one shape over several devices", "states", "give lengths, not ranges")
+        raise BadInput("states have fixed shapes on several devices", "states", "give lengths, not ranges")
     if at.spans:
         whole = graph_of_range(compilers[0], model, at)
         graph, hosting, ranged = whole.graph, Hosting(ended=whole.ended), whole.ranged
@@ -84,7 +84,7 @@ def compile_open(
     Staying(states=at.states).tensors(graph)
     best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
     if best is None:
-        raise BadInput(f"the model cannot be cut for {len(names)} devices", f"model {graph.name}", "use fewer devices")
+        raise BadInput(f"the model cannot be partitioned for {len(names)} devices", f"model {graph.name}", "use fewer devices")
     return best.joined(graph.name, ranged)
 
 
@@ -94,7 +94,7 @@ def _lower_model(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[in
         graph, rest = bind_until(model, shapes, compiler.lowerings)
     if rest is not None:
         raise BadInput(
-            f"a model over several devices needs shapes that are known before it runs: {rest.why.what}",
+            f"a model over several devices needs shapes that do not depend on run-time data: {rest.why.what}",
             rest.why.where,
             rest.why.hint or "use one device",
         )
@@ -103,7 +103,7 @@ def _lower_model(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[in
     with compiler.step("lower"):
         found, apart = lower_whole_graph(graph, compiler.lowerings)
     if not found.computes:
-        raise BadInput("the model computes nothing that could be shared out", f"model {graph.name}", "use one device")
+        raise BadInput("the model has no computation to partition", f"model {graph.name}", "use one device")
     return found, Hosting(graph, apart)
 
 

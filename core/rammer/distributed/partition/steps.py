@@ -86,7 +86,7 @@ class Hosting:
         key = id(compiler), id(apart)
         if key not in self._made:
             assert self.graph is not None
-            self._made[key] = compiler.apart(self.graph, apart.node, apart.why)
+            self._made[key] = compiler.host_segment(self.graph, apart.node, apart.why)
         return self._made[key]
 
     @staticmethod

@@ -98,7 +98,7 @@ class SpreadRuns:
     def notes(self) -> list[str]:
         """The work of this process's devices besides running their steps."""
         late, way = sum(t.late is not None for t in self.asked.transfers), self.joined.transport
-        said = [f"transport {way.name} moves {late} tensors of a run's own shape at their greatest"] * (
+        said = [f"transport {way.name} moves {late} tensors of dynamic shape at their greatest size"] * (
             late > 0 and not way.reads
         )
         said += way.played(self.spread, self._first) if way.played is not None else ()
@@ -149,7 +149,7 @@ class SpreadRuns:
         point = point_of(ranged, self._inputs, inputs)
         for name, (low, high) in ranged.spans.items():
             if not low <= point[name] <= high:
-                raise BadInput(f"{name} is {point[name]}, and these programs are for {format_spans(ranged.spans)}", "inputs")
+                raise BadInput(f"{name} is {point[name]}, but these programs are for {format_spans(ranged.spans)}", "inputs")
 
     def _widen_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return ``inputs`` padded to the greatest lengths, as steps read them."""

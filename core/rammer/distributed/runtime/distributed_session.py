@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Maximum number of units that one device's option may request; plugins refuse larger numbers.
 MOST = 64
 #: Reason for unmeasured programs: processes compile the parts of all devices, and must make equal choices.
-SEVERAL = "over several devices nothing is measured"
+SEVERAL = "nothing is measured for several devices"
 #: Shapes of inputs, and ranges of dynamic dimensions.
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
@@ -63,7 +63,9 @@ class Joining:
         """State inputs by output. Raises BadInput for malformed options."""
         found = dict(word.partition("=")[::2] for word in self.states)
         if not all(o and i for o, i in found.items()) or len(found) < len(self.states):
-            raise BadInput(f"{' '.join(self.states)} says no states", "--state", "write OUTPUT=INPUT, an output once")
+            raise BadInput(
+                f"{' '.join(self.states)} does not define states", "--state", "write OUTPUT=INPUT, with each output once"
+            )
         return found
 
 
@@ -89,7 +91,7 @@ def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str,
     rank, size = mpi_launch.rank_and_size(timeout)
     if size != count:
         raise DeviceUnavailable(
-            f"the launcher started {count} processes, and MPI knows {size}",
+            f"the launcher started {count} processes, but MPI reports {size}",
             where=f"rank {rank}",
             hint="mpirun and mpi4py must be of the same MPI",
         )
@@ -294,7 +296,7 @@ def check_spread(model: Path, request: Request) -> None:
     if is_artifact(model):
         raise BadInput(f"{model} was compiled for one device", "--device", "give the model itself, or one device")
     if request.tune != "off":
-        raise BadInput("kernels are not measured for several devices: each would choose others", "--tune", "leave out --tune")
+        raise BadInput("kernels cannot be measured for several devices", "--tune", "leave out --tune")
 
 
 def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> OpenShapes:
@@ -321,7 +323,7 @@ def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
         device = registry.status(name.partition(":")[0]).device
         if mpi_launch.launched_processes() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
             raise DeviceUnavailable(
-                f"device {name} is named {full.count(name)} times, and is one unit",
+                f"device {name} is named {full.count(name)} times, but is one unit",
                 where=f"--device {','.join(names)}",
                 hint="name several units, or start a process for each (mpirun)",
             )

@@ -74,7 +74,9 @@ class TensorRecord:
         """Decode a record. Raises DeviceFailure if it is invalid."""
         *shape, place = map(int, array)
         if any(not 0 <= n <= most for n, most in zip(shape, transfer.type.shape, strict=True)):
-            raise DeviceFailure(f"a record says {shape}", f"{transfer}", "the processes differ, or memory was overwritten")
+            raise DeviceFailure(
+                f"a shape record contains {shape}", f"{transfer}", "the processes differ, or memory was overwritten"
+            )
         return TensorRecord(tuple(shape), place)
 
 

@@ -138,14 +138,14 @@ class MemoryEndpoint:
     def reads(self) -> Reads:
         """The engine's reads. Raises ValueError if the engine cannot read."""
         if not isinstance(self.reach, Reads):
-            raise ValueError("tensors whose shape a run decides need an engine that reads")
+            raise ValueError("tensors of dynamic shape need an engine with one-sided reads")
         return self.reach
 
     def _copy_to_pool(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
         """Copy values densely into the pool. Raises DeviceFailure if other devices do not read its content in time."""
         most, engine = transfer.type.shape, self.reads
         if len(values.shape) != len(most) or any(a > b for a, b in zip(values.shape, most, strict=True)):
-            raise ValueError(f"{transfer} has no room for {values.shape}")
+            raise ValueError(f"{transfer} is too small for {values.shape}")
         if not values.size:
             return TensorRecord(values.shape, 0)
         found = list[int]()
@@ -202,7 +202,7 @@ class MemoryEndpoint:
     def fail(self, why: str) -> None:
         """Write the reason for failure into other devices' memory, where their waits see it."""
         told = last_words(why)
-        self.reach.watched("telling the other devices", why)
+        self.reach.watched("notifying the other devices", why)
         place = self.exposed.last_words(self.device)
         for other in range(len(self.exposed.devices)):
             if other != self.device:
@@ -246,7 +246,7 @@ class MemoryEndpoint:
             number, why = ended
             raise DeviceFailure(f"{self.exposed.called(number)} ended: {why}", where=said)
         raise DeviceFailure(
-            f"{said}, which has not come within {self.timeout:g} s",
+            f"{said}, which did not arrive within {self.timeout:g} s",
             hint="the other process is slow, hangs or has died; --timeout SECONDS lets it take longer",
         )
 

@@ -52,7 +52,7 @@ class Exposed:
 
     def __post_init__(self) -> None:
         if self.depth < 1:
-            raise ValueError(f"{self.depth} slots")
+            raise ValueError(f"the number of slots must be at least 1, got {self.depth}")
         if self.rooms and len(self.rooms) != len(self.devices):
             raise ValueError(f"{len(self.rooms)} rooms for {len(self.devices)} devices")
 

@@ -125,7 +125,7 @@ class MessageFabric:
             return
         self._closed = True
         if not failed and self._box is not None:
-            self._mpi.watch.doing("taking in the last messages")
+            self._mpi.watch.doing("receiving the last messages")
             box = self._box
             box.end()
             poll_until(lambda: box.over, lambda: False, self.party.timeout, box.receive)

@@ -63,7 +63,7 @@ class MpiFabric:
             if time.monotonic() > deadline:
                 sites = ", ".join(s.device for s in self.party.sites)
                 raise DeviceFailure(
-                    f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
+                    f"device {self.comm.rank} waits for the other processes ({sites}), not connected within {seconds:g} s",
                     hint="one of them hangs or has died",
                 )
             rest_between_polls(polls)

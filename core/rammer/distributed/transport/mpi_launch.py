@@ -84,7 +84,7 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
         with watch_collective("beginning MPI", start_timeout(timeout)):
             code = ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(given))
         if code:
-            raise DeviceFailure(f"MPI does not begin: {MPI.Get_error_string(code)}")
+            raise DeviceFailure(f"MPI initialisation failed: {MPI.Get_error_string(code)}")
         for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
             comm.Set_errhandler(MPI.ERRORS_RETURN)  # as in mpi4py's initialisation
     return MPI
@@ -110,7 +110,7 @@ def rank_and_size(timeout: float = TIMEOUT) -> tuple[int, int]:
 def first_on_host(timeout: float = TIMEOUT) -> int:
     """Return the lowest rank of the processes that share memory with this one. All processes must call it."""
     mpi = load_mpi(timeout)
-    with watch_collective("asking who is on one host", start_timeout(timeout)):
+    with watch_collective("finding the processes of each host", start_timeout(timeout)):
         here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
         first = int(here.allreduce(mpi.COMM_WORLD.rank, mpi.MIN))
         here.Free()
@@ -121,7 +121,7 @@ def said_by_ranks(numbers: Sequence[int], timeout: float = TIMEOUT) -> list[list
     """Return the ``numbers`` of each rank, equally many each. All processes must call it."""
     comm = load_mpi(timeout).COMM_WORLD
     found = np.zeros((comm.size, len(numbers)), np.int64)
-    with watch_collective("telling each other numbers", start_timeout(timeout)):
+    with watch_collective("exchanging numbers", start_timeout(timeout)):
         comm.Allgather(np.array(numbers, np.int64), found)
     return [[int(n) for n in row] for row in found]
 

@@ -139,7 +139,7 @@ class Transport:
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "_").isidentifier():
-            raise ValueError(f"transport name {self.name!r} is no identifier")
+            raise ValueError(f"transport name {self.name!r} is not an identifier")
 
     def joins(self, sites: Sequence[Site]) -> str | None:
         """Return the reason why two of ``sites`` cannot reach each other, or None if all can."""

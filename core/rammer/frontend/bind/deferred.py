@@ -111,7 +111,7 @@ class DeferredModel:
         for name in self.deciding & values.keys():
             if np.size(values[name]) > MOST_DECIDING:
                 raise BadInput(
-                    f"{name!r} decides shapes by {values[name].size} values, more than {MOST_DECIDING}",
+                    f"{name!r} determines shapes by {values[name].size} values, more than {MOST_DECIDING}",
                     self.why.where,
                     "make it a constant of the model",
                 )
@@ -166,7 +166,7 @@ class Deferral:
 
     def rest(self, model: Model, known: Mapping[str, Array], inputs: Sequence[str]) -> DeferredModel:
         """Return the deferred model after the walk."""
-        why = self.why or Unknown("an output is an input that no device holds", f"graph {model.name}")
+        why = self.why or Unknown("an output is an input that no device supports", f"graph {model.name}")
         made = {o for node in self.nodes for o in node.output}
         hosted = {n for node in self.first for n in node.inputs}
         known = {n: in_memory(a) if n in hosted else a for n, a in known.items()}
@@ -208,7 +208,7 @@ def port_of(name: str, value: Any) -> InputPort:
 def no_tensor(proto: NodeProto) -> Unknown:
     """Return the reason why an operator with non-numeric values runs on the host."""
     return Unknown(
-        f"{proto.op_type} reads or makes what is no tensor of numbers", nd.node_title(proto), "run the model as a whole"
+        f"{proto.op_type} reads or computes values that are not numeric tensors", nd.node_title(proto), "run the model as a whole"
     )
 
 

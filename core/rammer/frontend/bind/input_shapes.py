@@ -41,7 +41,7 @@ def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int
         return
     if len(shape) != len(port.shape):
         raise BadInput(
-            f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank {len(port.shape)}",
+            f"shape {text} of input {port.name!r} has rank {len(shape)}, the model declares rank {len(port.shape)}",
             str(port),
             shape_option(port, symbols),
         )
@@ -50,7 +50,7 @@ def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int
         if wanted is not None and wanted != extent:
             symbol = f" ({declared})" if isinstance(declared, str) else ""
             raise BadInput(
-                f"axis {axis} of input {port.name!r} is {extent}, the model wants {wanted}{symbol}",
+                f"axis {axis} of input {port.name!r} is {extent}, the model declares {wanted}{symbol}",
                 str(port),
                 shape_option(port, symbols),
             )

@@ -59,12 +59,12 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
     )
     body, scanned = node.attributes["body"], int(node.attributes["num_scan_inputs"])
     if carried_dtypes(node) or any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
-        raise BadInput("it goes along another axis than the first")
+        raise BadInput("it scans along an axis other than the first")
     names, results = _value_names(graph_of(body).input), [f"{_END}{i}" for i in range(len(graph_of(body).output))]
     first = len(formal) - scanned
     lengths = {graph.types[n].shape[0] for n in formal[first:]}
     if len(lengths) != 1 or min(lengths) < 1 or len(names) != len(formal):
-        raise BadInput("it has no turns")
+        raise BadInput("it has no iterations")
     (count,) = lengths
     kinds = [graph.types[n] for n in formal[:first]]
     kinds += [TensorType((k := graph.types[n]).dtype, k.shape[1:]) for n in formal[first:]]
@@ -100,7 +100,7 @@ def bound_turn(turn: RolledTurn, graph: Graph, lowerings: Lowerings) -> Graph:
     slices = [(r, TensorType((k := graph.types[v]).dtype, (*steps, *k.shape[1:]))) for r, v, _ in turn.gathered if v]
     for result, kind in [*((r, given[i]) for i, _, r, _ in turn.states), *slices]:
         if made[result] != kind:
-            raise BadInput(f"one makes {made[result]} of what is {kind}")
+            raise BadInput(f"an iteration returns {made[result]} for a value of {kind}")
     number = 0
     while any(n.startswith(_iteration_prefix(number)) for n in graph.types):
         number += 1

@@ -17,7 +17,7 @@ def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[
     depth_of: dict[str, int] = {}
     groups: dict[int, list[tuple[Node, str]]] = {}
     for node in graph.nodes:
-        why = "it is a program of turns" if is_turns(node) else can_lower(graph, node, lowerings) or ""
+        why = "it is a loop program" if is_turns(node) else can_lower(graph, node, lowerings) or ""
         if why and not is_turns(node):
             check_host(node, graph.types)
             why += f"; {doubt}" if (doubt := host_caveat(node)) else ""

@@ -178,10 +178,10 @@ def _check_window(op: str, attributes: Mapping[str, Any], rank: int, kernel: Seq
         # Weights without elements make an empty sum; a pooling window needs an element.
         checked = name in ("strides", "dilations") or (name == "kernel_shape" and not op.startswith("Conv"))
         if checked and any(v < 1 for v in values):
-            raise BadInput(f"{op} has {name}={list(values)}", hint="the least value is 1")
+            raise BadInput(f"{op} has {name}={list(values)}", hint="the minimum is 1")
     mode = attributes.get("auto_pad") or "NOTSET"
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise BadInput(f"{op} has auto_pad={mode!r}", hint="ONNX knows NOTSET, VALID, SAME_UPPER and SAME_LOWER")
+        raise BadInput(f"{op} has auto_pad={mode!r}", hint="ONNX defines NOTSET, VALID, SAME_UPPER and SAME_LOWER")
 
 
 def _output_extents(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:

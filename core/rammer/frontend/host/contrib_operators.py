@@ -39,7 +39,7 @@ def _make_tokenizer(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]
     """Return a function that cuts a string into tokens. Raises ValueError for inconsistent attributes."""
     least, separators, source = int(attributes["mincharnum"]), attributes.get("separators"), attributes.get("tokenexp")
     if least < 1:
-        raise ValueError(f"mincharnum is {least}, where 1 is the least")
+        raise ValueError(f"mincharnum is {least}, where the minimum is 1")
     if list(separators or ()) == [""] or (not separators and source == "."):
         if least > 1:
             raise ValueError(f"mincharnum is {least}, where tokens are characters")

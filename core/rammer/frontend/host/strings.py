@@ -67,7 +67,7 @@ def one_hot(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[
         if value in places:
             result[row, places[value]] = 1
         elif not attributes.get("zeros", 1):
-            raise ValueError(f"{value!r} is none of the categories")
+            raise ValueError(f"{value!r} is not one of the categories")
     return (result.reshape(*x.shape, len(categories)),)
 
 

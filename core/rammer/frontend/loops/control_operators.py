@@ -165,7 +165,9 @@ def _run_scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Valu
     slices = [np.moveaxis(x, axis, 0)[:: -1 if b else 1] for x, axis, b in zip(scanning, axes, back, strict=True)]
     lengths = {len(x) for x in slices}
     if len(lengths) != 1:
-        raise BadInput(f"Scan goes over extents of {sorted(lengths)} at a time", f"node {node.name} (Scan)", "give equal ones")
+        raise BadInput(
+            f"Scan iterates over different extents: {sorted(lengths)}", f"node {node.name} (Scan)", "give equal extents"
+        )
     (length,) = lengths
     scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
     step = 0

@@ -38,7 +38,7 @@ def parse_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
             known = extents.get(name, 1)
             if 1 not in (known, extent) and known != extent:
                 raise BadInput(
-                    f"{name!r} in the equation {text!r} of Einsum is an axis of {known} and one of {extent} elements",
+                    f"{name!r} in the equation {text!r} of Einsum is an axis of {known} and of {extent} elements",
                     hint="axes of one letter have one extent",
                 )
             extents[name] = extent if name not in extents or extent != 1 else known
@@ -48,7 +48,7 @@ def parse_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     )
     if not set(result) <= set(extents) or len(set(result)) < len(result):
         raise BadInput(
-            f"the result of Einsum's equation {text!r} has a letter that no operand has, or one twice",
+            f"the result of Einsum's equation {text!r} has a letter that no operand has, or a letter twice",
             hint="the result names letters of the operands, each once",
         )
     return Equation(operands, result, extents)

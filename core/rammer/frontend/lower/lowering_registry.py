@@ -121,7 +121,7 @@ class Lowering:
         shape = self.shape(tensor)
         tail = axes[len(axes) - len(shape) :] if len(shape) <= len(axes) else ()
         if len(tail) < len(shape) or any(n not in (1, a.extent) for n, a in zip(shape, tail, strict=True)):
-            raise self.refused(f"an operand of {list(shape)} does not fit to the {[a.extent for a in axes]} of its result")
+            raise self.refused(f"an operand of {list(shape)} does not match the {[a.extent for a in axes]} of its result")
         return self.load(tensor, *[0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)])
 
     def refused(self, why: str) -> BadInput:

@@ -42,8 +42,8 @@ class Recurrence:
             fits = not ctx.has(index) or ctx.shape(ctx.input(index)) == shape
             if not fits or ctx.attr("hidden_size", hidden) != hidden:
                 raise BadInput(
-                    f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
-                    f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
+                    f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not match "
+                    f"each other, hidden_size={ctx.attr('hidden_size', hidden)} or inputs of {width} elements",
                     f"node {ctx.node.name} ({ctx.node.op})",
                     "export the model again",
                 )

@@ -92,7 +92,9 @@ def begins_alike(values: Sequence[Array | None]) -> bool:
 
 def _make_affine_error(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
     at = "; ".join(f"{format_point(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
-    return NoRange(f"{where} is no affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own")
+    return NoRange(
+        f"{where} is not an affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own"
+    )
 
 
 @dataclass
@@ -109,7 +111,7 @@ class _Generalisation:
     def result(self) -> Generalised:
         """Return the program for the range."""
         first = self.graphs[0]
-        self._require_equal("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
+        self._require_equal("operators of the program", [tuple(c.name for c in g.computes) for g in self.graphs])
         self._require_equal("inputs", [(g.inputs, g.outputs) for g in self.graphs])
         self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
         counted = [self._make_growing_constant(n) for n in first.constants if not self._is_prefix_constant(n)]
@@ -137,7 +139,7 @@ class _Generalisation:
     def _require_equal(self, what: str, values: Sequence[object]) -> None:
         other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
         if other is not None:
-            what = f"{what} are others at {format_point(other)} than at {format_point(self.points[0])}"
+            what = f"{what} differ between {format_point(other)} and {format_point(self.points[0])}"
             raise NoRange(what, hint="each shape is compiled on its own")
 
     def value(self, dim: Dim) -> Expr:
@@ -180,7 +182,7 @@ class _Generalisation:
         return Compute(name, str(whole.dtype), axes, Op("add", (at, _cast_from_index(str(whole.dtype), self.value(grown)))))
 
     def _make_prefix_error(self, name: str, point: Point) -> NoRange:
-        what = f"constant {name} at {format_point(point)} is not the beginning of what it is at {format_point(self.points[0])}"
+        what = f"constant {name} at {format_point(point)} is not a prefix of its value at {format_point(self.points[0])}"
         return NoRange(what, hint="each shape is compiled on its own")
 
     # --- expressions --------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class _Generalisation:
             return self._generalise_literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
         if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
             return self._generalise_edge_table(first, same, where)
-        self._require_equal(f"forms of {where}", [_expr_head(e) for e in same])
+        self._require_equal(f"expressions of {where}", [_expr_head(e) for e in same])
         parts = tuple(self._generalise_expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
         made = ex.rebuild_expr(first, parts) if parts else first
         return self._padded(made, where) if isinstance(made, Load) and made.fill is not None else made
@@ -227,7 +229,7 @@ class _Generalisation:
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
         """Return an affine form of differing numbers: integers, and floats that are counts or their reciprocals."""
         if len(same) != len(self.graphs):
-            raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
+            raise NoRange(f"expressions of {where} change form between lengths", hint="each shape is compiled on its own")
         dtype, values = same[0].dtype, [c.value for c in same]
         if all(float(v).is_integer() for v in values):
             return _cast_from_index(dtype, self.value(self.dim([int(v) for v in values], where)))
@@ -243,7 +245,7 @@ class _Generalisation:
         index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
         alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
         if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
-            raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
+            raise NoRange(f"expressions of {where} change form between lengths", hint="each shape is compiled on its own")
         sizes = map(size.at, self.points)
         tables = [
             np.array(e.values) if isinstance(e, Table) else np.full(n, _const_value(e)) for e, n in zip(same, sizes, strict=True)

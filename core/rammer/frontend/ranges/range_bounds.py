@@ -137,7 +137,7 @@ def _join_slices(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], sha
 def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
     """Return ``operators`` with their skipped tasks and reduction bounds."""
     stops = {(s.compute, axis): s for s, axis in ended.stops}
-    return tuple(replace(o, endings=_skip_ranges(o, ended.tensors), stops=_reduce_bounds(o, stops)) for o in operators)
+    return tuple(replace(o, skips=_skip_ranges(o, ended.tensors), reduce_bounds=_reduce_bounds(o, stops)) for o in operators)
 
 
 def _reduce_bounds(operator: ROperator, known: Mapping[tuple[str, Axis], ReduceBound]) -> tuple[ReduceBound, ...]:
@@ -160,7 +160,7 @@ def interleave_tasks(program: RProgram) -> RProgram:
             places.setdefault(task.operator, []).append((number, veu, order))
     for operator in program.operators:
         counters = [c for c in program.counters if c.operator == operator.name]
-        if operator.endings and all(c.total == operator.task_count for c in counters):
+        if operator.skips and all(c.total == operator.task_count for c in counters):
             for index, (_, veu, order) in enumerate(sorted(places.get(operator.name, ()))):
                 rows[veu][order] = replace(rows[veu][order], index=index)
     return replace(program, rows=tuple(map(tuple, rows)))
@@ -181,7 +181,7 @@ def _skip_ranges(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tup
         begins = {k.starts[d] if k.starts else None for k in outputs}
         begin = begins.pop()
         if begin is not None and not begins:
-            made.append(SkipTasks(axis.name, begin, (None,) * len(outputs), below=True))
+            made.append(SkipTasks(axis.name, begin, (None,) * len(outputs), before=True))
     rows = {k.rows for k in outputs}
     found = rows.pop()
     if found is not None and not rows:

@@ -120,7 +120,7 @@ def attribute_problems(node: NodeProto, inside: bool) -> Iterator[str]:
             yield f"attribute num_outputs of Split is {attribute.i}, where it has {len(node.output)} outputs"
         if attribute.ref_attr_name:
             if not inside:
-                yield f"attribute {name} of {op} refers to an attribute of a function, and {op} is in none"
+                yield f"attribute {name} of {op} refers to an attribute of a function, but {op} is outside functions"
             continue
         if attribute.type in (AttributeProto.STRING, AttributeProto.STRINGS) and name not in _DATA:
             yield from _text_problems(op, attribute)
@@ -134,12 +134,12 @@ def _text_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(data))}, which is no text in UTF-8"
+            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(data))}, which is not UTF-8 text"
             continue
         if attribute.name == "equation" and op == "Einsum" and not _is_equation(text):
-            yield f"attribute equation of Einsum is {shorten_name(repr(text))}, which are no terms of letters"
+            yield f"attribute equation of Einsum is {shorten_name(repr(text))}, whose terms are not letters"
         if words is not None and text not in words:
-            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(text))}, where ONNX knows {', '.join(words)}"
+            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(text))}, where ONNX defines {', '.join(words)}"
 
 
 def _is_equation(text: str) -> bool:

@@ -78,16 +78,16 @@ def _check_external_place(
 ) -> None:
     if folder is None:
         raise BadInput(
-            f"external data {info.location!r} of a model that comes from memory",
+            f"external data {info.location!r} of a model that is loaded from memory",
             place,
             "give the path of the model file, or load the model with its external data",
         )
     path = place_in(folder, info.location)
     if path is None:
         raise BadInput(
-            f"external data {info.location!r} lies outside the model's folder",
+            f"external data {info.location!r} is outside the model's folder",
             place,
-            "move the file beside the model and store its relative path",
+            "move the file next to the model and store its relative path",
         )
     if not path.is_file():
         hint = f"put the file at {folder / info.location}"
@@ -96,7 +96,7 @@ def _check_external_place(
     length = size - offset if info.length is None else info.length
     if offset < 0 or size < offset + max(length, 0):
         raise BadInput(
-            f"external data {info.location!r} is truncated: {offset + length} bytes are needed, {size} are there",
+            f"external data {info.location!r} is truncated: {offset + length} bytes are needed, {size} exist",
             place,
             "download or copy the file again",
         )

@@ -41,7 +41,7 @@ MAX_CALLS: Final = 100
 HOST_SECONDS: Final = 10.0
 HOST_SECONDS_VARIABLE: Final = "RAMMER_HOST_SECONDS"
 
-_HINT: Final = "no device holds such a tensor: check the model's shapes and attributes"
+_HINT: Final = "no device supports a tensor of this size: check the model's shapes and attributes"
 
 #: Attributes that are sizes or element counts, with their least valid value.
 _SIZES: Final[Mapping[str, int]] = {
@@ -120,7 +120,9 @@ def check_taps(count: int, where: str) -> None:
 def check_folded(nbytes: int, where: str) -> None:
     """Raise BadInput if a constant that the file describes in a few bytes exceeds the limit."""
     if nbytes > MAX_DESCRIBED_BYTES:
-        raise BadInput(f"a constant of {nbytes} bytes is described by a few; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT)
+        raise BadInput(
+            f"a constant of {nbytes} bytes is described by a few bytes; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT
+        )
 
 
 def may_fold(nbytes: int, stored: int) -> bool:
@@ -134,7 +136,7 @@ def check_node_count(count: int, where: str) -> None:
         raise BadInput(
             f"the model has {count} operators, more than {MAX_NODES}",
             where,
-            "cut the model in parts, or use Loop or Scan for what repeats",
+            "split the model, or use Loop or Scan for repeated parts",
         )
 
 
@@ -146,7 +148,7 @@ def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
             raise BadInput(
                 f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep",
                 where,
-                "export the model with conditions beside each other",
+                "export the model with less nesting",
             )
         level = [inner for n in level for a in n.attribute for g in (a.g, *a.graphs) for inner in g.node]
         depth += 1
@@ -167,7 +169,9 @@ def host_seconds() -> float:
         seconds = math.nan
     if not seconds >= 0:
         raise BadInput(
-            f"{HOST_SECONDS_VARIABLE} is {text!r}, no number of seconds", HOST_SECONDS_VARIABLE, "give seconds, or 0 for no limit"
+            f"{HOST_SECONDS_VARIABLE} is {text!r}, which is not a number of seconds",
+            HOST_SECONDS_VARIABLE,
+            "give seconds, or 0 for no limit",
         )
     return seconds or math.inf
 
@@ -181,7 +185,7 @@ def check_loop(turns: Sequence[tuple[str, int]], spent: float, most: float) -> N
         raise TooLong(
             f"{op} has not ended after {count} iterations and {most:g} s on the host{within}",
             op,
-            f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all",
+            f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop terminates",
         )
 
 
@@ -212,9 +216,9 @@ def _check_range(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
     start, limit, delta = known
     if not all(map(math.isfinite, known)) or delta == 0 or not (limit - start) / delta <= MAX_EXTENT:
         raise BadInput(
-            f"Range from {start} to {limit} by {delta} has no number of elements, or more than {MAX_EXTENT}",
+            f"Range from {start} to {limit} by {delta} has an undefined number of elements, or more than {MAX_EXTENT}",
             node_title(node),
-            "give finite numbers that are nearer to each other",
+            "give finite numbers that are closer together",
         )
 
 
@@ -229,7 +233,7 @@ def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
     if not all(0 < scale < math.inf for scale in scales):
         shown = ", ".join(f"{s:g}" for s in scales[:8])
         raise BadInput(
-            f"the scales of {node.op_type} are {shown}, where numbers above 0 are possible",
+            f"the scales of {node.op_type} are {shown}, where numbers above 0 are needed",
             node_title(node),
             "export the model again",
         )

@@ -80,7 +80,7 @@ def _find_truncation(data: Bytes) -> str | None:
             return f"{field[0]} has no value"
         if field[1] == 2:
             if position + value > len(data):
-                return f"{field[0]} has {value} bytes, of which {len(data) - position} are there"
+                return f"{field[0]} has {value} bytes, of which {len(data) - position} exist"
             position += value
     return None
 
@@ -149,7 +149,8 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
             )
         if item.version > _NEWEST.get(domain, item.version):
             raise BadInput(
-                f"the model uses opset {item.version} of {domain or 'ai.onnx'}, and the newest known here is {_NEWEST[domain]}",
+                f"the model uses opset {item.version} of {domain or 'ai.onnx'}, but the newest "
+                f"supported version is {_NEWEST[domain]}",
                 "opset_import",
                 f"export the model with opset {_NEWEST[domain]} or older, or install a newer version of the package onnx",
             )
@@ -159,7 +160,7 @@ def check_version(model: ModelProto, where: str) -> None:
     """Raise BadInput if the installed package onnx does not support the format version (IR version)."""
     if model.ir_version > onnx.IR_VERSION:
         raise BadInput(
-            f"the model has IR version {model.ir_version}, and the newest known here is {onnx.IR_VERSION}",
+            f"the model has IR version {model.ir_version}, but the newest supported version is {onnx.IR_VERSION}",
             where,
             f"export the model with IR version {onnx.IR_VERSION} or older, or install a newer version of the package onnx",
         )
@@ -243,7 +244,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
     for node, names in zip(graph.node, reads, strict=True):
         for name in names:
             if name not in producer and name not in available:
-                what = f"value {name!r} is read but nothing computes it"
+                what = f"value {name!r} is read but never computed"
                 raise BadInput(what, node_title(node), "export the model again")
     order: list[NodeProto] = []
     done = [False] * len(graph.node)

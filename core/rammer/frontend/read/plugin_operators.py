@@ -79,7 +79,7 @@ def check_body(proto: NodeProto, inner: Iterable[NodeProto], custom: CustomOpera
     for node in inner:
         if (operator := find_custom_operator(node, custom)) is not None:
             raise BadInput(
-                f"{operator.title} stands in a body of {proto.op_type}, which is run on the host by ONNX's reference",
+                f"{operator.title} is in a body of {proto.op_type}, which is run on the host by ONNX's reference",
                 nd.node_title(node),
                 "unroll the loop, or make the condition a constant",
             )
@@ -92,7 +92,7 @@ def unknown_domain(proto: NodeProto, custom: CustomOperators) -> str:
     if known:
         plugins = _join_names({o.plugin for o in known.values()})
         close = get_close_matches(proto.op_type, known, 1) or sorted(known)
-        return f"plugin {plugins} declares other operators of domain {domain}, such as {close[0]}: is there a newer version?"
+        return f"plugin {plugins} declares other operators of domain {domain}, such as {close[0]}: look for a newer version"
     return (
         f"domain {domain} is not part of ONNX, and no plugin here declares operators of it (`rammer plugins list`): install or "
         "write one that does (hook rammer_operators), or export the model with standard operators only"

@@ -128,7 +128,7 @@ def _parse_source(source: str | Path | bytes, where: str, apart: Apart) -> Model
         if path.is_dir():
             raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
         if path.exists() and not path.is_file():
-            raise BadInput("the model is no ordinary file", str(path), "give a .onnx file: a model is read more than once")
+            raise BadInput("the model is not an ordinary file", str(path), "give a .onnx file: a model is read more than once")
         return apart.parsed(path, where)
     except FileNotFoundError as error:
         raise BadInput("model file not found", str(path), "check the path") from error

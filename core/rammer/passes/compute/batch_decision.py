@@ -132,7 +132,7 @@ class BatchDecision:
             # Operators concurrent with products are outside their region. Predictions cannot resolve differences below 1%.
             if not together * (1.0 if self.pricing.measured else CLEARLY) <= apart:
                 final = self.graph
-                self.trials.append(BatchTrial("all", None, apart, together, "the whole is slower with them as one"))
+                self.trials.append(BatchTrial("all", None, apart, together, "the whole program is slower with them merged"))
         return final, tuple(self.trials)
 
     def cuts(self, model: ComputeGraph, found: CutGraph) -> tuple[tuple[CutTrial, ...], set[str]]:
@@ -256,7 +256,7 @@ class BatchDecision:
             self.prices[key] = self._price_region(part, products)
         apart, together, way = self.prices[key]
         kept = together <= apart or (self.always and math.isfinite(together))
-        why = f"{way}, {'windows padded' if self.wide else 'side by side'}" if kept else "as one they are slower"
+        why = f"{way}, {'windows padded' if self.wide else 'side by side'}" if kept else "merged they are slower"
         chosen = way if kept else None
         return chosen, BatchTrial(subject, chosen, apart, together, why)
 

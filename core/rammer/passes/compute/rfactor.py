@@ -29,7 +29,7 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
     ValueError if ``parts`` does not divide the axis' extent or ``axis`` is not reduced."""
     extents = {r.name: r.extent for r in compute.reduce}
     if axis not in extents:
-        raise ValueError(f"compute {compute.name}: {axis} is no reduction axis")
+        raise ValueError(f"compute {compute.name}: {axis} is not a reduction axis")
     inner, rest = divmod(extents[axis], parts)
     if rest:
         raise ValueError(f"compute {compute.name}: {parts} parts do not divide {axis}:{extents[axis]}")

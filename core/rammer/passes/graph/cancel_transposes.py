@@ -26,11 +26,11 @@ _REDUCTIONS: Final = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceP
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTranspositions:
+class CancelTransposes:
     """A rewrite of ``Transpose(Op(Transpose(x)))`` to ``Op(x)`` if fewer elements remain to transpose. ``Op`` is any region of
     operators that can be reordered (element-wise operators, reductions, Concat, Pad)."""
 
-    name: ClassVar[str] = "turn"
+    name: ClassVar[str] = "cancel_transposes"
 
     def __str__(self) -> str:
         return self.name

@@ -57,7 +57,7 @@ CAST_OPSET = 19
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowFloats:
+class ConvertToFloat16:
     """Storage of float32 tensors in float16, with Casts at the model's inputs and outputs.
 
     An operator stays float32 if its type is part of the model (``TYPED``), it runs on the host or it has bodies. The same applies
@@ -68,7 +68,7 @@ class NarrowFloats:
 
     lowerings: Lowerings = field(default_factory=lambda: REGISTRY, compare=False, repr=False)
     keep: tuple[str, ...] = ()
-    name: ClassVar[str] = "float16"
+    name: ClassVar[str] = "convert_to_float16"
 
     def __str__(self) -> str:
         return self.name
@@ -225,7 +225,7 @@ def narrow_graph(
 ) -> tuple[Graph, list[PassReport]]:
     """Return ``graph`` with its floats in 16 bits, after the ``passes``, and the reports of all passes. The conversion runs once.
     If it were repeated, passes that move a cast before a reshape would alternate with it forever."""
-    graph, found = Pipeline((NarrowFloats(lowerings, keep),)).run(graph)
+    graph, found = Pipeline((ConvertToFloat16(lowerings, keep),)).run(graph)
     graph, more = Pipeline(tuple(passes)).run(graph)
     return graph, [*found, *more]
 

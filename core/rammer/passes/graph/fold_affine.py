@@ -32,7 +32,7 @@ class FoldAffine:
     without padding, since padding is zero after the affine map.
     """
 
-    name: ClassVar[str] = "affine"
+    name: ClassVar[str] = "fold_affine"
 
     def __str__(self) -> str:
         return self.name

@@ -15,7 +15,7 @@ from rammer.passes.rewrite import output_names, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class FoldConstants:
     """A pass that folds ``y = Op(constants)`` to a constant ``y``.
 
     Results may have at most ``limit`` bytes and ``times`` the bytes of their operands. Graph outputs stay results of nodes; only
@@ -25,7 +25,7 @@ class Fold:
 
     limit: int = field(default_factory=lambda: limits.MAX_FOLDED_BYTES)
     times: int = 1  #: With a factor of 1, repeated folding cannot grow the constants without bound.
-    name: ClassVar[str] = "fold"
+    name: ClassVar[str] = "fold_constants"
 
     def __str__(self) -> str:
         return self.name if self.limit == limits.MAX_FOLDED_BYTES else f"{self.name}{{limit={self.limit}}}"

@@ -28,7 +28,7 @@ MOST_ELEMENTS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class FoldFactors:
+class FoldScales:
     """A rewrite of ``View(x W + b) * s`` to ``View(x (s W) + s b)``.
 
     The product is MatMul (and Add) or Gemm with constant weights. ``View`` is any chain of Reshape, Transpose, Split and similar
@@ -36,7 +36,7 @@ class FoldFactors:
     of them are scaled. Products are rounded once to the weights' type. A factor stays if a weight would overflow or vanish.
     """
 
-    name: ClassVar[str] = "factors"
+    name: ClassVar[str] = "fold_scales"
 
     def __str__(self) -> str:
         return self.name

@@ -19,11 +19,11 @@ from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNorms:
+class FuseGroupNorm:
     """A rewrite of ``Reshape(InstanceNormalization(Reshape(x)))`` to ``GroupNormalization(x)``. The reshape must convert channels
     to groups, and the result must have the shape of ``x``. Scale and bias must be constants."""
 
-    name: ClassVar[str] = "groups"
+    name: ClassVar[str] = "fuse_group_norm"
 
     def __str__(self) -> str:
         return self.name

@@ -28,13 +28,13 @@ _MOST: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerProducts:
+class FuseQdqProducts:
     """A rewrite of ``Conv``, ``MatMul`` or ``Gemm`` of two DequantizeLinear results to an integer product times ``sa * sb``.
 
     Codes have 8 bits. Data have one scale, weights have one scale or one per output channel. The sum must fit into 32 bits for
     any data. A bias of int32 with the scale ``sa * sb`` joins the sum; other biases are added after it."""
 
-    name: ClassVar[str] = "integers"
+    name: ClassVar[str] = "fuse_qdq_products"
 
     def __str__(self) -> str:
         return self.name

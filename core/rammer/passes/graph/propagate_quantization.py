@@ -38,7 +38,7 @@ class PropagateQuantization:
     ``Move(QuantizeLinear(x))``, and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters becomes ``x``. Scales are per
     tensor; along a Transpose, they may be per axis or per block along an axis. Codes have 8 bits."""
 
-    name: ClassVar[str] = "codes"
+    name: ClassVar[str] = "propagate_quantization"
 
     def __str__(self) -> str:
         return self.name

@@ -15,7 +15,7 @@ Test: TypeAlias = Callable[[Node, Graph], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveIdentities:
+class RemoveIdentity:
     """A rewrite of ``y = Identity(x)`` that lets every consumer of ``y`` read ``x``, and of operators that act as Identity.
 
     Examples are Dropout in inference, Cast to the same type, Reshape to the same shape and Transpose that moves nothing. Others
@@ -23,7 +23,7 @@ class RemoveIdentities:
     the output's name moves to it. Otherwise the Identity stays.
     """
 
-    name: ClassVar[str] = "identity"
+    name: ClassVar[str] = "remove_identity"
 
     def __str__(self) -> str:
         return self.name

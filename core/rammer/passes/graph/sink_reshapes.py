@@ -61,7 +61,7 @@ class SinkReshapes:
     only along the last axis stay unchanged if that axis does.
     """
 
-    name: ClassVar[str] = "sink"
+    name: ClassVar[str] = "sink_reshapes"
 
     def __str__(self) -> str:
         return self.name

@@ -310,7 +310,8 @@ class Magnitudes:
         return _norms(value, axes(node, value.ndim))
 
     def _bound_recurrence(self, node: Node) -> Magnitude:
-        """Return the magnitude of the states. The chain stays float32 if sums before the activations may leave float16's range."""
+        """Return the magnitude of the states. The chain stays float32 if sums before the activations may leave float16's
+        range."""
         names = [*node.inputs, "", "", ""]
         states = [self.of(n).bound for n in names[5:7] if n]
         saturating = all(str(a).lower() in _SATURATING for a in node.attributes.get("activations") or ())

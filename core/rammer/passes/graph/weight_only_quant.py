@@ -24,11 +24,11 @@ FLOATS: Final = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeights:
+class WeightOnlyQuant:
     """A rewrite of ``MatMul(x, DequantizeLinear(codes))`` or Gemm, with constant codes, to ``StoredMatMul(x, codes, scale,
     zero)``. Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``."""
 
-    name: ClassVar[str] = "stored"
+    name: ClassVar[str] = "weight_only_quant"
 
     def __str__(self) -> str:
         return self.name

@@ -26,20 +26,21 @@ MOST_TURN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RollRecurrences:
-    """A pass that rewrites LSTM, GRU and RNN over more than ``most`` steps to a Scan of chunks of at most ``turn`` steps."""
+class ChunkRecurrent:
+    """A pass that rewrites LSTM, GRU and RNN over more than ``max_steps`` steps to a Scan of chunks of at most ``chunk``
+    steps."""
 
-    most: int = MOST_STEPS
-    turn: int = MOST_TURN
-    name: ClassVar[str] = "roll"
+    max_steps: int = MOST_STEPS
+    chunk: int = MOST_TURN
+    name: ClassVar[str] = "chunk_recurrent"
 
     def __str__(self) -> str:
-        return self.name if self == RollRecurrences() else f"{self.name}{{most={self.most},turn={self.turn}}}"
+        return self.name if self == ChunkRecurrent() else f"{self.name}{{max_steps={self.max_steps},chunk={self.chunk}}}"
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = one_way(graph, self.most)
-        while (stack := first_stack(graph, self.most)) is not None:
-            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.turn, self.most))).graph()
+        graph = one_way(graph, self.max_steps)
+        while (stack := first_stack(graph, self.max_steps)) is not None:
+            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.chunk, self.max_steps))).graph()
         return graph
 
 

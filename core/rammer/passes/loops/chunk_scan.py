@@ -47,7 +47,7 @@ def nested_turns(graph: Graph, node: Node) -> NestedTurns:
         graph, node = _scan_of(graph, node)
     body, scanned = graph_of(node.attributes["body"]), int(node.attributes["num_scan_inputs"])
     if any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
-        raise BadInput("it goes along another axis than the first")
+        raise BadInput("it scans along an axis other than the first")
     formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     lengths = {graph.types[n].shape[0] for n in formal[len(formal) - scanned :]}
     step = _chunk_steps(body, lengths)
@@ -59,11 +59,11 @@ def _chunk_steps(body: GraphProto, lengths: set[int]) -> int:
     nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
     most = min(MOST_STEPS, MOST_UNROLLED // max(len(nodes), 1))
     if len(lengths) != 1 or any(n.op_type in (*STATES, "Loop", "Scan", "If") for n in nodes):
-        raise BadInput("its steps are not few operators of one length")
+        raise BadInput("its inputs differ in length, or its body has recurrent layers or control flow")
     (steps,) = lengths
     turn = turn_of(steps, most)
     if turn < LEAST_STEPS or steps < 2 * turn or steps % turn:
-        raise BadInput(f"{steps} steps are no turns of {LEAST_STEPS} to {most}")
+        raise BadInput(f"{steps} steps cannot be split into chunks of {LEAST_STEPS} to {most}")
     return turn
 
 
@@ -132,9 +132,9 @@ def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
     outer = zip(captured_names(node), node.inputs[len(formal) :], strict=True)
     known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
     if trips is None or (formal[1] and (going is None or not bool(going.all()))) or not always_goes(body, known):
-        raise BadInput("nobody knows how often it turns")
+        raise BadInput("its trip count is unknown")
     if not 0 < int(trips.item()) <= MOST_TRIPS:
-        raise BadInput(f"it turns {int(trips.item())} times")
+        raise BadInput(f"its trip count is {int(trips.item())}")
     index = make_identifier(f"{node.outputs[0] or node.name}_indices", Names(graph.types))
     count = np.arange(int(trips.item()), dtype=np.int64)
     constants = {**graph.constants, index: count}

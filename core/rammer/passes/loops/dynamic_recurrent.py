@@ -207,7 +207,7 @@ class _Lens:
         """Return the name of the number of valid steps in each chunk."""
         dtype = self.types[lens].dtype
         if len(self.types[lens].shape) != 1:
-            raise BadInput("lengths of sequences have one for each of the batch")
+            raise BadInput("sequence_lens must have one length for each sequence of the batch")
         kind = TensorType(dtype, (self.count, *self.types[lens].shape))
         starts = self._add_constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
         zero, most = (self._add_constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))

@@ -32,7 +32,7 @@ VEUS = 2  # tasks that run at a time: threads of this process
 
 
 # 1. The hardware as data. Layers are listed from the largest to the fastest memory. The figures rank tiles until tuning measures
-# them, so they need not be exact. Capacity 0 means "no limit that a tile must respect".
+# them, so they need not be exact. Capacity 0 means that tiles have no limit.
 def virtual_device(memory: int) -> VDevice:
     layers = (
         MemoryLayer("ram", "device", memory, bandwidth=1e10),
@@ -110,7 +110,7 @@ class ToyBackend:
         memory = options.options.get("memory", str(probe()[0].memory))
         if unknown or not (memory.isascii() and memory.isdecimal()):
             raise BadInput(
-                f"device toy has no option {unknown[0]!r}" if unknown else "option memory is no number",
+                f"device toy has no option {unknown[0]!r}" if unknown else "option memory is not a number",
                 hint="--option memory=BYTES",
             )
         if options.require not in ("", "cpu"):
@@ -123,7 +123,7 @@ class ToyBackend:
         self.fingerprint = f"toy 1, NumPy {np.__version__}, {self.limit} bytes"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Return tiles worth trying from the core's search. Devices with custom kernels add families."""
+        """Return promising tiles from the core's search. Devices with custom kernels add families."""
         return candidates(operator, binding, self.vdevice, 4)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
@@ -135,7 +135,8 @@ class ToyBackend:
         return ToyProgram(program, constants, self.limit)
 
     def close(self) -> None:
-        """Free the resources of opening, such as a context or a queue. The host needs none; programs own their threads."""
+        """Free resources of the open device: a context or a queue, for example. The host needs none;
+        programs own their threads."""
 
 
 def probe() -> Sequence[Hardware]:

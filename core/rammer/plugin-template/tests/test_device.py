@@ -1,4 +1,4 @@
-"""The contract tests of every rammer device, one per check, and tests of this device."""
+"""Contract tests of every rammer device, one per check, and tests of this device."""
 
 from __future__ import annotations
 

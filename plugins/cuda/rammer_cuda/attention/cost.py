@@ -79,8 +79,8 @@ def _warp_cycles(found: Attention, block: Block16) -> float:
 _FORMS: Final = Forms(attention_of, _enumerate_tilings, _predict_seconds, attention_kernel, _leaders_first)
 ATTENTION: Final = replace(
     _FORMS.family("attention", size_keys("groups", "warps", "chunk", "stages")),
-    needs=lambda gpu: gpu.tf32,
-    most=14,
-    first=lambda *operator: True,
-    holds=True,
+    supported_by=lambda gpu: gpu.tf32,
+    max_candidates=14,
+    exclusive=lambda *operator: True,
+    keeps_operand_on_chip=True,
 )

@@ -113,12 +113,12 @@ def attention_kernel(found: Attention, binding: Binding) -> TaskKernel:
     try:
         return _Attention(found, block, binding).kernel()
     except KeyError as problem:
-        raise Unsuited(f"{problem} is read at another place than its row") from problem
+        raise Unsuited(f"{problem} is read at a position other than its row") from problem
 
 
 def ends_of(found: Attention) -> bool:
     """Return True if all reductions, including the sum over keys, stop at one length of the run."""
-    stops = {(s.compute, s.axis): s.extent for s in found.operator.stops}
+    stops = {(s.compute, s.axis): s.extent for s in found.operator.reduce_bounds}
     extents = {stops.get((c.name, r.name)) for c in (*found.reductions, found.context) for r in live_axes(c.reduce)}
     return len(extents) == 1 and None not in extents
 

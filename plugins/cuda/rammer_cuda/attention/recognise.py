@@ -118,14 +118,14 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
     if last.shape != scores.shape or scores.shape[:column] + scores.shape[column + 1 :] != (
         context.shape[:column] + context.shape[column + 1 :]
     ):
-        raise Unsuited("the products have other rows")
+        raise Unsuited("the products have different rows")
     q, k, row = _score_operands(scores, column)
     dtypes = {binding.types[ld.tensor].dtype for ld in (q, k, v)}
     kept = {c.dtype for c in (scores, context, *between)}
     if len(dtypes) != 1 or not dtypes | kept <= FLOATS:
         raise Unsuited(f"a mixture of {', '.join(sorted(dtypes | kept))}")
     if len(live_axes(scores.reduce)) != 1 or scores.shape[column] > MOST_KEYS or scores.shape[column] < 2:
-        raise Unsuited("the rows are too long, or no rows")
+        raise Unsuited("the rows are too long or missing")
     _check_after(after, context, {c.name for c in (scores, *between)})
     first, second, third = (_unpadded_operand(ld, c, binding) for ld, c in ((q, scores), (k, scores), (v, context)))
     found = Attention(operator, scores, context, first, second, third, row, column, between, after, dtypes == {"float16"})
@@ -140,7 +140,7 @@ def _split_operands(context: Compute, rows: str) -> tuple[Load, Load]:
     """Return the operand with the rows, then the other operand."""
     operands = contraction_operands(context)
     if operands is None:
-        raise Unsuited(f"{context.name} multiplies by what codes stand for")
+        raise Unsuited(f"{context.name} multiplies by dequantised values")
     own = [ld.tensor == rows for ld in operands]
     if sum(own) != 1:
         raise Unsuited("the second product does not read the rows of the first")
@@ -166,19 +166,19 @@ def _score_operands(scores: Compute, column: int) -> tuple[Load, Load, int]:
     """Return the operands of the scores, rows first, and the position of the row axis."""
     operands = contraction_operands(scores)
     if operands is None:
-        raise Unsuited(f"{scores.name} multiplies by what codes stand for")
+        raise Unsuited(f"{scores.name} multiplies by dequantised values")
     key = scores.axes[column].name
     for q, k in (operands, operands[::-1]):
         own = [d for d, a in enumerate(scores.axes) if a.extent > 1 and a.name in ex.axes_of(q) and a.name not in ex.axes_of(k)]
         if key in ex.axes_of(k) and key not in ex.axes_of(q) and len(own) == 1:
             return q, k, own[0]
-    raise Unsuited("the scores have not one axis of rows and one of keys")
+    raise Unsuited("the scores do not have one axis of rows and one of keys")
 
 
 def _check_after(after: tuple[Compute, ...], context: Compute, interior: set[str]) -> None:
     check_followers(context, after)
     if any(t in interior for c in after for t in c.reads):
-        raise Unsuited("a map behind the second product reads the first")
+        raise Unsuited("a map after the second product reads the first")
 
 
 def _unpadded_operand(load: Load, product: Compute, binding: Binding) -> Operand:

@@ -338,7 +338,7 @@ CELL: Final = Family(
     cell_candidates,
     cell_seconds,
     cell_kernel,
-    most=1 << 10,
-    first=is_profitable,
-    own=Held(THREADS, cell_kernel, vectors_of),
+    max_candidates=1 << 10,
+    exclusive=is_profitable,
+    persistent=Held(THREADS, cell_kernel, vectors_of),
 )

@@ -139,7 +139,7 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
         raise Unsuited("not float32, or empty")
     inside = {c.name for c in operator.computes}
     if any(not inside.isdisjoint(c.reads) for c in operator.computes if c.reduce):
-        raise Unsuited("a product of what the task itself computes")
+        raise Unsuited("a product of the task's own results")
     parts = tuple(_parse_product(c, binding) for c in operator.computes if c.reduce)
     if not parts or any(c.dtype != "float32" for c in operator.computes):
         raise Unsuited("no product in float32")
@@ -153,7 +153,7 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
 def _parse_product(c: Compute, binding: Binding) -> Part:
     operands = contraction_operands(c)
     if operands is None or len(c.reduce) != 1:
-        raise Unsuited(f"{c.name} is no product of two tensors along one axis")
+        raise Unsuited(f"{c.name} is not a product of two tensors along one axis")
     along, axes = c.reduce[0], {a.name: a.extent for a in c.axes}
     for weights, vector in (operands, operands[::-1]):
         columns = [a for a in axes if a in ex.axes_of(weights)]

@@ -276,8 +276,8 @@ class _ChainText:
 _FORMS: Final = Forms(chain_of, _enumerate_tilings, _predict_seconds, lambda chain, binding: _ChainText(chain, binding).kernel())
 CHAIN: Final = replace(
     _FORMS.family("gemm_chain", size_keys("groups", "stages")),
-    needs=lambda gpu: gpu.warpgroups,
-    most=1 << 10,
-    first=lambda *operator: True,
-    holds=True,
+    supported_by=lambda gpu: gpu.warpgroups,
+    max_candidates=1 << 10,
+    exclusive=lambda *operator: True,
+    keeps_operand_on_chip=True,
 )

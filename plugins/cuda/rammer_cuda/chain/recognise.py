@@ -104,7 +104,7 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
         raise Unsuited("not float32")
     groups = _group_computes(operator.computes)
     if len(groups) < FEWEST:
-        raise Unsuited(f"{len(groups)} products are no chain")
+        raise Unsuited(f"{len(groups)} products are not a chain")
     first = _make_layer(groups[0], binding)
     column = first.main.axes.index(first.column)
     layers = [first]
@@ -115,7 +115,7 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
     if operand.guards:
         raise Unsuited("the rows are padded")
     if operator.tile and operator.tile[column] != operator.anchor.axes[column].extent:
-        raise Unsuited("a task must hold rows whole")
+        raise Unsuited("a task must hold whole rows")
     return Chain(operator, tuple(layers), operand, column)
 
 
@@ -126,7 +126,7 @@ def _group_computes(computes: Sequence[Compute]) -> list[list[Compute]]:
         if c.kind == "contraction":
             groups.append([c])
         elif not groups or c.combiner is not None:
-            raise Unsuited(f"{c.name} is neither a product nor a map behind one")
+            raise Unsuited(f"{c.name} is neither a product nor a map after a product")
         else:
             groups[-1].append(c)
     return groups
@@ -136,11 +136,11 @@ def _make_layer(group: list[Compute], binding: Binding) -> Layer:
     main, maps = group[0], tuple(group[1:])
     operands = contraction_operands(main)
     if operands is None:
-        raise Unsuited(f"{main.name} multiplies by what codes stand for")
+        raise Unsuited(f"{main.name} multiplies by dequantised values")
     constant = [ld for ld in operands if ld.tensor in binding.constants]
     inner = [r for r in main.reduce if r.extent > 1]
     if len(constant) != 1 or len(inner) != 1 or constant[0].fill is not None:
-        raise Unsuited(f"{main.name} is no product with one constant over one axis")
+        raise Unsuited(f"{main.name} is not a product with one constant over one axis")
     along = [a for a in main.axes if a.name in ex.axes_of(constant[0])]
     if len(along) != 1 or max(along[0].extent, inner[0].extent) > WIDEST:
         raise Unsuited(f"{main.name}: the constant has {len(along)} axes of the result, or is too large")
@@ -163,7 +163,7 @@ def _check_follows(before: Layer, layer: Layer, column: int) -> None:
     if axes.index(layer.column) != column or data.tensor != before.last or data.indices != want or data.fill is not None:
         raise Unsuited(f"{layer.main.name} does not read {before.last} row by row")
     if any(a.extent != b.extent for d, (a, b) in enumerate(zip(axes, before.main.axes, strict=True)) if d != column):
-        raise Unsuited(f"{layer.main.name} has other rows")
+        raise Unsuited(f"{layer.main.name} has different rows")
     interior = {before.main.name, *(c.name for c in before.maps)}
     if any(t in interior for c in layer.maps for t in c.reads):
         raise Unsuited(f"{layer.main.name}: a map reads the layer before")

@@ -286,7 +286,7 @@ class Contraction:
         threads, staged = THREADS if wide else shape.threads, instruction.staged
         first, second = staged[::-1] if isinstance(shape, WarpgroupShape) and not shape.down else staged
         if product.a.fill and product.b.fill:
-            raise Unsuited("padding of both operands with another value than 0")
+            raise Unsuited("padding of both operands with a value other than 0")
         self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first)
         self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second)
         self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)

@@ -124,5 +124,5 @@ def predict_times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[floa
 
 
 GENERIC: Final = Family(
-    "", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic_kernel, times=predict_times, beside=True
+    "", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic_kernel, times=predict_times, packable=True
 )

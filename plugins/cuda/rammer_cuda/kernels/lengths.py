@@ -43,7 +43,7 @@ class Stopped:
 def stopped_axes(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, Stopped]:
     """Return the ``axes`` of the reduction ``c`` that stop at a length, by name."""
     lengths, found = length_names(operator), dict[str, Stopped]()
-    extents = {s.axis: s.extent for s in operator.stops if s.compute == c.name}
+    extents = {s.axis: s.extent for s in operator.reduce_bounds if s.compute == c.name}
     for number, axis in enumerate(axes):
         if axis.name in extents and axis.extent > 1:
             extent, name = extents[axis.name], f"stop{number}"
@@ -63,7 +63,7 @@ def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKern
 
     Blocks that exit early still wait for earlier kernels first. The kernel may write to memory that those use, and dependent
     kernels assume that those have finished."""
-    if not operator.endings or not kernel.body:
+    if not operator.skips or not kernel.body:
         return kernel
     lengths = length_names(operator)
     pointers = {a.tensor: f"p{k}" for k, a in enumerate(kernel.arguments) if a.written}

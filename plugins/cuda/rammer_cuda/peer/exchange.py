@@ -205,6 +205,6 @@ class Copy:
         what = api.CUDA_MEMCPY3D()
         what.srcMemoryType = what.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
         what.srcDevice, what.dstDevice, what.WidthInBytes, what.Height, what.Depth = self.source, self.to, self.nbytes, 1, 1
-        context = check_result(api.cuCtxGetCurrent(), "asking for the context")
+        context = check_result(api.cuCtxGetCurrent(), "querying the context")
         made = api.cuGraphAddMemcpyNode(graph, list(after), len(after), what, context)
         return check_result(made, "adding a copy to a graph")

@@ -214,7 +214,7 @@ def decode_offer(text: str) -> Offer:
         found = json.loads(text)
         return Offer(**{**found, "handle": bytes.fromhex(found["handle"])})
     except (ValueError, TypeError, KeyError) as problem:
-        raise DeviceFailure(f"another process offers no memory: {text[:80]!r}") from problem
+        raise DeviceFailure(f"another process sent an invalid memory offer: {text[:80]!r}") from problem
 
 
 def connects(a: Site, b: Site) -> str | None:
@@ -222,9 +222,9 @@ def connects(a: Site, b: Site) -> str | None:
     on joining."""
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
-            return f"{site.device} is no GPU of cuda"
+            return f"{site.device} is not a GPU of cuda"
         if site.apart:
-            return "the processes are of several hosts"
+            return "the processes run on several hosts"
     if a.process == b.process:
         if index_of(a.device) == index_of(b.device):
             return f"{a.device} twice: a GPU cannot be two devices of one run"

@@ -43,7 +43,7 @@ class PeerMemory:
         handle."""
         handle = b""
         if abroad:
-            with self.unit, between_processes("asking for a handle of a GPU's memory"):
+            with self.unit, between_processes("getting a handle of a GPU's memory"):
                 handle = bytes(import_cupy().cuda.runtime.ipcGetMemHandle(self.address))
         return Offer(os.getpid(), self.address, handle, bus_of(self.unit.id))
 
@@ -95,7 +95,7 @@ def bus_of(index: int) -> str:
     """Return the bus ID of a GPU, ``0000:3b:00.0``: its name in every process."""
     api = import_driver()
     found = check_result(
-        api.cuDeviceGetPCIBusId(32, check_result(api.cuDeviceGet(index), "finding a GPU")), "asking for a GPU's place"
+        api.cuDeviceGetPCIBusId(32, check_result(api.cuDeviceGet(index), "finding a GPU")), "querying a GPU's bus address"
     )
     return str(found.split(b"\0")[0].decode().lower())
 
@@ -106,7 +106,7 @@ def allow_access(index: int, bus: str) -> None:
     status, peer = api.cuDeviceGetByPCIBusId(bus.encode())
     if int(status) != 0:
         raise DeviceUnavailable(
-            f"cuda:{index} cannot reach the GPU at {bus}: this process does not see it", hint="look at CUDA_VISIBLE_DEVICES"
+            f"cuda:{index} cannot reach the GPU at {bus}: this process does not see it", hint="check CUDA_VISIBLE_DEVICES"
         )
     if int(peer) == index:
         return
@@ -128,7 +128,7 @@ def can_reach(index: int, peer: int) -> bool:
     """Return True if the driver lets GPU ``index`` access the memory of another GPU of this process."""
     api = import_driver()
     pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
-    return bool(check_result(api.cuDeviceCanAccessPeer(*pair), "asking for peer access"))
+    return bool(check_result(api.cuDeviceCanAccessPeer(*pair), "querying peer access"))
 
 
 def link_attributes(index: int, peer: int) -> Mapping[str, int]:
@@ -137,4 +137,4 @@ def link_attributes(index: int, peer: int) -> Mapping[str, int]:
     pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
     names = {"rank": "PERFORMANCE_RANK", "atomics": "NATIVE_ATOMIC_SUPPORTED"}
     keys = {n: getattr(api.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{a}") for n, a in names.items()}
-    return {n: int(check_result(api.cuDeviceGetP2PAttribute(k, *pair), "asking for a link")) for n, k in keys.items()}
+    return {n: int(check_result(api.cuDeviceGetP2PAttribute(k, *pair), "querying a link")) for n, k in keys.items()}

@@ -146,7 +146,7 @@ class CudaPart:
         given = {n: slot.arrays[n] for n in step.inputs}
         places = place_arrays(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
         if places.before or places.after:
-            raise DeviceFailure(f"a tensor of step {step.program.name} does not lie where its program has it")
+            raise DeviceFailure(f"a tensor of step {step.program.name} is not at the address that its program uses")
         there = program.resident.with_buffers(places.buffers)
         return GraphPiece(program, there) if _is_plain_graph(program) else program.turning(program.launchable_on(there), there)
 

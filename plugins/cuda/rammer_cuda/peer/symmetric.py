@@ -54,7 +54,7 @@ def connects(a: Site, b: Site) -> str | None:
     """Return the reason why two sites cannot join by NVSHMEM, or None."""
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
-            return f"{site.device} is no GPU of cuda"
+            return f"{site.device} is not a GPU of cuda"
     return f"{a.device} and {b.device} are in one process" if a.process == b.process else None
 
 
@@ -265,5 +265,5 @@ def nvshmem_device(index: int) -> Any:
         found = Device(index)
         found.set_current()
     except Exception as problem:
-        raise DeviceFailure(f"cuda:{index} is not there: {problem}") from problem
+        raise DeviceFailure(f"cuda:{index} is not available: {problem}") from problem
     return found

@@ -41,7 +41,7 @@ def callable_part(
     except DeviceFailure:
         return None
     statics = kernel.shared > kernel.dynamic > 0
-    if not kernel.body or kernel.blocks > 1 or kernel.threads > most or operator.endings or statics:
+    if not kernel.body or kernel.blocks > 1 or kernel.threads > most or operator.skips or statics:
         return None
     return kernel
 
@@ -87,7 +87,7 @@ class KernelBodies:
 
     def _emit_body(self, operator: ROperator) -> int:
         """Record the operator's function and arguments; return the function's number."""
-        if held := family_of(operator).own:
+        if held := family_of(operator).persistent:
             kernel = held.kernel(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
             self.threads, self.shared = max(self.threads, held.threads), max(self.shared, kernel.shared)

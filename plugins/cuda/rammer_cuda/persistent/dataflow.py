@@ -105,7 +105,7 @@ class _Writers:
                 mine = program.storage[t]
                 meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if has_overlap(s, mine)]
                 self.writers[o.name, t] = meet
-        holding = [(o, held) for o in program.operators if (held := family_of(o).own)]
+        holding = [(o, held) for o in program.operators if (held := family_of(o).persistent)]
         self.holding = {o.name for o, _ in holding}
         self.kinds = kinds_of(program.operators, binding)
         self.vectors = self._vector_inputs(holding, binding)

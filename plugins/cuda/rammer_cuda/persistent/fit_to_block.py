@@ -79,7 +79,7 @@ class Fitted:
 
 def fit_program(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     """Return ``program`` for the block with the best prediction; unchanged if all kernels are callable or have no alternative."""
-    held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
+    held = max((own.threads for o in program.operators if (own := family_of(o).persistent)), default=0)
     if held or program.repeat is not None:
         return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held), kept=True).placed()
     known = _Known()
@@ -154,9 +154,9 @@ class _Shape:
     def _operator_choices(self, operator: ROperator) -> tuple[Choice, ...]:
         """Return the operator unchanged or with callable kernels, the best predicted first."""
         family = family_of(operator)
-        if operator.endings and family.name and not family.own:  # a block cannot call it: the core's emitter writes it
+        if operator.skips and family.name and not family.persistent:  # a block cannot call it: the core's emitter writes it
             return (Choice(self._price_operator(replace(operator, family="", config=())), operator),)
-        if not operator.task_count or family.own or not family.name:
+        if not operator.task_count or family.persistent or not family.name:
             return (Choice(self._price_operator(operator), operator),)
         mine = self._callable_kernel(operator)
         if mine is not None and self.kept and operator.task_count <= self.veus:
@@ -186,7 +186,11 @@ class _Shape:
     def _rank_families(self, operator: ROperator) -> list[Choice]:
         # Results must not depend on which executor wins a measurement: kernels that round operands differently are excluded.
         bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
-        usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None and f.operand_rounding == rounding]
+        usable = [
+            f
+            for f in FAMILIES
+            if f.supported_by(self.gpu) and not f.is_fallback and f.persistent is None and f.operand_rounding == rounding
+        ]
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
         return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 
@@ -373,7 +377,7 @@ def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:
 
 
 def _reject_writing() -> Written:
-    raise AssertionError("schedules ask for no text")
+    raise AssertionError("schedules need no kernel text")
 
 
 def _program_policy(program: RProgram) -> Policy:

@@ -21,7 +21,7 @@ from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
 
 def cached_fit(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     """Return ``fit_program`` of the program, cached for the next process if kernels are compared for it. Best effort."""
-    if program.repeat is not None or any(family_of(o).own for o in program.operators):
+    if program.repeat is not None or any(family_of(o).persistent for o in program.operators):
         return fit_program(program, binding, gpu)
     place = Cached(program, "fitted", *of_generators("rammer_cuda", binding), repr(gpu))
     found: Fitted = place.get(
@@ -45,7 +45,7 @@ def _load_fitted(record: Any, program: RProgram) -> Fitted:
         except RammerError as problem:
             raise ValueError(problem.what) from problem
         if (made.inputs, made.outputs) != (program.inputs, program.outputs):
-            raise ValueError("other inputs or outputs")
+            raise ValueError("inputs or outputs differ from the program's")
     return Fitted(made, int(record["threads"]), int(record["blocks"]))
 
 

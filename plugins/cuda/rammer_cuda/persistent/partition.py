@@ -65,12 +65,9 @@ def cut_around(program: RProgram) -> MixedParts | None:
 
     Returns None if these are all or nothing, or if separate buffers would need too much memory. Also returns None for inseparable
     parts (a buffer that two of them write, iterations, states, lengths)."""
-    held = {o.name for o in program.operators if family_of(o).own}
+    held = {o.name for o in program.operators if family_of(o).persistent}
     apart = (
-        program.repeat is None
-        and not program.homes
-        and not state_pairs(program)
-        and not any(o.endings for o in program.operators)
+        program.repeat is None and not program.homes and not state_pairs(program) and not any(o.skips for o in program.operators)
     )
     if not held or not apart:
         return None
@@ -129,4 +126,4 @@ def _extract_part(program: RProgram, after: Mapping[str, Collection[str]], names
 
 
 def _forbid_writing() -> Written:
-    raise AssertionError("schedules ask for no text")
+    raise AssertionError("schedules need no kernel text")

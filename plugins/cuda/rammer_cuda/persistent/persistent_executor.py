@@ -131,7 +131,7 @@ class PersistentProgram(GpuProgram):
         """Raise DeviceFailure if the blocks, which wait for each other, cannot all be resident."""
         api = import_driver()
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
-        room = int(check_result(query, "asking for occupancy")) * self.resident.device.multiprocessors()
+        room = int(check_result(query, "querying occupancy")) * self.resident.device.multiprocessors()
         if room < self.walked.veus:
             raise DeviceFailure(
                 f"{self.walked.veus} rows need as many blocks at once, this GPU runs {room}",
@@ -169,7 +169,7 @@ class PersistentProgram(GpuProgram):
         raise DeviceFailure(
             f"vEU {hang.veu} waited {self.limit / 1e9:.3g} s for {hang.awaited}",
             where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
-            hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
+            hint="the awaited signal never arrives: `rammer inspect --stage program` shows the rows",
         )
 
 

@@ -44,7 +44,7 @@ def split_sums(operator: ROperator, binding: Binding) -> Iterator[SplitSum]:
     length of the run, or would be rounded more in parts. Also yields nothing if no number of parts divides the reduction."""
     product = operator.computes[0]
     apart = product.kind == "contraction" and product.dtype == "float32" and len(product.axes) > 1
-    if not apart or operator.endings or operator.stops:
+    if not apart or operator.skips or operator.reduce_bounds:
         return
     longest = max(product.reduce, key=lambda r: r.extent)
     name = next(n for i in range(len(binding.types) + 1) if (n := f"{product.name}_parts{i or ''}") not in binding.types)

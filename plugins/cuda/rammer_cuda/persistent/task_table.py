@@ -88,7 +88,7 @@ def make_table(
         max(map(len, pointers.values()), default=0),
     )
     if form.signals > MOST_SIGNALS:
-        raise DeviceFailure(f"a task with {form.signals} signals, of which the persistent kernel has {MOST_SIGNALS}")
+        raise DeviceFailure(f"a task has {form.signals} signals, but the persistent kernel supports {MOST_SIGNALS}")
     entries = np.zeros((len(tasks), form.words), np.uint32)
     place = {o.name: i for i, o in enumerate(program.operators)}
     operator = np.array([place[t.operator] for t in tasks], np.int64)
@@ -107,7 +107,7 @@ def make_table(
     entries[:, form.pointer_at : form.pointer_at + 2 * form.pointers] = words.view(np.uint32)[operator]
     runs, first = _group_runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
     if runs[:, 0].max(initial=0) >> KERNEL_BITS or runs[:, 2].max(initial=0) >> 32 - KERNEL_BITS:
-        raise DeviceFailure("more kernels, or tasks a row, than a run of the persistent kernel has room for")
+        raise DeviceFailure("the program has more kernels, or tasks in a row, than the persistent kernel supports")
     entries[runs[:, 1], 3] = runs[:, 0] | runs[:, 2] << KERNEL_BITS
     rows = np.cumsum([0, *map(len, program.rows)], dtype=np.int32)
     return RowTable(form, entries, runs, first, rows, program.counters)

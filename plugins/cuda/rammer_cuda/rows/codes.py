@@ -54,11 +54,11 @@ def codes_of(operator: ROperator, binding: Binding) -> MatVec:
     check_followers(main, operator.computes[1:])
     weights = {ld.tensor for ld in main.loads[1:]}
     if not weights <= set(binding.constants) or any(ld.tensor in weights for c in operator.computes[1:] for ld in c.loads):
-        raise Unsuited("codes that are no constants, or that maps read, too")
+        raise Unsuited("codes that are not constant, or that maps also read")
     if {binding.types[n].dtype for n in (d.x.tensor, d.scale.tensor)} - {*FLOATS} or main.dtype not in FLOATS:
         raise Unsuited("neither float32 nor float16")
     if main.reduce[0].extent % RUN or (d.block % RUN and d.block < main.reduce[0].extent):
-        raise Unsuited("a sum or a block that is no fours")
+        raise Unsuited("a sum or a block whose length is not a multiple of 4")
     column = next(i for i, a in enumerate(main.axes) if a.name == d.column)
     rows = tuple(i for i in range(len(main.axes)) if i != column)
     return MatVec(operator, main, d.codes, d.x, (column,), rows)
@@ -117,7 +117,7 @@ class CodesKernel(GemvKernel):
             raise Unsuited(f"{threads} threads for strips of {self.strips.sizes}")
         joined = self.joined(m.vectors)
         if joined is None or joined[2] != 1:
-            raise Unsuited("vectors that are not one run of products")
+            raise Unsuited("vectors that are not contiguous along the sum")
         kind = binding.types[m.matrix.tensor].dtype
         made, d = packing_of(m, kind), decoded_product(m)
         line = made.size // m.main.axes[m.many[0]].extent
@@ -156,7 +156,7 @@ class CodesKernel(GemvKernel):
         d = decoded_product(self.m)
         found = [d.scale] + ([d.zero] if d.zero is not None else [])
         if any(self.binding.storages[ld.tensor].strides[1] != 1 for ld in found):
-            raise Unsuited("scales that do not lie block by block")
+            raise Unsuited("scales that are not stored block by block")
         return found
 
     # --- sums -----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
     if result.depth < LEAST_DEPTH or _has_sliding_index(roles):
         raise Unsuited("no long sum")
     if steps_of(result.vectors, binding.storages[result.vectors.tensor].strides) is None:
-        raise Unsuited("padded or no affine vectors")
+        raise Unsuited("padded or non-affine vectors")
     return replace(result, across=lies_across(result.matrix, result.main, result.many[-1], binding))
 
 
@@ -130,7 +130,7 @@ class GemvKernel:
         self.packing, self.matrix = self._matrix_operand()
         self.vectors = self.joined(m.vectors)
         if self.vectors is None:
-            raise Unsuited("vectors that are not one run of products")
+            raise Unsuited("vectors that are not contiguous along the sum")
         packed = {m.matrix.tensor: self.packing} if self.packing else {}
         self.frame = Frame(m.operator, binding, {c.name: c for c in m.operator.computes[1:]}, threads, packed)
         self.block = self.frame.block
@@ -154,7 +154,7 @@ class GemvKernel:
         load, joined = self.m.matrix, self.joined(self.m.matrix)
         if self.m.across:
             if joined is None or self.strips.sizes[self.m.many[-1]] != VECTOR:
-                raise Unsuited("products that are no one run, or loads of another number of results")
+                raise Unsuited("products that are not contiguous, or loads of another number of results")
             return None, joined
         if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self.wide(load, joined)):
             return None, joined

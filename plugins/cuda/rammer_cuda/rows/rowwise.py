@@ -98,7 +98,7 @@ class _Rowwise:
             if self.s.blocks > 1:  # a block's shared memory must outlive its readers
                 self.frame.line("rm_cluster_meet();")
         except KeyError as problem:
-            raise Unsuited(f"{problem} is read at another place than its row") from problem
+            raise Unsuited(f"{problem} is read at a position other than its row") from problem
         return self.frame.kernel("r_")
 
     # --- places ---------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ class _Rowwise:
         """Define the end of a run's rows before the bound, if equal for all reductions; return its name or "". Stores of whole
         rows end there, too, with ``fills`` past it."""
         form, operator = self.form, self.form.operator
-        ends = {(s.compute, s.axis): s.extent for s in operator.stops}
+        ends = {(s.compute, s.axis): s.extent for s in operator.reduce_bounds}
         firsts = [(c, next((r.name for r in c.reduce if r.extent > 1), "")) for c in form.reductions]
         extents = {ends.get((c.name, first)) for c, first in firsts}
         if len(extents) != 1 or None in extents:
             return ""
         if form.whole(operator.anchor.name):
             axis = operator.anchor.axes[form.element_of.index(0)].name
-            found = [e for e in operator.endings if e.axis == axis and e.extent in extents and not e.below]
+            found = [e for e in operator.skips if e.axis == axis and e.extent in extents and not e.before]
             if not found:
                 return ""
             self.fills = dict(zip(operator.outputs, found[0].fills, strict=True))
@@ -288,6 +288,6 @@ class _Rowwise:
 _ROWS: Final = Forms(rows_of, enumerate_tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())
 ROWWISE: Final = replace(
     _ROWS.family("rowwise", size_keys("lanes", "vector", "blocks", "side")),
-    beside=True,
+    packable=True,
     spread=lambda o: dict(o.config).get("blocks", 1),
 )

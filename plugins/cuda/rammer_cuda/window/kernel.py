@@ -73,7 +73,7 @@ def window_of(operator: ROperator, binding: Binding) -> Window:
     known = {main.name}
     for c in after:
         if c.reduce or c.shape != main.shape or any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
-            raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
+            raise Unsuited(f"{c.name} is not a map over the shape of {main.name}")
         known.add(c.name)
     sliding = [d for d, a in enumerate(main.axes) if a.extent > 1 and _is_sliding_axis(main, a.name)]
     if not sliding:
@@ -218,4 +218,4 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
 
 
 _WINDOWS: Final = Forms(window_of, _enumerate_tilings, _predict_seconds, lambda w, binding: _Window(w, binding).kernel())
-WINDOW: Final = replace(_WINDOWS.family("window", size_keys("high", "wide")), beside=True)
+WINDOW: Final = replace(_WINDOWS.family("window", size_keys("high", "wide")), packable=True)

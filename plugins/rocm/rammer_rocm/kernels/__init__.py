@@ -33,7 +33,7 @@ def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family,
         make_channels_family(device),
         generic_tiles(device),
     )
-    return tuple(f for f in made if f.needs(device) and f.name not in without)
+    return tuple(f for f in made if f.supported_by(device) and f.name not in without)
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:

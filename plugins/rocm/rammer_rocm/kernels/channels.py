@@ -83,7 +83,7 @@ def channels_form(operator: ROperator, binding: Binding) -> ChannelsForm:
     lanes = [s for s in window.slides if s.axis and s.stride == 1 and s.outputs > 1 and not s.tap and s.step == 1]
     sliding = sorted((s for s in window.slides if s.tap), key=lambda s: -s.stride)
     if len(lanes) != 1 or not 1 <= len(sliding) <= 2 or lanes[0].first or lanes[0].staged != lanes[0].extent:
-        raise Unsuited("no image with channels last")
+        raise Unsuited("the image is not stored channels last")
     neutral = -math.inf if window.main.combiner == "max" else 0.0
     if window.x.fill not in (None, neutral):
         raise Unsuited("padding that counts")
@@ -145,7 +145,11 @@ def make_channels_family(device: VDevice) -> Family:
     forms = Forms(
         channels_form, _enumerate_tilings, _predict_seconds, lambda form, binding: _Channels(form, device.vector).function()
     )
-    return replace(forms.family("channels", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
+    return replace(
+        forms.family("channels", CONFIGS),
+        supported_by=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16),
+        max_candidates=4,
+    )
 
 
 class _Channels(WindowText):

@@ -118,7 +118,7 @@ def make_panel_families(device: VDevice) -> tuple[Family, ...]:
     register_tile = {key: CONFIGS[key] for key in ("mr", "nv")}
     coded = codes_family(register_tile, device.vector)
     made = (floats.family("panel", CONFIGS | CHUNKS), bytes_.family("dots", CONFIGS), coded)
-    return tuple(replace(family, needs=lambda unit: unit.threads == 1, product=True) for family in made)
+    return tuple(replace(family, supported_by=lambda unit: unit.threads == 1, product=True) for family in made)
 
 
 def panel_form(operator: ROperator, binding: Binding) -> PanelForm:

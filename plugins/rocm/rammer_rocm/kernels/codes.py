@@ -94,7 +94,7 @@ def check_codes(operator: ROperator, binding: Binding) -> Compute:
         raise Unsuited("no product with codes")
     weights = {ld.tensor for ld in main.loads[1:]}
     if not weights <= set(binding.constants) or product.x.tensor in binding.constants:
-        raise Unsuited("codes that are no constants, or constant rows")
+        raise Unsuited("codes that are not constant, or constant rows")
     kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if n not in weights}
     kinds.add(binding.types[product.scale.tensor].dtype)
     if not kinds <= STORED.keys():

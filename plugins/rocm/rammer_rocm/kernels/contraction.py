@@ -230,7 +230,7 @@ def store_access(compute: Compute, binding: Binding) -> Access:
 def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
     """Return the dynamic extents of the contraction's axes, by axis name."""
     names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))
-    return {names[e.axis]: e.extent for e in operator.endings if not e.below}
+    return {names[e.axis]: e.extent for e in operator.skips if not e.before}
 
 
 def has_contiguous_columns(steps: Access, p: PanelProduct) -> bool:

@@ -172,7 +172,7 @@ class Dots(Panel):
             return PanelOperand(name, {r: s * self.mr for r, s in self.flat.items()}, packed=True)
         steps = load_access(p.a, self.binding)
         if load_access(self.quads.a, self.binding).step(self.quads.axis) != 1:
-            raise Unsuited("the bytes of a row do not lie side by side")
+            raise Unsuited("the bytes of a row are not contiguous")
         self.text.line(f"__global const uchar *A = (__global const uchar *){self.pointer(p.a.tensor)} + ({self.address(steps)});")
         row = steps.step(p.row) if p.row else 0
         return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=row, dtype="uint8")

@@ -77,7 +77,7 @@ def generic_tiles(device: VDevice) -> Family:
         generic_choices,
         generic_seconds,
         lambda operator, binding: write_generic_task(operator, binding, dialect_of(device)),
-        most=GENERIC_TILES,
-        last=True,
+        max_candidates=GENERIC_TILES,
+        is_fallback=True,
         times=generic_times,
     )

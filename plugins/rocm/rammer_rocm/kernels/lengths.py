@@ -25,7 +25,7 @@ def ends_of(p: PanelProduct, pointer: Callable[[str], str]) -> dict[str, str]:
 def stops_of(p: PanelProduct, known: Collection[str], pointer: Callable[[str], str]) -> dict[str, str]:
     """Return the ends of the sum by axis, except for axes in ``known``. Products of bytes have no dynamic ends: they sum up to
     the bound."""
-    stops = [s for s in p.operator.stops if s.compute == p.main.name and p.quads is None and p.extent[s.axis] > 1]
+    stops = [s for s in p.operator.reduce_bounds if s.compute == p.main.name and p.quads is None and p.extent[s.axis] > 1]
     ends = {s.axis: extent_text(s.extent, pointer) for s in stops if s.axis not in known}
     return {axis: f"(int)min(max({text}, 0l), {p.extent[axis]}l)" for axis, text in ends.items()}
 

@@ -73,7 +73,7 @@ OUTER: Final = (4, 20)
 def is_plain(operator: ROperator) -> bool:
     """Return True if an operator consists of maps and reductions only. For ranged operators the core predicts the time of tiles
     length by length."""
-    return not operator.endings and all(c.kind in ("map", "reduction") for c in operator.computes)
+    return not operator.skips and all(c.kind in ("map", "reduction") for c in operator.computes)
 
 
 def task_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:

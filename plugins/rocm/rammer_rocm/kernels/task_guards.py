@@ -17,7 +17,7 @@ from rammer_rocm.kernels.task import TaskFunction
 
 def ended(operator: ROperator, function: TaskFunction, binding: Binding, dialect: CTarget) -> TaskFunction:
     """Return ``function`` guarded by a test of the operator's dynamic end, or unchanged if the operator has no endings."""
-    if not operator.endings:
+    if not operator.skips:
         return function
     lengths = {n: f"n{k}" for k, n in enumerate(operator.lengths)}
     pointers = {a.tensor: f"p{k}" for k, a in enumerate(function.arguments) if a.written}

@@ -83,7 +83,7 @@ class PanelWindow:
 def window_of(p: PanelProduct) -> PanelWindow:
     """Return the window that slides over the columns of ``p``. Raises Unsuited if it has strides or more than two axes."""
     if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
-        raise Unsuited("columns are no whole rows")
+        raise Unsuited("columns are not whole rows")
     taps, spans = dict[str, tuple[str, int]](), dict.fromkeys(p.columns, 0)
     tile, window = {c: p.tile[c] for c in p.columns}, {r.name: r.extent for r in p.main.reduce}
     places = (0,) * len(p.b.indices)

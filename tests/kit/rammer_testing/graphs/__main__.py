@@ -1,4 +1,4 @@
-"""``python -m rammer_testing.graphs``: run a campaign, or one kept case again."""
+"""``python -m rammer_testing.graphs``: run a campaign, or rerun one saved case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer_testing.worker_pool import check_tried
 
 
 def main() -> int:
-    """Exit code 1 where something differs."""
+    """Run the command line; the exit code is 1 if results differ."""
     args = _arguments()
     options = tuple(tuple(o.partition("=")[::2]) for o in args.option)
     setting = Setting(args.device, args.policy, args.layout, args.precision, options, args.form)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _again(path: Path, setting: Setting, plugins: tuple[str, ...]) -> int:
-    """One case of a file, or all of a campaign's."""
+    """Rerun the case of a file, or all cases of a campaign."""
     judge = Judge(registry_of(plugins))
     texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     good = True

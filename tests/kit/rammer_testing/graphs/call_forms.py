@@ -1,8 +1,7 @@
-"""Call forms: the ways in which a random graph is compiled and called, all with the results of a plain run.
+"""Call forms: ways to compile and call a random graph, all with the results of a plain run.
 
-A form changes the model (control flow around it, contrib operators in it, an open extent) or the call (bound arrays), so the
-oracle of the graph as it was drawn judges every form.
-"""
+A form changes the model (control flow around it, contrib operators in it, a dynamic extent) or the call (bound arrays). The
+oracle of the original graph judges every form."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from rammer.runtime.executable import Executable
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Inputs: TypeAlias = "Mapping[str, Array]"
-#: Makes an executable of a model, with ranges of its open extents.
+#: A function that compiles a model with ranges of its dynamic extents.
 Compiler: TypeAlias = "Callable[[ModelProto, dict[str, tuple[int, int]]], Executable]"
 CONTRIB: Final = "com.microsoft"
-#: Standard operators that ONNX Runtime's contrib domain repeats, with the attributes that both have.
+#: Standard operators that are duplicated in ONNX Runtime's contrib domain, with the attributes that both have.
 REPEATED: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "MatMul": ("FusedMatMul", frozenset()),
     "Gemm": ("FusedGemm", frozenset(("alpha", "beta", "transA", "transB"))),
@@ -29,19 +28,19 @@ REPEATED: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "Trilu": ("Trilu", frozenset(("upper",))),
     "Gelu": ("Gelu", frozenset()),
 }
-#: Ending of the outputs' names of a node with subgraphs.
+#: Suffix of the output names of a node with subgraphs.
 CHOSEN: Final = "_chosen"
 #: Iterations of the loop of form ``loop``.
 ITERATIONS: Final = 2
 
 
 def run_plain(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Run once."""
+    """Run the compiled model once."""
     return _run(compile_model(model, {}), inputs)
 
 
 def run_bound(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Bind arrays of other values, run, write the inputs, and run again."""
+    """Bind arrays with other values, run, write the inputs, and run again."""
     exe = compile_model(model, {})
     try:
         bound = exe.bind({n: np.flip(a).copy() if a.dtype.kind == "f" else a.copy() for n, a in inputs.items()})
@@ -57,10 +56,8 @@ def run_bound(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dic
 
 
 def run_ranged(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Open the first extent of the first input, and all first extents that equal it; run at the extent that was drawn.
-
-    BadInput where no one program serves the range, as for a graph that fixes the extent.
-    """
+    """Make the first extent of the first input dynamic, with all equal first extents, and run at the drawn extent. Raises
+    BadInput if no single program serves the range, as for a graph that fixes the extent."""
     ranged = ModelProto()
     ranged.CopyFrom(model)
     extents = {p.name: p.type.tensor_type.shape.dim for p in ranged.graph.input}
@@ -74,7 +71,7 @@ def run_ranged(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> di
 
 
 def run_branch(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Run the graph as one branch of an If, whose other branch negates the float results."""
+    """Run the graph as one branch of an If; the second branch negates the float results."""
     taken = len(inputs) % 2 == 0
     floats = {v.name for v in _outputs(model) if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     same, negated = _branch(model.graph), _branch(model.graph, floats)
@@ -86,7 +83,7 @@ def run_branch(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> di
 
 
 def run_loop(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Run the graph as a Loop's body, and return its last iteration. ValueError if the iterations differ."""
+    """Run the graph as the body of a Loop and return the last iteration. Raises ValueError if the iterations differ."""
     body = _branch(model.graph)
     body.input.append(helper.make_tensor_value_info("iteration", TensorProto.INT64, []))
     body.input.append(helper.make_tensor_value_info("continues", TensorProto.BOOL, []))
@@ -108,7 +105,7 @@ def run_loop(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict
 
 
 def run_contrib(compile_model: Compiler, model: ModelProto, inputs: Inputs) -> dict[str, Array]:
-    """Replace standard operators by their repetitions in com.microsoft, then run."""
+    """Replace standard operators by their com.microsoft duplicates, then run."""
     changed = ModelProto()
     changed.CopyFrom(model)
     for node in changed.graph.node:
@@ -139,7 +136,7 @@ def _run(exe: Executable, inputs: Inputs) -> dict[str, Array]:
 
 
 def _outputs(model: ModelProto) -> list[ValueInfoProto]:
-    """Return the outputs with inferred types, or without where ONNX's inference fails, as for some sparse initializers."""
+    """Return the outputs with inferred types. The types are absent if ONNX's inference fails, as for some sparse initializers."""
     try:
         return list(infer_shapes(model).graph.output)
     except InferenceError:
@@ -147,7 +144,7 @@ def _outputs(model: ModelProto) -> list[ValueInfoProto]:
 
 
 def _branch(graph: GraphProto, negated: Container[str] = ()) -> GraphProto:
-    """The nodes of ``graph`` as a subgraph that reads its inputs and initializers from outside."""
+    """Return the nodes of ``graph`` as a subgraph that captures its inputs and initializers from outside."""
     branch = GraphProto(name="branch")
     branch.node.extend(graph.node)
     for value in graph.output:
@@ -158,7 +155,7 @@ def _branch(graph: GraphProto, negated: Container[str] = ()) -> GraphProto:
 
 
 def _around(model: ModelProto, node: NodeProto, name: str, element_type: int) -> ModelProto:
-    """``model`` with ``node`` in place of its nodes, and a scalar input ``name`` more."""
+    """Return ``model`` with ``node`` in place of its nodes, and an additional scalar input ``name``."""
     outer = ModelProto()
     outer.CopyFrom(model)
     del outer.graph.node[:]

@@ -1,4 +1,4 @@
-"""Campaigns: many graphs on one device in several processes, faults shrunk and grouped, and a table of what was covered."""
+"""Campaigns: many graphs on one device in several processes, shrinking and grouping of faults, and a coverage table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rammer_testing.graphs.invalidate import spoiled
 from rammer_testing.graphs.judge import Judge, Setting, Verdict, normalised, registry_of
 from rammer_testing.graphs.shrink import Shrinker
 
-#: What is alike in two faults that are most likely one: the outcome, and its place or the operators around it.
+#: Properties that two faults of one cause share: the outcome, and its site or the operators around it.
 Key: TypeAlias = tuple[str, str]
-#: What ``*`` stands for: each graph draws one.
+#: Values that ``*`` selects from, one per graph.
 CHOICES: Final = {
     "policy": ("wavefront", "wavefront", "wavefront", "sequential", "greedy", "ios", "auto"),
     "layout": ("keep", "keep", "keep", "nhwc", "auto"),
@@ -29,15 +29,15 @@ CHOICES: Final = {
 }
 
 
-#: Most nodes of a graph whose schedule is searched for: that takes longer than anything else.
+#: Most nodes of a graph with schedule search, which is the slowest step.
 SEARCHED: Final = 8
-#: Reasons for refusing that the table lists.
+#: Refusal reasons that the table lists.
 SHOWN: Final = 25
 
 
 @dataclass(frozen=True)
 class CampaignPlan:
-    """Which graphs run, and how. ``*`` in the setting draws one of ``CHOICES``."""
+    """The graphs of a campaign and their settings. A ``*`` in the setting draws one of ``CHOICES``."""
 
     setting: Setting
     seed: int
@@ -53,7 +53,7 @@ class CampaignPlan:
     plugins: tuple[str, ...] = ()
     opset: int = 0
     longest: int = LONGEST
-    #: The clock (``time.monotonic``) after which no graph is begun; made from ``seconds``.
+    #: Deadline (``time.monotonic``) for starting a graph; computed from ``seconds``.
     end: float = 0.0
 
     def __post_init__(self) -> None:
@@ -61,13 +61,13 @@ class CampaignPlan:
             object.__setattr__(self, "end", time.monotonic() + self.seconds)
 
     def starts(self) -> range:
-        """The first graph of every batch."""
+        """Return the first graph of every batch."""
         return range(self.first, self.first + self.graphs, self.batch)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A case, shrunk or as yet as it was drawn; ``whole`` and ``drawn`` are the graph and the setting it came from."""
+    """A faulty case, shrunk or as drawn. ``whole`` and ``drawn`` are the original graph and setting."""
 
     index: int
     case: GraphCase
@@ -78,20 +78,20 @@ class Fault:
 
     @property
     def key(self) -> Key:
-        """What is alike in graphs that are most likely one fault, before they are shrunk: the first of them is enough."""
+        """The properties shared by graphs that most likely have one fault, before shrinking. Only the first is shrunk."""
         kind, site = self.verdict.key
         return kind, site or "+".join(sorted({c.op for c in self.whole.plain().nodes if c.op != "Constant"}))
 
     @property
     def signature(self) -> str:
-        """One line by which equal faults are grouped."""
+        """A line that groups equal faults."""
         ops = "+".join(sorted({c.op for c in self.case.plain().nodes if c.op != "Constant"}))
         return f"{self.verdict.kind} | {ops} | {self.verdict.site}" if self.verdict.site else f"{self.verdict.kind} | {ops}"
 
 
 @dataclass
 class CampaignTally:
-    """What a campaign did."""
+    """The counts and faults of a campaign."""
 
     graphs: int = 0
     nodes: int = 0
@@ -108,7 +108,7 @@ class CampaignTally:
     raw: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, other: CampaignTally) -> None:
-        """Count another process's work."""
+        """Add the counts of another process."""
         self.graphs, self.nodes = self.graphs + other.graphs, self.nodes + other.nodes
         self.invalid, self.told = self.invalid + other.invalid, self.told + other.told
         for mine, theirs in (
@@ -126,11 +126,11 @@ class CampaignTally:
 
     @property
     def differences(self) -> int:
-        """Graphs that went wrong, those that took a process with them among them."""
+        """The number of graphs with faults, including those that ended a process."""
         return sum(self.raw.values()) + len(self.lost)
 
     def text(self) -> str:
-        """The final table."""
+        """Return the final table as text."""
         count = max(self.graphs, 1)
         lines = [
             f"graphs {self.graphs}, nodes {self.nodes}, draws that the checker refused {self.invalid}, "
@@ -156,15 +156,15 @@ class CampaignTally:
 
 
 class CampaignSearch:
-    """One process's part of a campaign: judges graphs, and hands on what it finds as it finds it."""
+    """The part of a campaign in one process: it judges graphs and reports faults immediately."""
 
     def __init__(self, plan: CampaignPlan) -> None:
         self.plan = plan
         self.judge = Judge(registry_of(plan.plugins), plan.voices)
-        self.judge.backend(drawn(plan.setting, plan.seed, 0))  # no device is no campaign
+        self.judge.backend(drawn(plan.setting, plan.seed, 0))  # an unavailable device ends the campaign here
 
     def batch(self, start: int, known: set[Key]) -> Iterator[CampaignTally]:
-        """The verdicts on one batch; then its faults, shrunk where none like them is ``known``, each by itself."""
+        """Yield the verdicts on one batch, then its shrunk faults one by one. Faults with a key in ``known`` are not shrunk."""
         tally, plan = CampaignTally(), self.plan
         for index, case, setting, verdict in _judged(self.judge, plan, _drawn_batch(plan, start, tally)):
             _count(tally, index, case, setting, verdict)
@@ -178,18 +178,18 @@ class CampaignSearch:
             known.add(fault.key)
 
     def _shrunk(self, fault: Fault) -> Fault:
-        # What is being asked when the time is up must still come to its end.
+        # A step in progress at the deadline must still finish.
         seconds = min(self.plan.shrink, max(self.plan.end - time.monotonic(), 0.5))
         shrinker = Shrinker(self.judge, seconds, not self.plan.spoiled)
         try:
             small, simple, found = shrinker(fault.case, fault.setting, fault.verdict)
-        except Exception:  # a case on the way that shrinking cannot handle must not cost the fault
+        except Exception:  # an intermediate case that shrinking cannot handle must not lose the fault
             return fault
         return replace(fault, case=small, setting=simple, verdict=found)
 
 
 def _drawn_batch(plan: CampaignPlan, start: int, tally: CampaignTally) -> list[tuple[int, GraphCase]]:
-    """The graphs from ``start`` on that run together: of one opset where they are several."""
+    """Return the graphs from ``start`` on that run together. Batches of several graphs share one opset."""
     opset = plan.opset
     if plan.batch > 1 and not opset:
         opset = int(np.random.default_rng([plan.seed, start, 1]).integers(7, 27))
@@ -206,7 +206,7 @@ def _drawn_batch(plan: CampaignPlan, start: int, tally: CampaignTally) -> list[t
 def _judged(
     judge: Judge, plan: CampaignPlan, batch: Sequence[tuple[int, GraphCase]]
 ) -> Iterator[tuple[int, GraphCase, Setting, Verdict]]:
-    """Verdicts on the graphs of a batch: of all at once, or where that is no plain "ok", of each on its own."""
+    """Yield verdicts on the graphs of a batch: of all together, or of each separately if the batch is not "ok"."""
     if not batch:
         return
     if plan.spoiled:
@@ -225,7 +225,7 @@ def _judged(
 
 
 def _outlying(case: GraphCase, setting: Setting, seed: int, index: int) -> GraphCase:
-    """Return ``case``, half of the time with channels of up to 10,000 in its float32 inputs where float16 must hold them."""
+    """Return ``case``; half of the time with channels of up to 10,000 in float32 inputs that float16 must hold."""
     rng = np.random.default_rng([seed, index, 4])
     if setting.precision != "float16" or rng.random() < 0.5:
         return case
@@ -236,7 +236,7 @@ def _outlying(case: GraphCase, setting: Setting, seed: int, index: int) -> Graph
 def _refused(
     judge: Judge, plan: CampaignPlan, batch: Sequence[tuple[int, GraphCase]]
 ) -> Iterator[tuple[int, GraphCase, Setting, Verdict]]:
-    """Verdicts on models with one thing wrong: to run them is the fault."""
+    """Yield verdicts on models with one error; running the model is the fault."""
     for index, case in batch:
         made = spoiled(case, np.random.default_rng([plan.seed, index, 3]))
         if made is not None:
@@ -248,7 +248,7 @@ def _refused(
 
 
 def drawn(setting: Setting, seed: int, index: int, nodes: int = 0) -> Setting:
-    """The setting with one of the choices for each ``*``; searching for schedules is for graphs of few nodes."""
+    """Return the setting with a random choice for each ``*``. Schedule search is drawn for graphs of few nodes only."""
     rng = np.random.default_rng([seed, index, 2])
     chosen: dict[str, Any] = {}
     for name, options in CHOICES.items():

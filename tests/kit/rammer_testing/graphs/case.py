@@ -1,4 +1,4 @@
-"""A graph case: a small ONNX model as plain data, with values for its inputs; a JSON text that reads back."""
+"""Graph cases: small ONNX models as plain data with input values, and their JSON form."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rammer.frontend.read.model_checks import all_graphs
 from rammer.frontend.read.onnx_inference_guards import declare_types
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Opset of the functions that a case defines itself.
+#: Domain of the local functions of a case.
 LOCAL: Final = "local"
-#: Float operands, by position, that an operator wants known.
+#: Float operands, by position, that an operator needs as constants.
 STEERING: Final[Mapping[str, tuple[int, ...]]] = {
     "Resize": (1, 2, 3),
     "Upsample": (1,),
@@ -44,7 +44,7 @@ STEERING: Final[Mapping[str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """One node. Attributes are Python values: numbers, strings, lists of these, arrays."""
+    """A node. Attributes are Python values: numbers, strings, lists of these, arrays."""
 
     op: str
     inputs: tuple[str, ...]
@@ -53,7 +53,7 @@ class Call:
     domain: str = ""
 
     def proto(self, name: str = "") -> NodeProto:
-        """The node."""
+        """Return the node as a NodeProto."""
         node = NodeProto(op_type=self.op, domain=self.domain, name=name)
         node.input.extend(self.inputs)
         node.output.extend(self.outputs)
@@ -67,15 +67,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Function:
-    """A local function of one node: its attributes are the node's, of which ``given`` have defaults and the others are
-    required of the caller."""
+    """A local function of one node. Its attributes are the node's. Attributes in ``given`` have defaults; the caller must pass
+    the others."""
 
     name: str
     body: Call
     given: tuple[str, ...] = ()
 
     def proto(self, opset: int) -> FunctionProto:
-        """The function."""
+        """Return the function as a FunctionProto."""
         result = FunctionProto(name=self.name, domain=LOCAL)
         result.input.extend(n for n in self.body.inputs if n)
         result.output.extend(self.body.outputs)
@@ -94,7 +94,7 @@ class Function:
 
 @dataclass(frozen=True)
 class GraphCase:
-    """A model and the values of its inputs. ``constants`` are initializers; those in ``sparse`` are stored sparse."""
+    """A model and its input values. ``constants`` are initializers; those in ``sparse`` are stored sparse."""
 
     opset: int
     inputs: Mapping[str, Array]
@@ -114,11 +114,11 @@ class GraphCase:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Every value that a node reads."""
+        """All value names that a node reads."""
         return frozenset(n for call in self.nodes for n in call.inputs if n)
 
     def model(self) -> ModelProto:
-        """The model as a user's file would have it: local functions, sparse initializers, types at its ends only."""
+        """Return the model as in a user's file: local functions, sparse initializers, types of inputs and outputs only."""
         dense = [numpy_helper.from_array(a, n) for n, a in self.constants.items() if n not in self.sparse]
         graph = helper.make_graph(
             [c.proto(f"n{i}") for i, c in enumerate(self.nodes)],
@@ -139,13 +139,13 @@ class GraphCase:
         return model
 
     def plain(self) -> GraphCase:
-        """The same without functions and sparse storage."""
+        """Return the case without functions and sparse storage."""
         known = {f.name: f for f in self.functions}
         nodes = tuple(_inlined(c, known[c.op]) if c.domain == LOCAL else c for c in self.nodes)
         return replace(self, nodes=nodes, functions=(), sparse=frozenset())
 
     def unfolded(self) -> GraphCase:
-        """The same with floats that are data as inputs: nothing can be folded, and no fault of folding is shared."""
+        """Return the case with float data as inputs, so that nothing is folded and the oracle shares no folding faults."""
         plain = self.plain()
         steering = {n for c in plain.nodes for i, n in enumerate(c.inputs) if c.op in STEERING and i in STEERING[c.op]}
         given = {n: a for n, a in plain.constants.items() if a.dtype.kind == "f" and a.size and n not in steering}
@@ -160,26 +160,26 @@ class GraphCase:
         return replace(plain, inputs={**plain.inputs, **given}, constants=constants, nodes=tuple(nodes))
 
     def typed(self) -> ModelProto:
-        """The plain model with inferred types, checked strictly by ONNX: its exception is the verdict."""
+        """Return the plain model with inferred types, checked strictly by ONNX. The checker's exception is the verdict."""
         made = {*self.inputs, *self.constants, *(o for c in self.nodes for o in c.outputs)}
-        if self.reads - made:  # ONNX's inference asks for the type of some operands, and ends the process where they have none
+        if self.reads - made:  # ONNX's inference reads the type of some operands and ends the process if it is absent
             raise ValueError(f"nothing computes {', '.join(sorted(self.reads - made))}")
         inferred = self.inferred(check_type=True, strict_mode=True)
         onnx.checker.check_model(inferred, full_check=True)
         return inferred
 
     def inferred(self, **strictness: bool) -> ModelProto:
-        """The plain model with what ONNX infers of its values. Raises what its C++ throws."""
+        """Return the plain model with the types that ONNX infers. Raises the exceptions of ONNX's C++ code."""
         model = self.plain().model()
         declare_types(all_graphs(model))
         return shape_inference.infer_shapes(model, data_prop=True, **strictness)
 
     def text(self, **extra: Any) -> str:
-        """JSON; ``extra`` entries (settings, a signature) are kept beside the model."""
+        """Return the JSON text; ``extra`` entries (settings, a signature) are stored with the model."""
         return _lines(self.data(**extra))
 
     def data(self, **extra: Any) -> dict[str, Any]:
-        """The same as what JSON has."""
+        """Return the case as JSON data."""
         return {
             **extra,
             "opset": self.opset,
@@ -194,7 +194,7 @@ class GraphCase:
 
     @staticmethod
     def parse(text: str) -> tuple[GraphCase, dict[str, Any]]:
-        """Inverse of ``text``: the case, and the extra entries."""
+        """Parse the result of ``text`` into the case and the extra entries."""
         data = json.loads(text)
         functions = tuple(Function(f["name"], _parsed(f["body"]), tuple(f["given"])) for f in data.pop("functions"))
         case = GraphCase(
@@ -211,18 +211,18 @@ class GraphCase:
 
     @staticmethod
     def load(path: Path) -> tuple[GraphCase, dict[str, Any]]:
-        """``parse`` of a file."""
+        """Read a file with ``parse``."""
         return GraphCase.parse(path.read_text())
 
 
 def ir_version(opset: int, functions: bool = False) -> int:
-    """The oldest IR version that suits: new enough for the opset, functions and scalars."""
+    """Return the oldest IR version that supports the opset, functions and scalars."""
     known = {v[2]: v[1] for v in helper.VERSION_TABLE if v[2] <= onnx_opset_version()}
     return max(int(known.get(opset, 10)), 8 if functions else 4)
 
 
 def _inlined(call: Call, function: Function) -> Call:
-    """What a call of a local function means."""
+    """Return the node equivalent to a call of a local function."""
     return Call(function.body.op, call.inputs, call.outputs, {**function.body.attributes, **call.attributes})
 
 
@@ -291,7 +291,7 @@ def _parsed(data: Mapping[str, Any]) -> Call:
 
 
 def _lines(data: Mapping[str, Any]) -> str:
-    """JSON with one line for each entry, and for each entry of lists and tables below it."""
+    """Format JSON with one line per entry, and per entry of nested lists and tables."""
     parts = []
     for key, value in data.items():
         if isinstance(value, dict) and value:

@@ -1,8 +1,7 @@
-"""What a description of an operator draws from: values made so far, fresh inputs and constants, ranges, sizes, types.
+"""The drawing context of operator descriptions: earlier values, fresh inputs and constants, ranges, sizes, types.
 
-Every node is typed by ONNX's own inference when it is added, and computed by ``onnx.reference`` where that can: the
-result only steers the drawing (which values are small enough for Exp, which are positive), it judges nothing.
-"""
+ONNX's inference types every node when it is added, and ``onnx.reference`` computes it if it can. The result only steers the
+drawing (values that are small enough for Exp, positive values); it judges nothing."""
 
 from __future__ import annotations
 
@@ -26,21 +25,21 @@ SIGNED: Final = ("int32", "int64", "int8", "int16")
 UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS: Final = (*SIGNED, *UNSIGNED)
 NUMBERS: Final = (*FLOATS, *INTEGERS)
-#: Names that ONNX spells otherwise than NumPy.
+#: ONNX type names that differ from NumPy's.
 _SPELLED: Final = {"float": "float32", "double": "float64"}
-#: How often an element type is drawn.
+#: Relative frequency of each element type.
 WEIGHT: Final = {"float32": 24, "float16": 4, "float64": 3, "int64": 4, "int32": 4, "bool": 3, "uint8": 2, "int8": 2}
-#: Most elements of a tensor, and of all that one node reads and makes.
+#: Most elements of a tensor, and of all operands and results of one node.
 MOST: Final = 4096
 
 
 class Reject(Exception):
-    """This operator cannot be added here: nothing fits, or ONNX does not accept it."""
+    """An operator that cannot be added here: no value fits, or ONNX rejects it."""
 
 
 @dataclass(frozen=True)
 class DrawnValue:
-    """A value of the graph: its type, whether it is known before the run, and its elements where they could be computed."""
+    """A value of the graph: its type, a flag for constants, and its elements if they could be computed."""
 
     name: str
     dtype: str
@@ -50,16 +49,16 @@ class DrawnValue:
 
     @property
     def rank(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def within(self, low: float, high: float) -> bool:
-        """Whether every element is known to be in [low, high]."""
+        """Return True if all elements are computed and in [low, high]."""
         if self.array is None:
             return False
         return self.array.size == 0 or bool((self.array >= low).all() and (self.array <= high).all())
@@ -67,8 +66,8 @@ class DrawnValue:
 
 @dataclass
 class Draw:
-    """A graph in the making. ``empty`` is how often a drawn extent is 0, ``prime`` how often one of 7 to 31, ``wild`` whether
-    inputs hold NaN and infinities, ``level`` whether all element types are as frequent, ``renew`` how often an operand is new."""
+    """A graph under construction. ``empty`` is the frequency of extents of 0, ``prime`` that of primes from 7 to 31, ``renew``
+    that of fresh operands. ``wild`` permits NaN and infinities in inputs. ``level`` draws all element types equally often."""
 
     rng: np.random.Generator
     opset: int
@@ -88,23 +87,23 @@ class Draw:
     # Chance -----------------------------------------------------------------------------------------------------
 
     def chance(self, share: float) -> bool:
-        """True for this share of calls."""
+        """Return True for this share of calls."""
         return bool(self.rng.random() < share)
 
     def integer(self, low: int, high: int) -> int:
-        """Uniform in low..high, both included."""
+        """Return a uniform integer in low..high, both included."""
         return int(self.rng.integers(low, high + 1))
 
     def real(self, low: float, high: float) -> float:
-        """A short decimal number in [low, high], exact in float32 after rounding to 1/64."""
+        """Return a short decimal number in [low, high], exact in float32 after rounding to 1/64."""
         return round(float(self.rng.uniform(low, high)) * 64) / 64
 
     def one(self, options: Sequence[T]) -> T:
-        """One of them."""
+        """Return a random element of ``options``."""
         return options[int(self.rng.integers(len(options)))]
 
     def extent(self) -> int:
-        """A size of an axis: often 1 or small, sometimes odd beyond a vector's width, 0 where the graph has such."""
+        """Return the size of an axis: often 1 or small, sometimes odd beyond a vector's width, 0 if the graph permits it."""
         if self.chance(self.empty):
             return 0
         if self.chance(self.prime):
@@ -115,7 +114,7 @@ class Draw:
         return self.integer(2, 5) if roll < 0.75 else self.integer(2, max(self.largest, 6))
 
     def shape(self, low: int = 0, high: int = 4) -> tuple[int, ...]:
-        """A shape of this many axes with a bounded number of elements."""
+        """Return a shape with a rank in these bounds and a bounded number of elements."""
         rank = self.integer(low, high)
         shape = [self.extent() for _ in range(rank)]
         while np.prod(shape, dtype=np.int64) > MOST // 4:
@@ -125,26 +124,26 @@ class Draw:
     # Schemas ----------------------------------------------------------------------------------------------------
 
     def schema(self, op: str) -> Any:
-        """The operator's schema at this opset; Reject where there is none or it is deprecated."""
+        """Return the operator's schema at this opset. Raises Reject if it is missing or deprecated."""
         found = schema_of(op, self.opset)
         if found is None:
             raise Reject(f"{op} is not in opset {self.opset}")
         return found
 
     def takes(self, op: str, attribute: str) -> bool:
-        """Whether the operator has the attribute at this opset."""
+        """Return True if the operator has the attribute at this opset."""
         return attribute in self.schema(op).attributes
 
     def since(self, op: str) -> int:
-        """The version of the operator at this opset."""
+        """Return the version of the operator at this opset."""
         return int(self.schema(op).since_version)
 
     def types(self, op: str, index: int = 0) -> tuple[str, ...]:
-        """Element types that ONNX allows for an input, as far as we have them."""
+        """Return the supported element types that ONNX allows for an input."""
         return allowed(op, self.opset, index)
 
     def dtype(self, options: Sequence[str]) -> str:
-        """One of them, float32 most often."""
+        """Return a random type of ``options``, float32 most often."""
         if not options:
             raise Reject("no element type fits")
         weights = np.array([1 if self.level else WEIGHT.get(o, 1) for o in options], float)
@@ -159,7 +158,7 @@ class Draw:
         where: Callable[[DrawnValue], bool] | None = None,
         fresh: float | None = None,
     ) -> DrawnValue:
-        """A value of the graph of one of these types, a later one more often, or a fresh one."""
+        """Return a graph value of one of these types, later values more often, or a fresh one."""
         fits = [v for v in self.values if v.dtype in dtypes and rank[0] <= v.rank <= rank[1] and (where is None or where(v))]
         if fits and not self.chance(self.renew if fresh is None else fresh):
             weights = np.arange(1, len(fits) + 1, dtype=float)
@@ -179,7 +178,7 @@ class Draw:
         constant: bool | None = None,
         keep: bool = True,
     ) -> DrawnValue:
-        """A new input or constant with elements in [low, high]."""
+        """Return a new input or constant with elements in [low, high]."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
         made = DrawnValue(f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}", dtype, tuple(shape), known, array)
@@ -212,7 +211,7 @@ class Draw:
         return kept
 
     def elements(self, dtype: str, shape: tuple[int, ...], low: float, high: float) -> Array:
-        """Random elements: normal, uniform, or on a coarse grid, where ties are exact."""
+        """Return random elements: normal, uniform, or on a coarse grid with exact ties."""
         if dtype == "bool":
             return np.asarray(self.rng.random(shape) < 0.5)
         if not is_float(dtype):
@@ -233,7 +232,7 @@ class Draw:
         return values.astype(dtype)
 
     def static(self, values: Sequence[int] | Array, dtype: str = "int64") -> str:
-        """An operand that ONNX wants known (axes, shapes, pads): a constant, sometimes one that must be folded."""
+        """Return an operand that ONNX needs at compile time (axes, shapes, pads): a constant or a foldable expression."""
         array = np.asarray(values, dtype)
         made = DrawnValue(f"s{len(self.nodes)}_{len(self.constants)}_{len(self.inputs)}", dtype, array.shape, True, array)
         if array.ndim == 1 and array.size > 1 and self.chance(0.1):
@@ -244,13 +243,13 @@ class Draw:
         return self.plain(array)
 
     def plain(self, array: Array) -> str:
-        """A constant that is no candidate for other operands."""
+        """Return a constant that is not a candidate for other operands."""
         name = f"s{len(self.constants)}_{len(self.nodes)}"
         self.constants[name] = array
         return name
 
     def bounded(self, value: DrawnValue, low: float, high: float) -> DrawnValue:
-        """``value``, or what some nodes make of it so that its elements lie in [low, high]."""
+        """Return ``value``, or a value computed from it, with elements in [low, high]."""
         if value.within(low, high) or (self.chance(0.03) and is_float(value.dtype)):
             return value
         if not is_float(value.dtype):
@@ -264,13 +263,13 @@ class Draw:
         return made if low == 0 else self.add("Add", [made.name, self.scalar(made.dtype, max(low, -1e3))])
 
     def scalar(self, dtype: str, value: float) -> str:
-        """A constant of no axes."""
+        """Return a scalar constant of rank 0."""
         return self.plain(np.asarray(value, dtype))
 
     # Nodes ------------------------------------------------------------------------------------------------------
 
     def add(self, op: str, inputs: Sequence[str], wanted: Sequence[bool] = (True,), /, **attributes: Any) -> DrawnValue:
-        """Append a node; the value of its first wanted output. Reject where ONNX does not accept it."""
+        """Append a node and return its first wanted output. Raises Reject if ONNX rejects the node."""
         schema = self.schema(op)
         inputs = list(inputs)
         while inputs and not inputs[-1]:
@@ -295,7 +294,7 @@ class Draw:
         return made[0]
 
     def value(self, name: str) -> DrawnValue:
-        """The value of this name; constants that are no candidates for operands included."""
+        """Return the value of this name, including constants that are not candidates for operands."""
         found = next((v for v in reversed(self.values) if v.name == name), None)
         if found is not None:
             return found
@@ -303,7 +302,7 @@ class Draw:
         return DrawnValue(name, str(array.dtype), array.shape, True, array)
 
     def case(self, outputs: Sequence[str], name: str) -> GraphCase:
-        """The graph so far with these outputs."""
+        """Return the current graph with these outputs."""
         given, known = dict(self.inputs), dict(self.constants)
         stored, functions = frozenset(self.sparse), tuple(self.functions)
         return GraphCase(self.opset, given, known, tuple(self.nodes), tuple(outputs), stored, functions, name)
@@ -311,7 +310,7 @@ class Draw:
 
 @lru_cache(8192)
 def schema_of(op: str, opset: int) -> Any:
-    """The schema of an operator of ONNX's own domain at ``opset``, None where it has none or is deprecated."""
+    """Return the schema of an operator of ONNX's default domain at ``opset``; None if missing or deprecated."""
     if not defs.has(op, opset, ""):
         return None
     schema = defs.get_schema(op, opset, "")
@@ -320,7 +319,7 @@ def schema_of(op: str, opset: int) -> Any:
 
 @lru_cache(8192)
 def allowed(op: str, opset: int, index: int = 0) -> tuple[str, ...]:
-    """The element types of input ``index`` (the last one where it is variadic) that ONNX allows and we have."""
+    """Return the supported element types that ONNX allows for input ``index`` (the last input if variadic)."""
     schema = schema_of(op, opset)
     if schema is None or not schema.inputs:
         return ()
@@ -350,7 +349,7 @@ def _inferred(schema: Any, proto: NodeProto, operands: dict[str, DrawnValue], op
     data = {n: numpy_helper.from_array(v.array) for n, v in operands.items() if v.known and v.array is not None and v.size <= 64}
     try:
         found = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", opset)])
-    except Exception as error:  # ONNX raises InferenceError, ValueError or RuntimeError: all of them mean "no"
+    except Exception as error:  # ONNX raises InferenceError, ValueError or RuntimeError: each is a rejection
         raise Reject(str(error)) from error
     if any(not found.get(o, TypeProto()).tensor_type.HasField("shape") for o in proto.output if o):
         found = _by_body(proto, types, opset)
@@ -369,19 +368,19 @@ def _inferred(schema: Any, proto: NodeProto, operands: dict[str, DrawnValue], op
 
 
 def _by_body(proto: NodeProto, types: dict[str, TypeProto], opset: int) -> dict[str, TypeProto]:
-    """Types of an operator that has no inference of its own but a body: inference of a whole model looks into that."""
+    """Return the types of an operator without inference but with a body; whole-model inference reads the body."""
     graph = GraphProto(name="one", node=[proto])
     graph.input.extend(ValueInfoProto(name=n, type=t) for n, t in types.items())
     graph.output.extend(ValueInfoProto(name=n) for n in proto.output if n)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     found = {v.name: v.type for v in shape_inference.infer_shapes(model, data_prop=True).graph.output}
-    if proto.op_type == "GroupNormalization":  # its body depends on the context, which no inference of ONNX's looks into
+    if proto.op_type == "GroupNormalization":  # its body depends on the context, which ONNX's inference does not read
         found[proto.output[0]] = types[proto.input[0]]
     return found
 
 
 def _computed(proto: NodeProto, operands: dict[str, DrawnValue], opset: int) -> dict[str, Array]:
-    """What ``onnx.reference`` makes of it; {} where it cannot."""
+    """Compute the outputs with ``onnx.reference``; {} if it fails."""
     graph = GraphProto(name="one", node=[proto])
     graph.input.extend(ValueInfoProto(name=n) for n in operands)
     names = [o for o in proto.output if o]
@@ -391,5 +390,5 @@ def _computed(proto: NodeProto, operands: dict[str, DrawnValue], opset: int) -> 
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(graph, opsets={"": opset}).run(None, {n: v.array for n, v in operands.items()})
         return {n: np.asarray(r) for n, r in zip(names, results, strict=True)}
-    except Exception:  # it raises whatever NumPy does; the drawing then goes on without these values
+    except Exception:  # it raises any exception of NumPy; drawing continues without these values
         return {}

@@ -1,4 +1,4 @@
-"""Random valid graphs: operators of the table drawn one after another, then outputs, functions and the checker's verdict."""
+"""Random valid graphs: drawn operators of the table, then outputs, functions and the checker's verdict."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rammer_testing.graphs.case import LOCAL, Array, Call, Function, GraphCase
 from rammer_testing.graphs.draw import Draw, Reject, schema_of
 from rammer_testing.graphs.operators import DESCRIBED
 
-#: The opsets that graphs are drawn from.
+#: The opsets of drawn graphs.
 OPSETS: Final = range(7, 28)
-#: Operators that meet in some graphs more often than chance has it: what only moves elements, then what sums or windows them.
+#: Operators that some graphs combine more often than chance does: data movement, then reductions and windows.
 MOVES: Final = (
     "Reshape",
     "Transpose",
@@ -80,13 +80,13 @@ INTEGERS: Final = (
     "MatMul",
     "Clip",
 )
-#: Most nodes that are asked for; operands that need bounds add some.
+#: Most nodes that are requested; operands that need bounds add some.
 LONGEST: Final = 40
 
 
 def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longest: int = LONGEST) -> GraphCase | None:
-    """Graph ``index`` of ``seed``; None where the checker does not accept what was drawn. ``only`` names the operators to
-    draw from, ``opset`` 0 draws one, ``longest`` bounds the nodes asked for."""
+    """Return graph ``index`` of ``seed``, or None if the checker rejects the drawn graph. ``only`` names the operators to draw
+    from. ``opset`` 0 draws an opset. ``longest`` bounds the requested nodes."""
     rng = np.random.default_rng([seed, index])
     opset = opset or int(rng.choice(list(OPSETS)))
     empty = float(rng.choice([0.0, 0.0, 0.0, 0.0, 0.04, 0.25]))
@@ -110,13 +110,13 @@ def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longe
     case = tidied(_functional(d, d.case(_outputs(d), f"g{seed}_{index}")), d.chance(0.1))
     try:
         case.typed()
-    except Exception:  # the checker raises several kinds; which draws it refuses is counted, not judged
+    except Exception:  # the checker raises several types; its rejections are counted, not judged
         return None
     return case
 
 
 def _theme(d: Draw) -> tuple[str, ...]:
-    """The operators that most of a graph's nodes come from; () for all."""
+    """Return the operators that most nodes of a graph come from; () for all."""
     roll = d.rng.random()
     if roll < 0.45:
         return ()
@@ -137,7 +137,7 @@ def _grow(d: Draw, only: tuple[str, ...]) -> None:
 
 @lru_cache(256)
 def offered(opset: int, only: tuple[str, ...]) -> tuple[list[str], np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """The described operators that exist at ``opset``, and how often each is drawn."""
+    """Return the described operators that exist at ``opset``, with their probabilities."""
     names = [op for op in DESCRIBED if schema_of(op, opset) is not None and (not only or op in only)]
     if not names:
         names = ["Identity"]
@@ -146,7 +146,7 @@ def offered(opset: int, only: tuple[str, ...]) -> tuple[list[str], np.ndarray[tu
 
 
 def _outputs(d: Draw) -> list[str]:
-    """What nobody reads, some inner values, and now and then an input or a constant."""
+    """Return all unread values, some inner values, and rarely an input or a constant."""
     made = [o for c in d.nodes if c.op != "Constant" for o in c.outputs if o]
     read = {n for c in d.nodes for n in c.inputs}
     chosen = [n for n in made if n not in read or d.chance(0.08)]
@@ -156,7 +156,7 @@ def _outputs(d: Draw) -> list[str]:
 
 
 def _functional(d: Draw, case: GraphCase) -> GraphCase:
-    """Now and then one node becomes a call of a local function, with some of its attributes as the function's defaults."""
+    """Replace one node by a call of a local function in some cases; some attributes become the function's defaults."""
     able = [
         i
         for i, c in enumerate(case.nodes)
@@ -181,7 +181,7 @@ def _functional(d: Draw, case: GraphCase) -> GraphCase:
 
 
 def tidied(case: GraphCase, keep_unused: bool = False) -> GraphCase:
-    """``case`` without nodes, inputs and constants that its outputs do not need (unused inputs may stay)."""
+    """Return ``case`` without nodes, inputs and constants that its outputs do not need (unused inputs may stay)."""
     live, nodes = set(case.outputs), list[Call]()
     for call in reversed(case.nodes):
         if live.intersection(filter(None, call.outputs)):
@@ -199,7 +199,7 @@ def tidied(case: GraphCase, keep_unused: bool = False) -> GraphCase:
 
 
 def merged(cases: Sequence[GraphCase]) -> GraphCase:
-    """Graphs of one opset side by side in one model: one program to build instead of many."""
+    """Merge independent graphs of one opset into one model, so that one program is built instead of many."""
     inputs, constants = dict[str, Array](), dict[str, Array]()
     nodes, outputs = list[Call](), list[str]()
     sparse, functions = set[str](), list[Function]()
@@ -217,7 +217,7 @@ def merged(cases: Sequence[GraphCase]) -> GraphCase:
 
 
 def renamed(case: GraphCase, prefix: str) -> GraphCase:
-    """``case`` with a prefix before every name of its own."""
+    """Return ``case`` with a prefix on all names that it defines."""
 
     def call(c: Call) -> Call:
         op = f"{prefix}{c.op}" if c.domain == LOCAL else c.op

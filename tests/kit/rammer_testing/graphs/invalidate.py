@@ -1,4 +1,4 @@
-"""Models with one thing wrong: a valid case changed in one place until ONNX's checker refuses it. We must refuse it, too."""
+"""Invalid models: a valid case changed in one place until ONNX's checker rejects it. Rammer must refuse it, too."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from rammer_testing.graphs.case import Array, GraphCase
 
-#: Draws that may still be valid before a case is given up.
+#: Changes that may leave the case valid before it is abandoned.
 TRIES: Final = 12
-#: What the checker says where only its own inference gave up.
+#: The checker's messages if only its inference failed.
 OWN: Final = ("is required but missing", "Inference error(s)")
 
 
 def spoiled(case: GraphCase, rng: np.random.Generator) -> tuple[GraphCase, str] | None:
-    """``case`` with one change and what the checker says of it; None where every change that was tried left it valid."""
+    """Return ``case`` with one invalid change and the checker's message; None if all attempted changes left it valid."""
     ways: tuple[Callable[[GraphCase, np.random.Generator], GraphCase | None], ...] = (
         _attribute,
         _attribute,
@@ -32,7 +32,7 @@ def spoiled(case: GraphCase, rng: np.random.Generator) -> tuple[GraphCase, str] 
             continue
         try:
             made.typed()
-        except Exception as error:  # the checker raises several kinds
+        except Exception as error:  # the checker raises several types
             said = str(error).strip().splitlines()[0]
             if not any(own in said for own in OWN):
                 return made, said
@@ -44,8 +44,8 @@ def _one(rng: np.random.Generator, options: list[Any]) -> Any:
 
 
 def _attribute(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
-    """A number out of its range, a list of another length."""
-    # A wrong num_outputs of Split ends the process in ONNX's checker; a test of the reader has it.
+    """Change an attribute: a number out of its range, or a list of another length."""
+    # A wrong num_outputs of Split ends the process in ONNX's checker; a test of the reader covers it.
     places = [
         (i, k)
         for i, c in enumerate(case.nodes)
@@ -70,7 +70,7 @@ def _attribute(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
 
 
 def _operand(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
-    """An operand left out, exchanged, or that nothing computes."""
+    """Change an operand: omit it, exchange it, or use an undefined name."""
     place = int(rng.integers(len(case.nodes)))
     call = case.nodes[place]
     if not call.inputs:
@@ -83,7 +83,7 @@ def _operand(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
 
 
 def _changed(array: Array, rng: np.random.Generator) -> Array:
-    """Another rank, extent, element type, or other numbers."""
+    """Return the array with another rank, extent or element type, or other numbers."""
     roll = rng.random()
     if roll < 0.25:
         return array[None] if rng.random() < 0.5 or not array.ndim else array.reshape(-1)[:1].reshape(())

@@ -1,4 +1,4 @@
-"""The oracle: one case on one device, against three voices. Every outcome is a Verdict."""
+"""The oracle: a Verdict on one case on one device, compared with three reference implementations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from rammer_testing.graphs.outside import Outside
 from rammer_testing.graphs.perturbed_reference import Expected, tracker
 
 Outputs: TypeAlias = "Mapping[str, Array]"
-#: Outcomes that are no fault of ours.
+#: Outcomes that are not faults of rammer.
 GOOD: Final = ("ok", "refused", "voice")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a case runs."""
+    """The device and options of a run."""
 
     device: str
     policy: str = "wavefront"
@@ -57,9 +57,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``ok``; ``refused`` (BadInput on a valid model, with the reason); or a fault: ``device`` (device and our evaluation
-    differ), ``lowering`` (our evaluation and all others that were asked), ``internal`` (an error that is none of the user's),
-    ``traceback``, ``evaluator`` (our evaluation fails). ``voice`` is no fault of ours: one of two other voices is alone."""
+    """The verdict on one case.
+
+    - ``ok``.
+    - ``refused``: BadInput on a valid model, with the reason.
+    - ``device``: the device differs from rammer's evaluation.
+    - ``lowering``: rammer's evaluation differs from all other references used.
+    - ``internal``: an error that the user did not cause.
+    - ``traceback``.
+    - ``evaluator``: rammer's evaluation fails.
+    - ``voice``: one of two other references is alone, which is not a fault of rammer."""
 
     kind: str
     site: str = ""
@@ -69,34 +76,34 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether it is no fault."""
+        """True if the verdict is not a fault."""
         return self.kind in GOOD
 
     @property
     def key(self) -> tuple[str, str]:
-        """What stays the same while a fault is shrunk."""
+        """The properties that stay fixed while a fault is shrunk."""
         return self.kind, self.site
 
 
 @dataclass(frozen=True)
 class Module:
-    """An entry point for a plugin that lies on the path but is not installed."""
+    """An entry point for a plugin that is on the path but not installed."""
 
     name: str
 
     def load(self) -> Any:
-        """The module."""
+        """Import and return the module."""
         return importlib.import_module(self.name)
 
 
 def registry_of(modules: tuple[str, ...]) -> Registry:
-    """The installed plugins, or these modules alone."""
+    """Return a registry of the installed plugins, or of these modules only."""
     return Registry([Module(m) for m in modules]) if modules else Registry()
 
 
 @dataclass
 class Judge:
-    """Opens every device once. ``voices`` False compares device and our evaluation only."""
+    """The judge of cases, which opens every device once. ``voices`` False compares the device with rammer's evaluation only."""
 
     registry: Registry = field(default_factory=Registry)
     voices: bool = True
@@ -104,14 +111,14 @@ class Judge:
     backends: dict[tuple[str, tuple[tuple[str, str], ...]], Backend] = field(default_factory=dict)
 
     def backend(self, setting: Setting) -> Backend:
-        """The opened device."""
+        """Return the opened device of ``setting``."""
         key = setting.device, setting.options
         if key not in self.backends:
             self.backends[key] = self.registry.open(setting.device, options=dict(setting.options))
         return self.backends[key]
 
     def __call__(self, case: GraphCase, setting: Setting) -> Verdict:
-        """Run and compare. Never raises for what the code under test does."""
+        """Run and compare a case. Never raises exceptions of the code under test."""
         model = case.model()
         try:
             have = self.run(model, case.inputs, setting)
@@ -119,19 +126,19 @@ class Judge:
             return Verdict("refused", normalised(error.what), str(error))
         except RammerError as error:
             return Verdict("internal", f"{type(error).__name__}: {normalised(error.what)}", str(error))
-        except Exception as error:  # whatever escapes is a fault of ours, to be shrunk
+        except Exception as error:  # any escaped exception is a fault to shrink
             return Verdict("traceback", _site(error), "".join(traceback.format_exception(error)[-6:]))
         return self.compared(case, have, setting)
 
     def compared(self, case: GraphCase, have: Outputs, setting: Setting) -> Verdict:
-        """What the voices say of outputs that a device gave."""
+        """Compare the outputs of a device with all references."""
         try:
             return self._compared(case, have, setting, 3)
         except Exception as error:
             return Verdict("evaluator", _site(error), "".join(traceback.format_exception(error)[-6:]))
 
     def run(self, model: ModelProto, inputs: Mapping[str, Array], setting: Setting) -> dict[str, Array]:
-        """The device's outputs; nothing is kept in the user's cache."""
+        """Run the model on the device and return its outputs, without the user's cache."""
         options = CompileOptions(setting.policy, precision=setting.precision, layout=setting.layout)
 
         def compile_model(model: ModelProto, ranges: Mapping[str, tuple[int, int]]) -> Executable:
@@ -165,13 +172,13 @@ class Judge:
         else:
             verdict = Verdict("device" if found else "ok", "", found)
         if found and trajectories == 3:
-            # A near tie that three trajectories missed is no fault: ask again with more of them.
+            # Three trajectories can miss a near tie, which is not a fault: repeat with more trajectories.
             return self._compared(case, have, setting, 24)
         told = [e.told for e in expected.values()]
         return replace(verdict, told=sum(told) / max(len(told), 1))
 
     def _other_voices(self, case: GraphCase, expected: Mapping[str, Expected]) -> Verdict:
-        """Our evaluation against ONNX Runtime, and against the reference where that is not there or they differ."""
+        """Compare rammer's evaluation with ONNX Runtime; if that is unavailable or differs, also with the reference."""
         plain = case.plain()
         said = dict[Voice, str]()
         made = None
@@ -184,7 +191,7 @@ class Judge:
         reference = reference_outputs(plain) if trusted("reference", plain) else None
         if reference is not None:
             said["reference"] = _first(reference, expected)
-        if any(said.values()):  # what is decided of some values is known once there are values
+        if any(said.values()):  # some decisions on references depend on computed values
             known = computed(plain)
             said = {v: text for v, text in said.items() if not text or trusted(v, plain, known)}
         if not any(said.values()):
@@ -195,7 +202,7 @@ class Judge:
 
 
 def _first(have: Outputs, expected: Mapping[str, Expected]) -> str:
-    """The first output that differs, and how; "" where none does."""
+    """Return the first output that differs, and the difference; "" if all agree."""
     for name, value in expected.items():
         text = value.differs(np.asarray(have[name])) if name in have else "missing"
         if text:
@@ -204,17 +211,17 @@ def _first(have: Outputs, expected: Mapping[str, Expected]) -> str:
 
 
 def computed(case: GraphCase) -> dict[str, Array]:
-    """Every value of ``case`` by our own evaluation; none where that fails."""
+    """Return every value of ``case`` by rammer's evaluation; {} if it fails."""
     every = replace(case, outputs=tuple(o for c in case.nodes for o in c.outputs if o))
     try:
         made = tracker(read_model(every.model()), case.inputs, np.random.default_rng(0), trajectories=1).run(case.inputs)
-    except Exception:  # it evaluates more than the outputs hang on
+    except Exception:  # it evaluates more than the outputs need
         return {}
     return {n: e.value for n, e in made.items()}
 
 
 def trusted(voice: Voice, case: GraphCase, made: Outputs | None = None) -> bool:
-    """Whether no operator of ``case`` is one about which ``voice`` is known to be wrong; ``made`` has the values between."""
+    """Return True if no operator of ``case`` has a recorded error of ``voice``; ``made`` holds the intermediate values."""
     given = {**case.inputs, **case.constants}
     known = {**(made or {}), **given}
     types = {n: TensorType(str(a.dtype), a.shape) for n, a in given.items()}
@@ -240,7 +247,7 @@ def trusted(voice: Voice, case: GraphCase, made: Outputs | None = None) -> bool:
 
 
 def case_types(case: GraphCase) -> list[Any]:
-    """What ONNX infers of every value."""
+    """Return the types that ONNX infers for all values."""
     graph = case.inferred().graph
     return [*graph.value_info, *graph.output]
 
@@ -252,7 +259,7 @@ def _name(code: int) -> str:
 
 
 def reference_outputs(case: GraphCase) -> dict[str, Array] | None:
-    """``onnx.reference``'s outputs, None where it fails."""
+    """Return the outputs of ``onnx.reference``, or None if it fails."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -260,13 +267,13 @@ def reference_outputs(case: GraphCase) -> dict[str, Array] | None:
             warnings.simplefilter("ignore")
             values = ReferenceEvaluator(_named(case.model())).run(None, dict(case.inputs))
         return {n: np.asarray(v) for n, v in zip(case.outputs, values, strict=True)}
-    except Exception:  # it raises whatever NumPy does
+    except Exception:  # it raises any exception of NumPy
         return None
 
 
 def _named(model: ModelProto) -> ModelProto:
-    """``model`` with a name for every output that is left out: the reference stores all of them under "", and takes what lies
-    there for the next optional input that is left out."""
+    """Return ``model`` with a name for every omitted output. The reference stores omitted outputs under "" and reads that entry
+    for the next omitted optional input."""
     for place, node in enumerate(model.graph.node):
         for index, name in enumerate(node.output):
             node.output[index] = name or f"unused_{place}_{index}"
@@ -274,7 +281,7 @@ def _named(model: ModelProto) -> ModelProto:
 
 
 def normalised(text: str) -> str:
-    """A message without what differs from model to model: names and numbers."""
+    """Return a message without model-specific names and numbers."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     line = re.sub(r"'[^']*'", "'..'", line)
     line = re.sub(r"\b[gvxcsk]\d+\w*\b", "N", line)
@@ -282,7 +289,7 @@ def normalised(text: str) -> str:
 
 
 def _site(error: BaseException) -> str:
-    """The exception and the last line of ours that it passed."""
+    """Return the exception and the last line of rammer that it passed."""
     passed = traceback.extract_tb(error.__traceback__)
     frames = [f for f in passed if "rammer" in Path(f.filename).parts or "rammer_" in f.filename]
     where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "?"

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a voice of the search over graphs: what it computes, in a process that may die of a graph."""
+"""ONNX Runtime as a reference of the graph search, in a separate process that may crash."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rammer_testing.peer_process import PeerCrashed, PeerProcess, PeerRefused
 
 #: Seconds for one graph.
 PATIENCE: Final = 30.0
-#: Deaths without a single answer after which ONNX Runtime is not asked again: it is not installed, or does not work here.
+#: Consecutive crashes without any answer after which ONNX Runtime is disabled: it is not installed, or does not work here.
 HOPELESS: Final = 3
 
 
 @dataclass
 class Outside:
-    """ONNX Runtime without its own graph rewrites, which are not under test, on one thread."""
+    """ONNX Runtime on one thread, without its graph rewrites, which are not under test."""
 
     peer: PeerProcess = field(default_factory=PeerProcess)
     deaths: int = 0
     answers: int = 0
 
     def __call__(self, model: bytes, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array] | None:
-        """The outputs; None where ONNX Runtime does not run the model, or dies of it."""
+        """Return the outputs, or None if ONNX Runtime rejects the model or crashes."""
         if self.deaths >= HOPELESS and not self.answers:
             return None
         try:
@@ -40,5 +40,5 @@ class Outside:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process of ONNX Runtime."""
         self.peer.close()

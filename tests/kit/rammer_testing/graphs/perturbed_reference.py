@@ -1,9 +1,9 @@
-"""Our own voice: the lowered expressions in float64, with how far an honest device may stray from them.
+"""Rammer's reference: the lowered expressions in float64, with error bounds for a correct device.
 
-The graph is bound and lowered without any pass, node by node. Beside the exact values run some trajectories in which every
-result and every step to it is disturbed by what its type rounds away (``steps``), sums by the rounding of all their terms.
-Where trajectories come out apart, an element is ill-conditioned: a cancellation, a step, a near tie, of which ``doubt`` knows
-more than they show. A device may differ there.
+The graph is bound and lowered node by node without any pass. Some trajectories run with the exact values. They disturb every
+result and every intermediate step by the rounding of its type (``steps``), and sums by the rounding of all their terms. If
+trajectories differ, an element is ill-conditioned: a cancellation, a step, a near tie. ``doubtful`` finds further ones. A device
+may differ in these elements.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rammer_testing.graphs.steps import EXACT, TINY, UNIT, Steps
 from rammer_testing.graphs.uncertain_elements import doubtful
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: How much more than a rounding disturbs the trajectories: other orders of summation, other libraries' functions.
+#: Disturbance of the trajectories in roundings, for other summation orders and math libraries.
 AMPLIFIED: Final = 8.0
-#: Functions that are approximated, and by how much before it is amplified: ONNX Runtime's Sigmoid(-12) is 5e-8 off.
+#: Approximated functions, and their error before amplification: ONNX Runtime's Sigmoid(-12) is 5e-8 off.
 CURVED: Final = frozenset(
     {
         "exp",
@@ -60,14 +60,14 @@ COARSE: Final = 1e-8
 
 @dataclass(frozen=True)
 class Expected:
-    """One value: what it is, and how far each element may be off; ``loose`` marks elements that nobody can tell."""
+    """An expected value with an error bound per element; ``loose`` marks undecidable elements."""
 
     value: Array
     slack: Array
     loose: Array
 
     def differs(self, have: Array) -> str:
-        """What is wrong with ``have``, "" where nothing is."""
+        """Return the difference of ``have``, or "" if it agrees."""
         if have.shape != self.value.shape:
             return f"shape {have.shape}, expected {self.value.shape}"
         if not self.value.size:
@@ -86,19 +86,20 @@ class Expected:
         return f"{share}, at {list(at)} {have[at]} for {self.value[at]} +- {self.slack[at]:.2g}"
 
     def widened(self) -> Expected:
-        """The same for other libraries, which approximate some functions more coarsely than a rounding."""
+        """Return the value with wider bounds for other libraries, which approximate some functions more
+        coarsely than a rounding."""
         return replace(self, slack=2 * self.slack + 4e-6 + 1e-5 * np.abs(self.value)) if self.value.dtype.kind == "f" else self
 
     @property
     def told(self) -> float:
-        """The share of elements that are compared at all."""
+        """The share of elements that are compared."""
         return float(1 - self.loose.mean()) if self.loose.size else 1.0
 
 
 @dataclass
 class Tracker:
-    """Evaluates one bound graph. ``narrow`` takes float32 for float16: the device may store any of it in 16 bits. ``coarse``
-    grants functions in float32 and float16 an absolute error, as libraries take that approximate them by polynomials."""
+    """An evaluator of one bound graph. ``narrow`` uses float16 for float32: the device may store any of it in 16 bits. ``coarse``
+    allows functions in float32 and float16 the absolute error of polynomial approximations."""
 
     graph: Graph
     rng: np.random.Generator
@@ -109,7 +110,7 @@ class Tracker:
     doubts: dict[str, Array] = field(default_factory=dict)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Expected]:
-        """Every output by its ONNX name."""
+        """Return every output by its ONNX name."""
         graph = self.graph
         given = {v.name: inputs[v.external or v.name] for v in graph.inputs} | dict(graph.constants)
         exact = {n: _wide(a) for n, a in given.items()}
@@ -129,7 +130,7 @@ class Tracker:
 
     @contextmanager
     def _reread(self, names: Sequence[str], exact: Mapping[str, Array], others: Sequence[dict[str, Array]]) -> Iterator[None]:
-        """Disturb float32 values that a device may store in 16 bits for one reader and not for another."""
+        """Disturb float32 values that a device may store in 16 bits for some readers only."""
         kept = []
         for name in dict.fromkeys(n for n in names if n in exact and self._kind(self._dtype(n)) != self._dtype(n)):
             value = exact[name]
@@ -173,7 +174,7 @@ class Tracker:
             if not is_float(compute.dtype):
                 others[0][name] = _saturated(compute, others[0])
                 return
-            if _exact(compute):  # an extreme is one of the elements, in every trajectory: who asks which one finds it
+            if _exact(compute):  # an extreme equals one of the elements in every trajectory: argument searches find it
                 for table in (exact, *others):
                     table[name] = _ranged(table[name], compute.dtype)
                 return
@@ -188,7 +189,7 @@ class Tracker:
                 table[name] = _ranged(self._disturbed(table[name], noise), compute.dtype)
 
     def _terms(self, compute: Compute, exact: Mapping[str, Array]) -> Array | float:
-        """The rounding of a sum: of every partial sum, none larger than that of the terms' magnitudes."""
+        """Return the rounding of a sum: that of every partial sum, each bounded by the terms' magnitudes."""
         if compute.combiner not in ("sum", "prod") or not compute.points:
             return 0.0
         count = compute.points // max(int(np.prod(compute.shape, dtype=np.int64)), 1)
@@ -206,7 +207,7 @@ class Tracker:
             return np.asarray(UNIT[kind] * np.abs(value) + TINY[kind])
 
     def _kind(self, dtype: str) -> str:
-        """The type in which a device may store ``dtype``."""
+        """Return the type in which a device may store ``dtype``."""
         return "float16" if self.narrow and dtype == "float32" else dtype
 
     def _disturbed(self, value: Array, noise: Array) -> Array:
@@ -220,7 +221,7 @@ class Tracker:
         host = HostNode.of(self.graph, node)
         for table in (exact, native, *others):
             given = {n: table[n] for n in host.inputs}
-            if table is not native and table is not exact:  # what is quantised at a tie goes either way
+            if table is not native and table is not exact:  # a tie of quantisation may round either way
                 given = {n: self._disturbed(a, self._rounding(self._dtype(n), a)) for n, a in given.items()}
             feeds = {n: a.astype(self._dtype(n)) for n, a in given.items()}
             made = host.run(feeds)
@@ -257,8 +258,8 @@ class Tracker:
 
 
 def _saturated(compute: Compute, table: Mapping[str, Array]) -> Array:
-    """``table``'s value of a sum or product of integers, but as libraries take it that count in float64 and saturate: of what
-    leaves an integer type ONNX says nothing. Devices and NumPy wrap."""
+    """Return the value of an integer sum or product as libraries with saturating float64 arithmetic compute it. ONNX leaves
+    integer overflow undefined. Devices and NumPy wrap."""
     kept = table[compute.name]
     if compute.combiner not in ("sum", "prod") or not compute.points or np.dtype(compute.dtype).kind not in "iu":
         return kept
@@ -270,7 +271,7 @@ def _saturated(compute: Compute, table: Mapping[str, Array]) -> Array:
 
 
 def _exact(compute: Compute) -> bool:
-    """Whether it only moves, compares and selects elements: nothing is rounded."""
+    """Return True if the compute only moves, compares and selects elements, without rounding."""
     rest = [compute.body]
     while rest:
         part = rest.pop()
@@ -281,7 +282,7 @@ def _exact(compute: Compute) -> bool:
 
 
 def tracker(model: Model, inputs: Mapping[str, Array], rng: np.random.Generator, **settings: Any) -> Tracker:
-    """A Tracker of ``model`` at the shapes of ``inputs``."""
+    """Return a Tracker of ``model`` at the shapes of ``inputs``."""
     return Tracker(bind(model, {n: a.shape for n, a in inputs.items()}), rng, **settings)
 
 
@@ -290,7 +291,7 @@ def _wide(value: Array) -> Array:
 
 
 def _ranged(value: Array, dtype: str) -> Array:
-    """``value`` with what ``dtype`` cannot hold as infinity."""
+    """Return ``value`` with infinity for elements beyond the range of ``dtype``."""
     limit = float(np.finfo(dtype).max)
     with np.errstate(all="ignore"):
         return np.where(np.abs(value) > limit * (1 + 1e-7), np.copysign(np.inf, value), value)

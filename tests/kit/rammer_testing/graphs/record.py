@@ -1,4 +1,4 @@
-"""What a campaign leaves behind while it runs, so that an end by force loses little: a report, and one file of cases."""
+"""Records of a running campaign, robust against a kill: a report, and one file of cases."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from rammer_testing.graphs.campaign import CampaignPlan, CampaignTally, Fault
 
 #: Seconds between two lines of a report.
 PERIOD: Final = 5.0
-#: The file of cases in the folder that keeps them: a line is what ``Case.parse`` reads, the graph as drawn under ``whole``.
+#: Name of the file of cases in the folder. ``GraphCase.parse`` reads a line; ``whole`` is the graph as drawn.
 CASES: Final = "cases.jsonl"
 
 
 @dataclass
 class Record:
-    """Writes a JSON line with all counts so far to ``report`` every few seconds, and each fault to ``folder`` when it is found
-    and again when it is shrunk; ``close`` leaves one line a fault. None writes nothing."""
+    """A writer of reports and cases.
+
+    Every few seconds it writes a JSON line with all counts to ``report``. It writes each fault to ``folder`` on discovery and
+    again after shrinking; ``close`` leaves one line per fault. A path of None disables the file."""
 
     plan: CampaignPlan
     report: Path | None = None
@@ -34,7 +36,7 @@ class Record:
                 path.mkdir(parents=True, exist_ok=True)
 
     def note(self, total: CampaignTally, new: CampaignTally, counts: Sequence[int] = ()) -> None:
-        """``new`` was just added to ``total``; ``counts`` are the graphs of each process."""
+        """Record ``new`` after it was added to ``total``; ``counts`` are the graphs of each process."""
         if self.folder is not None and new.faults:
             with (self.folder / CASES).open("a") as file:
                 file.writelines(line(f, self.plan) for f in new.faults.values())
@@ -42,7 +44,7 @@ class Record:
             self._write(total, counts, False)
 
     def close(self, total: CampaignTally, counts: Sequence[int] = ()) -> None:
-        """The last line, and the cases in their final form."""
+        """Write the last line, and the cases in their final form."""
         self._write(total, counts, True)
         if self.folder is not None and total.faults:
             ready = self.folder / f"{CASES}.new"
@@ -75,7 +77,7 @@ class Record:
 
 
 def line(fault: Fault, plan: CampaignPlan) -> str:
-    """One line of the file of cases."""
+    """Return one line of the file of cases."""
     extra = {
         "signature": fault.signature,
         "says": fault.verdict.detail[-600:],

@@ -1,4 +1,4 @@
-"""Shrinking: fewer nodes, smaller extents, fewer attributes, simpler values and settings, as long as the same fault shows."""
+"""Shrinking: fewer nodes, smaller extents, fewer attributes, simpler values and settings, while the same fault persists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rammer_testing.graphs.generate import tidied
 from rammer_testing.graphs.judge import Setting, Verdict
 from rammer_testing.graphs.perturbed_reference import tracker
 
-#: Says how a case fares.
+#: A function that judges a case.
 Ask = Callable[[GraphCase, Setting], Verdict]
 
 
 @dataclass
 class Shrinker:
-    """Shrinks one fault for at most ``seconds``. ``valid`` False (bad models are the subject) skips the checker."""
+    """A shrinker of one fault for at most ``seconds``. ``valid`` False (for invalid models) skips the checker."""
 
     ask: Ask
     seconds: float = 60.0
@@ -30,7 +30,7 @@ class Shrinker:
     end: float = field(default=0.0, init=False)
 
     def __call__(self, case: GraphCase, setting: Setting, verdict: Verdict) -> tuple[GraphCase, Setting, Verdict]:
-        """The smallest case found with its setting and verdict."""
+        """Return the smallest case with its setting and verdict."""
         self.end = time.monotonic() + self.seconds
         best = case, setting, verdict
         while time.monotonic() < self.end:
@@ -62,7 +62,7 @@ class Shrinker:
 
 
 def simpler_settings(setting: Setting) -> Iterator[Setting]:
-    """Defaults instead of what was chosen."""
+    """Yield settings with defaults in place of the chosen values."""
     plain = Setting(setting.device)
     for simpler in (
         replace(setting, options=()),
@@ -76,7 +76,7 @@ def simpler_settings(setting: Setting) -> Iterator[Setting]:
 
 
 def smaller_cases(case: GraphCase) -> Iterator[GraphCase]:
-    """Cases with less in them, the largest steps first."""
+    """Yield cases with less content, the largest reductions first."""
     if len(case.outputs) > 1:
         for half in (case.outputs[: len(case.outputs) // 2], case.outputs[len(case.outputs) // 2 :]):
             yield tidied(replace(case, outputs=half))
@@ -100,14 +100,14 @@ def smaller_cases(case: GraphCase) -> Iterator[GraphCase]:
 
 
 def inner_values(case: GraphCase) -> dict[str, Array]:
-    """What every node computes, as far as our own evaluation tells."""
+    """Return the results of all nodes that rammer's evaluation can compute."""
     made: dict[str, Array] = {}
     try:
         names = tuple(o for c in case.nodes for o in c.outputs if o)
         wide = read_model(replace(case.plain(), outputs=names).model())
         for name, value in tracker(wide, case.inputs, np.random.default_rng(0), trajectories=0).run(case.inputs).items():
             made[name] = value.value
-    except Exception:  # what is being shrunk may be a fault of the very evaluation: zeros do then
+    except Exception:  # the fault may be in the evaluation itself: zeros are used then
         pass
     kinds = _types(case)
     zeros = {n: np.zeros(shape, dtype) for n, (dtype, shape) in kinds.items()}
@@ -120,19 +120,19 @@ def _types(case: GraphCase) -> dict[str, tuple[Any, tuple[int, ...]]]:
     result = {}
     try:
         graph = case.inferred().graph
-    except Exception:  # ONNX's C++ raises several kinds
+    except Exception:  # ONNX's C++ raises several types
         return {}
     for value in (*graph.value_info, *graph.output):
         kind = value.type.tensor_type
         if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            # Inference knows no window that does not fit: its extents may be negative.
+            # Inference does not check that a window fits: its extents may be negative.
             result[value.name] = (dtype, tuple(max(d.dim_value, 0) for d in kind.shape.dim))
     return result
 
 
 def _cut_below(case: GraphCase) -> Iterator[GraphCase]:
-    """An inner value as the only output: everything after it goes."""
+    """Use an inner value as the only output and remove everything after it."""
     made = [o for c in case.nodes if c.op != "Constant" for o in c.outputs if o]
     for name in _halving(made):
         if (name,) != case.outputs:
@@ -142,7 +142,7 @@ def _cut_below(case: GraphCase) -> Iterator[GraphCase]:
 
 
 def _cut_above(case: GraphCase, values: Mapping[str, Array]) -> Iterator[GraphCase]:
-    """An inner value as an input: everything before it goes; or as a constant."""
+    """Replace an inner value by an input or a constant and remove everything before it."""
     order = [(i, c) for i, c in enumerate(case.nodes) if all(o in values for o in c.outputs if o)]
     for _, call in reversed(order):
         rest = tuple(c for c in case.nodes if c is not call)
@@ -156,7 +156,7 @@ def _cut_above(case: GraphCase, values: Mapping[str, Array]) -> Iterator[GraphCa
 
 
 def _halving(names: list[str]) -> list[str]:
-    """The middle first, then the quarters, ...: a bisection's order."""
+    """Return names in bisection order: the middle first, then the quarters, and so on."""
     order, ranges = list[str](), [(0, len(names))]
     while ranges:
         low, high = ranges.pop(0)
@@ -196,7 +196,7 @@ def _fewer_attributes(case: GraphCase) -> Iterator[GraphCase]:
 
 
 def _smaller_extents(case: GraphCase) -> Iterator[GraphCase]:
-    """One extent made smaller wherever it occurs, in shapes held by constants too; then in one tensor alone."""
+    """Reduce one extent everywhere, including shapes in constants; then in one tensor only."""
     tables = {**case.inputs, **case.constants}
     found = sorted({n for a in tables.values() for n in a.shape if n > 1}, reverse=True)
     for extent in found:
@@ -234,7 +234,7 @@ def _replaced(case: GraphCase, name: str, array: Array) -> GraphCase:
 
 
 def _simpler_values(case: GraphCase) -> Iterator[GraphCase]:
-    """Zeros, ones, small whole numbers; constants as inputs."""
+    """Simplify values: zeros, ones, small whole numbers; constants become inputs."""
     for name, array in {**case.inputs, **case.constants}.items():
         if not array.size or name not in case.reads:
             continue

@@ -1,9 +1,8 @@
-"""What float arithmetic may do to one expression: the rounding of every intermediate value, not of the result alone.
+"""Float rounding inside one expression: the rounding of every intermediate value, not only of the result.
 
-``x * (1 - t) + x' * t`` near 0 is as wrong as its terms are large, ``max(0, x / 6 + 0.5)`` at -3 as its summands. Every value
-that the type of the step cannot hold is moved by some roundings of itself, and what follows carries it on; weights in tables
-and literals have the one value that their type gives them. What the type holds is left alone: there IEEE arithmetic rounds
-nothing.
+``x * (1 - t) + x' * t`` near 0 has an error proportional to its terms, and so has ``max(0, x / 6 + 0.5)`` at -3. Every value that
+the type of the step cannot represent is moved by some roundings, and later steps propagate them. Weights in tables and literals
+have the one value of their type. A representable value is unchanged, since IEEE arithmetic does not round it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Half a unit in the last place, and the smallest number above 0.
 UNIT: Final = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 TINY: Final = {"float16": 2.0**-24, "float32": 2.0**-126, "float64": 0.0}
-#: What rounds nothing.
+#: Functions without rounding.
 EXACT: Final = frozenset(
     {
         "max",
@@ -51,8 +50,10 @@ EXACT: Final = frozenset(
 
 @dataclass
 class Steps:
-    """Watches one Compute's evaluations (``rammer.ir.evaluate.Watch``): first the exact one by ``exact``, then disturbed ones by
-    ``disturbed``. ``dtypes`` are the element types of the tensors; ``amplified`` how many roundings a step may be off."""
+    """A watch of the evaluations of one Compute (``rammer.ir.evaluate.Watch``).
+
+    The first evaluation is exact (``exact``), later ones are disturbed (``disturbed``). ``dtypes`` are the element types of the
+    tensors; ``amplified`` is the error of a step in roundings."""
 
     dtypes: Mapping[str, str]
     rng: np.random.Generator
@@ -61,12 +62,12 @@ class Steps:
     decisions: Decisions = field(default_factory=Decisions)
 
     def exact(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
-        """``value`` as it is; what decisions depend on is kept."""
+        """Return ``value`` unchanged and record the operands of decisions."""
         self.decisions.exact(e, axes, operands)
         return value
 
     def disturbed(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
-        """``value`` as arithmetic of the step's type may have it."""
+        """Return ``value`` with a possible rounding of the step's type."""
         self.decisions.disturbed(e, axes, operands)
         if value.dtype.kind != "f" or isinstance(e, Load) or (isinstance(e, Op) and e.fn in EXACT):
             return value
@@ -80,7 +81,7 @@ class Steps:
         return np.where(np.isfinite(moved), moved, value)
 
     def _kind(self, e: Expr) -> str:
-        """The type in which ``e`` computes: float16 is a format only."""
+        """Return the type in which ``e`` computes; float16 is a storage format only."""
         if e not in self.kinds:
             self.kinds[e] = self._found(e)
         return self.kinds[e]
@@ -99,10 +100,10 @@ class Steps:
 
 
 def _held(e: Expr, kind: str, operands: list[Array], value: Array) -> Array:
-    """Where the type of the step holds the value, so that nothing was rounded."""
+    """Return a mask of the values that the type of the step represents exactly."""
     if not is_float(kind) or (kind == "float64" and isinstance(e, Cast)):
         return np.ones(value.shape, bool)
-    if kind == "float64":  # what float64 rounds away is seen of whole numbers only
+    if kind == "float64":  # rounding in float64 is detected for whole numbers only
         whole = np.logical_and.reduce(np.broadcast_arrays(*(a == np.rint(a) for a in (value, *operands))))
         return np.broadcast_to(whole, value.shape)
     normal = (value == 0) | (np.abs(value) >= TINY[kind])

@@ -1,9 +1,9 @@
-"""Decisions that nobody can tell: comparisons, roundings and conversions to integers whose operands' errors reach across a step.
+"""Undecidable elements: comparisons, roundings and conversions to integers whose operands' errors reach across a step.
 
-A few trajectories do not show every outcome: of thirteen near ties, float32 may take the one that no trajectory has chosen, and
-what is equal in float64 by chance is unequal in all of them. So each decision is judged by its operand: how far trajectories
-move it from its exact value, with a margin, is its error, and where that reaches across a step the decision is undecided. What
-comes of an undecided element is undecided, too, whichever operators lie between.
+A few trajectories do not show every outcome. Of thirteen near ties, float32 may choose an outcome that no trajectory has. Values
+that are equal in float64 by chance differ in all trajectories. So each decision is judged by its operand. The error is its
+movement in the trajectories with a margin. If the error reaches across a step, the decision is undecided. Every result of an
+undecided element is undecided, too, through any operators.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Step: TypeAlias = "tuple[Expr, tuple[Axis, ...]]"
-#: How much further an error may reach than the trajectories showed, as for results.
+#: Ratio of the assumed error to the movement in the trajectories, as for results.
 MARGIN: Final = 4.0
-#: Where each kind of decision changes: at 0, at whole numbers, at whole numbers but 0, half-way between whole numbers.
+#: Points at which each kind of decision changes: 0, whole numbers, whole numbers but 0, half-way between whole numbers.
 CHANGES: Final = {
     "eq": "zero",
     "lt": "zero",
@@ -41,19 +41,19 @@ _NEVER: Final = Const(False, "bool")
 
 @dataclass
 class Decisions:
-    """The decisions of one Compute: what each depends on, and how far that moved."""
+    """The decisions of one Compute: the operand of each, and its movement."""
 
     middle: dict[Step, Array] = field(default_factory=dict)
     moved: dict[Step, Array] = field(default_factory=dict)
 
     def exact(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array]) -> None:
-        """Keep what a decision depends on."""
+        """Record the operand of a decision."""
         if change_of(e, operands):
             self.middle[e, axes] = value = _operand(e, operands)
             self.moved[e, axes] = np.zeros(value.shape)
 
     def disturbed(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array]) -> None:
-        """See how far it moved in a trajectory."""
+        """Record the movement of the operand in a trajectory."""
         if not change_of(e, operands):
             return
         have, want = _operand(e, operands), self.middle[e, axes]
@@ -63,7 +63,7 @@ class Decisions:
         self.moved[e, axes] = np.maximum(self.moved[e, axes], apart)
 
     def undecided(self) -> dict[Step, Array]:
-        """For each decision that somewhere is undecided: where."""
+        """Return a mask of undecided elements for each decision that has some."""
         found = {}
         for step, moved in self.moved.items():
             e, middle, across = step[0], self.middle[step], np.zeros(moved.shape, bool)
@@ -79,7 +79,7 @@ class Decisions:
 
 
 def change_of(e: Expr, operands: list[Array]) -> bool:
-    """Whether a step decides something by floats."""
+    """Return True if a step makes a decision based on floats."""
     if isinstance(e, Op):
         return e.fn in CHANGES and operands[0].dtype.kind == "f"
     return isinstance(e, Cast) and operands[0].dtype.kind == "f" and np.dtype(e.dtype).kind in "iub"
@@ -88,12 +88,12 @@ def change_of(e: Expr, operands: list[Array]) -> bool:
 def doubtful(
     compute: Compute, exact: Mapping[str, Array], known: Mapping[str, Array], undecided: Mapping[Step, Array]
 ) -> Array | None:
-    """Which elements of ``compute`` hang on an undecided step or on an element that ``known`` says is doubtful; None where none
-    does. ``exact`` holds the values by which it selects and finds what it loads."""
+    """Return a mask of the elements of ``compute`` that depend on an undecided step or a doubtful element. ``known`` holds the
+    masks of doubtful elements. Returns None if no element is doubtful. ``exact`` holds the values for selections and indices."""
     if not compute.points or not (undecided or any(n in known for n in compute.reads)):
         return None
     axes = (*compute.axes, *compute.reduce)
-    if any(where != axes for _, where in undecided):  # evaluated piece by piece
+    if any(where != axes for _, where in undecided):  # evaluated in pieces
         return np.ones(compute.shape, bool)
     masks, places = dict[str, Array](), dict[Expr, Load]()
     for number, ((e, _), mask) in enumerate(undecided.items()):
@@ -109,7 +109,7 @@ def doubtful(
 
 
 def _hangs(e: Expr, known: frozenset[str], places: Mapping[Expr, Load], memo: dict[Expr, Expr]) -> Expr:
-    """An expression that says whether ``e`` hangs on something undecided."""
+    """Return a boolean expression that is true if ``e`` depends on an undecided element."""
     if e not in memo:
         if isinstance(e, Op) and e.fn == "where":
             chosen, *sides = (_hangs(a, known, places, memo) for a in e.args)
@@ -133,7 +133,7 @@ def _either(a: Expr, b: Expr) -> Expr:
 
 
 def _operand(e: Expr, operands: list[Array]) -> Array:
-    """The one number that a decision depends on."""
+    """Return the number that a decision depends on."""
     first = operands[0]
     with np.errstate(all="ignore"):
         if isinstance(e, Op) and e.fn in ("eq", "lt", "le"):
@@ -144,8 +144,8 @@ def _operand(e: Expr, operands: list[Array]) -> Array:
 
 
 def _outside(dtype: str, middle: Array, reach: Array) -> Array:
-    """Where no integer of the type is the number. ONNX's Cast: from 'floating point to fixed point: undefined if OOR'. Negative
-    numbers wrap to unsigned ones, as in NumPy: that is promised."""
+    """Return a mask of numbers that no integer of the type represents. ONNX's Cast: from 'floating point to fixed point:
+    undefined if OOR'. The wrap of negative numbers to unsigned ones, as in NumPy, is guaranteed."""
     ends = np.iinfo(dtype)
     low = min(float(ends.min), -(2.0**63) if ends.min == 0 else 0.0)
     with np.errstate(all="ignore"):
@@ -153,11 +153,11 @@ def _outside(dtype: str, middle: Array, reach: Array) -> Array:
 
 
 def _across(change: str, middle: Array, reach: Array) -> Array:
-    """Whether a decision changes within ``reach`` of ``middle``."""
+    """Return a mask of the elements whose decision changes within ``reach`` of ``middle``."""
     with np.errstate(all="ignore"):
         if change == "zero":
             within = np.abs(middle) <= reach
-        elif change == "cut":  # towards zero: 0 is no step
+        elif change == "cut":  # towards zero: 0 is not a step
             size = np.abs(middle)
             within = np.floor(size + reach) >= np.maximum(np.ceil(size - reach), 1)
         else:

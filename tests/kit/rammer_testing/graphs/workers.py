@@ -1,4 +1,4 @@
-"""A campaign in processes of its own: one that hangs or dies costs the graph it was at, which is counted and named."""
+"""A campaign in worker processes: a hang or crash costs only the current graph, which is counted and named."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rammer_testing.graphs.campaign import CampaignPlan, CampaignSearch, Campaig
 from rammer_testing.graphs.record import Record
 from rammer_testing.worker_pool import UNFINISHED, Crew, Line, Member, Work
 
-#: Seconds after the end of a campaign for the graphs that are being run.
+#: Seconds after the end of a campaign for the graphs in progress.
 GRACE: Final = 5.0
-#: Bytes of address space that a process may take beyond what its device reserves: no graph is that large.
+#: Address space in bytes that a process may use beyond its device's reservation, far above any graph.
 MEMORY: Final = 16 << 30
 
 
 def campaign(plan: CampaignPlan, processes: int = 1, record: Record | None = None, patience: float = 120.0) -> CampaignTally:
-    """Run ``plan`` in so many processes. A graph about which nothing is heard for ``patience`` seconds counts as one that
-    hangs. SIGTERM and Control-C end it with what there is. RammerError where the device cannot be opened."""
+    """Run ``plan`` in several processes. A graph without a report for ``patience`` seconds counts as a hang. SIGTERM and
+    Control-C end the campaign with partial results. Raises RammerError if the device cannot be opened."""
     total, counts, known = CampaignTally(), [0] * processes, set[Key]()
     record = record or Record(plan)
 
@@ -30,7 +30,7 @@ def campaign(plan: CampaignPlan, processes: int = 1, record: Record | None = Non
         record.note(total, part, counts)
 
     def lost(member: Member, start: int, kind: str, why: str, answered: bool) -> None:
-        """A graph, unless it was only being shrunk."""
+        """Count a lost graph, unless it was only being shrunk."""
         if not answered and kind == UNFINISHED:
             total.unfinished.append(start)
         elif not answered:
@@ -58,7 +58,7 @@ def campaign(plan: CampaignPlan, processes: int = 1, record: Record | None = Non
 
 
 def begin(plan: CampaignPlan, member: Member) -> Work:
-    """What judges batches in one process."""
+    """Return the function that judges batches in one process."""
     search, known = CampaignSearch(plan), set[Key]()
 
     def work(start: int, line: Line) -> None:

@@ -1,1 +1,1 @@
-"""How the cost of compiling grows with a model: ``shapes`` (graphs of any size), ``measure`` (steps and their exponents)."""
+"""The growth of compile cost with model size: ``shapes`` (graphs of any size), ``measure`` (steps and their exponents)."""

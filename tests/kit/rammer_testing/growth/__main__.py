@@ -1,8 +1,7 @@
-"""``python -m rammer_testing.growth --device D``: which steps of compiling grow faster than the model does.
+"""``python -m rammer_testing.growth --device D``: find compile steps that grow faster than the model.
 
-Compiles graphs of each shape at growing sizes, prints CPU seconds by step with the exponent of the three largest sizes, and
-exits with 1 where a step that takes a noticeable time has an exponent above ``--most``, or a compile fails.
-"""
+Compile graphs of each shape at growing sizes. Print CPU seconds by step with the exponent of the three largest sizes. The exit
+code is 1 if a compile fails or a step with noticeable time has an exponent above ``--most``."""
 
 from __future__ import annotations
 
@@ -17,12 +16,13 @@ from rammer_testing.growth.measure import GrowthPlan, begin
 from rammer_testing.growth.shapes import SHAPES
 from rammer_testing.worker_pool import Crew, Member
 
-#: A shape hangs that takes so many times ``--seconds`` for each size; bytes it may take beside its device's driver.
+#: Multiple of ``--seconds`` per size after which a shape counts as a hang, and the bytes that it may use beyond its device's
+#: driver.
 PATIENCE, MEMORY = 10, 16 << 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where everything grows as it should."""
+    """Run the command line; the exit code is 0 if every step grows as expected."""
     parser = argparse.ArgumentParser(prog="python -m rammer_testing.growth", description=__doc__)
     parser.add_argument("--device", required=True, help="NAME[:INDEX]")
     parser.add_argument("--target", default="", help="named hardware, as of rammer compile")

@@ -10,7 +10,7 @@ from rammer_testing.growth.sketch import MAPS, Sketch
 
 
 def hosted(n: int) -> onnx.ModelProto:
-    """Operators on the host and on the device in turn."""
+    """Return a chain of operators that alternate between host and device."""
     s = Sketch()
     value, condition = s.input(4), s.input(dtype=TensorProto.BOOL)
     for i in range(n // 4):
@@ -19,7 +19,7 @@ def hosted(n: int) -> onnx.ModelProto:
 
 
 def loop(n: int) -> onnx.ModelProto:
-    """A Loop with all operators in its body, in a branch, where its results need no static shape."""
+    """Return a Loop with all operators in its body, inside a branch, where results need no static shape."""
     s, body, branch, other = Sketch(), Sketch(prefix="b"), Sketch(prefix="t"), Sketch(prefix="e")
     value = "carried"
     for i in range(n):
@@ -39,7 +39,7 @@ def loop(n: int) -> onnx.ModelProto:
 
 
 def scan(n: int) -> onnx.ModelProto:
-    """A Scan with all operators in its body."""
+    """Return a Scan with all operators in its body."""
     s, body = Sketch(), Sketch(prefix="b")
     value = "state"
     for i in range(n):
@@ -58,7 +58,7 @@ def _typed(body: Sketch, *outputs: tuple[str, int, tuple[int, ...]]) -> onnx.Gra
 
 
 def many_ifs(n: int) -> onnx.ModelProto:
-    """A chain of If operators that nothing decides at compile time."""
+    """Return a chain of If operators with run-time conditions."""
     s = Sketch()
     value, condition = s.input(4), s.input(dtype=TensorProto.BOOL)
     for i in range(n // 3):
@@ -75,7 +75,7 @@ def _branches(value: str, i: int) -> dict[str, onnx.GraphProto]:
 
 
 def nested_ifs(n: int) -> onnx.ModelProto:
-    """An If in an If in an If: the depth is ``n``."""
+    """Return nested If operators of depth ``n``."""
     s = Sketch()
     value, condition = s.input(4), s.input(dtype=TensorProto.BOOL)
     inner = Sketch(prefix="leaf")
@@ -90,7 +90,7 @@ def nested_ifs(n: int) -> onnx.ModelProto:
 
 
 def decided_ifs(n: int) -> onnx.ModelProto:
-    """Nested If operators whose condition is known: branches are inlined."""
+    """Return nested If operators with constant conditions; their branches are inlined."""
     model = nested_ifs(n)
     known = numpy_helper.from_array(np.array(True), model.graph.input[1].name)
     del model.graph.input[1]
@@ -99,7 +99,7 @@ def decided_ifs(n: int) -> onnx.ModelProto:
 
 
 def calls(n: int) -> onnx.ModelProto:
-    """Functions that call functions: the depth is ``n``."""
+    """Return functions that call functions, to depth ``n``."""
     s = Sketch()
     domain, imports = "growth", [helper.make_opsetid("", 21), helper.make_opsetid("growth", 1)]
     for i in range(n):
@@ -110,7 +110,7 @@ def calls(n: int) -> onnx.ModelProto:
 
 
 def many_calls(n: int) -> onnx.ModelProto:
-    """One function, called again and again."""
+    """Return many calls of one function."""
     s = Sketch()
     inner = [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Neg", ["b"], ["c"])]
     s.functions.append(helper.make_function("growth", "f", ["a"], ["c"], inner, [helper.make_opsetid("", 21)]))

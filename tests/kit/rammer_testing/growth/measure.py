@@ -1,4 +1,4 @@
-"""The cost of compiling a model, step by step, and how it grows: seconds of CPU, or operations that do not flake."""
+"""The cost of compiling a model by step, and its growth: CPU seconds, or deterministic operation counts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rammer_testing.worker_pool import Line, Member, Work
 
 #: Cost by step.
 Costs = Mapping[str, float]
-#: CPU seconds of a step that are too few to tell how they grow.
+#: CPU seconds below which a step is too short to measure its growth.
 LEAST = 0.1
 
 
 @dataclass
 class _Clocked(Compiler):
-    """A Compiler that notes the CPU seconds of each step, of this process alone."""
+    """A Compiler that records the CPU seconds of each step in this process."""
 
     spent: dict[str, float] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class _Clocked(Compiler):
 def seconds(
     shape: str, size: int, backend: Backend, policy: str = "wavefront", device: str = "", registry: Registry | None = None
 ) -> Costs:
-    """CPU seconds by step of reading and compiling ``SHAPES[shape](size)``; "read" is the first."""
+    """Return CPU seconds by step of reading and compiling ``SHAPES[shape](size)``; "read" is the first."""
     data = SHAPES[shape](size).SerializeToString()
     compiler = _Clocked(backend, CompileOptions(policy), KernelStore(None), registry, device=device)
     start = time.process_time()
@@ -54,8 +54,8 @@ def seconds(
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """On which device, how and in which sizes shapes are compiled: none after one that took ``long`` CPU seconds; and the
-    exponent that is the ``most`` that a step may grow with."""
+    """The device, options and sizes for compiling shapes. No larger size follows a compile that needed ``long`` CPU seconds.
+    ``most`` is the largest allowed exponent of a step."""
 
     device: str
     target: str
@@ -67,7 +67,7 @@ class GrowthPlan:
 
 
 def begin(asked: GrowthPlan, member: Member) -> Work:
-    """What compiles all sizes of one shape, in a process; it tells what there is to print, and how many findings are in it."""
+    """Return the function that compiles all sizes of one shape in a process; it sends the report and the number of findings."""
     registry = Registry()
     backend = registry.open(asked.device, "", asked.target, asked.options)
 
@@ -76,7 +76,7 @@ def begin(asked: GrowthPlan, member: Member) -> Work:
         for size in asked.sizes if shape not in DEEP else [n // 4 for n in asked.sizes]:
             try:
                 rows.append((size, seconds(shape, size, backend, asked.policy, asked.device.partition(":")[0], registry)))
-            except Exception as problem:  # anything: a search goes on
+            except Exception as problem:  # any exception: the search continues
                 where = "".join(traceback.format_tb(problem.__traceback__)[-2:])
                 line.tell((f"FAILED {shape} {size}: {type(problem).__name__} {str(problem)[:300]}\n{where}", 1))
                 break
@@ -89,7 +89,7 @@ def begin(asked: GrowthPlan, member: Member) -> Work:
 
 
 def report(shape: str, rows: Sequence[tuple[int, Costs]], most: float) -> tuple[str, int]:
-    """The costs of one shape in lines, and how many steps grow too fast."""
+    """Return the costs of one shape as text, and the number of steps that grow too fast."""
     found = 0
     lines = [f"{shape}: {' '.join(f'{size}:{sum(costs.values()):.2f}' for size, costs in rows)} s of CPU"]
     for step in rows[-1][1]:
@@ -104,22 +104,22 @@ def report(shape: str, rows: Sequence[tuple[int, Costs]], most: float) -> tuple[
 
 
 def operations(action: Callable[[], object]) -> int:
-    """Calls of functions during ``action``, Python's and C's: a count that machines and their load do not change."""
+    """Return the number of Python and C function calls during ``action``, independent of the machine and its load."""
     profile = cProfile.Profile()
     profile.runcall(action)
     return sum(entry.callcount for entry in profile.getstats())
 
 
 def growth(action: Callable[[int], object], size: int) -> float:
-    """How the operations of ``action(n)`` grow from n = ``size`` on: their increase from 2n to 4n over that from n to 2n, which
-    is 2 where every node costs the same, whatever the rest costs, and 4 where every pair of nodes costs something."""
-    action(size)  # what is made once
+    """Return the growth of the operations of ``action(n)`` from n = ``size``. The result is the increase from 2n to 4n over that
+    from n to 2n, independent of fixed costs. It is 2 for a constant cost per node and 4 for a cost per pair of nodes."""
+    action(size)  # one-time work
     counts = [operations(lambda n=n: action(n)) for n in (size, 2 * size, 4 * size)]  # type: ignore[misc]
     return (counts[2] - counts[1]) / (counts[1] - counts[0])
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """The slope of log(cost) over log(size), by least squares."""
+    """Return the slope of log(cost) over log(size), by least squares."""
     points = [(math.log(n), math.log(max(c, 1e-9))) for n, c in zip(sizes, costs, strict=True)]
     middle = [sum(p[i] for p in points) / len(points) for i in (0, 1)]
     spread = sum((x - middle[0]) ** 2 for x, _ in points)

@@ -1,4 +1,4 @@
-"""Graphs of about ``n`` operators in the shapes that make a compiler slow: chains, fans, ladders, bodies, calls."""
+"""Graphs of about ``n`` operators in shapes that slow compilers down: chains, fans, ladders, bodies, calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shape: TypeAlias = Callable[[int], onnx.ModelProto]
 
 
 def elementwise(n: int) -> onnx.ModelProto:
-    """One element-wise operator after another."""
+    """Return a chain of element-wise operators."""
     s = Sketch()
     value = s.input(4, 8)
     for i in range(n):
@@ -37,7 +37,7 @@ def elementwise(n: int) -> onnx.ModelProto:
 
 
 def biased(n: int) -> onnx.ModelProto:
-    """Additions of constants, each another one, and activations in turn."""
+    """Return alternating additions of distinct constants and activations."""
     s = Sketch()
     value = s.input(4, 8)
     for i in range(n):
@@ -57,7 +57,7 @@ def _chain(step: Callable[[Sketch, str, int], str], *shape: int) -> Shape:
 
 
 def _shared(op: str, rows: int, width: int) -> Shape:
-    """A chain of products, all with one weight."""
+    """Return a chain of products with one shared weight."""
 
     def build(n: int) -> onnx.ModelProto:
         s = Sketch()
@@ -70,7 +70,7 @@ def _shared(op: str, rows: int, width: int) -> Shape:
 
 
 def _layer(s: Sketch, value: str, i: int) -> str:
-    """Product, bias, activation, and now and then a rearrangement, a normalisation or a residual."""
+    """Append a product, bias and activation, and sometimes a rearrangement, a normalisation or a residual."""
     kind = i % 8
     if kind in (0, 4):
         return s.node("MatMul", value, s.weight(16, 16))
@@ -86,7 +86,7 @@ def _layer(s: Sketch, value: str, i: int) -> str:
 
 
 def _gated(s: Sketch, value: str, i: int) -> str:
-    """A product in two blocks, one of which gates the other."""
+    """Append a product in two blocks, one of which gates the second."""
     s.node("Split", s.node("MatMul", value, s.weight(8, 16)), outputs=2, axis=1, num_outputs=2)
     gate, content = s.nodes[-1].output
     return s.node("Mul", s.node("Sigmoid", gate), s.node("Tanh", content))
@@ -103,7 +103,7 @@ def _rearranged(s: Sketch, value: str, i: int) -> str:
 
 
 def fan_out(n: int) -> onnx.ModelProto:
-    """One value, read by every operator; each result is an output."""
+    """Return one value that every operator reads; each result is an output."""
     s = Sketch()
     value = s.node("Relu", s.input(4, 8))
     return s.model(*[s.node("Mul", value, s.weight(8)) for _ in range(n)])
@@ -119,7 +119,7 @@ def _fan_in(op: str, **attributes: Any) -> Shape:
 
 
 def ladder(n: int) -> onnx.ModelProto:
-    """Two branches that meet, again and again."""
+    """Return a repeated pair of branches that join."""
     s = Sketch()
     value = s.input(4, 8)
     for _ in range(n // 3):
@@ -128,7 +128,7 @@ def ladder(n: int) -> onnx.ModelProto:
 
 
 def product_ladder(n: int) -> onnx.ModelProto:
-    """Two products that meet, again and again."""
+    """Return a repeated pair of products that join."""
     s = Sketch()
     value = s.input(16, 16)
     for _ in range(n // 3):
@@ -137,7 +137,7 @@ def product_ladder(n: int) -> onnx.ModelProto:
 
 
 def dense_block(n: int) -> onnx.ModelProto:
-    """A concatenation that grows, as in a DenseNet, of at most 32 parts."""
+    """Return a growing concatenation of at most 32 parts, as in a DenseNet."""
     s = Sketch()
     parts = [s.input(1, 4, 4, 4)]
     for i in range(n // 2):
@@ -150,7 +150,7 @@ def dense_block(n: int) -> onnx.ModelProto:
 
 
 def parallel(n: int) -> onnx.ModelProto:
-    """Many chains of eight operators, side by side, added up in the end."""
+    """Return many parallel chains of eight operators, added at the end."""
     s = Sketch()
     start, ends = s.input(4, 8), list[str]()
     for _ in range(max(1, n // 8)):
@@ -165,13 +165,13 @@ def parallel(n: int) -> onnx.ModelProto:
 
 
 def many_inputs(n: int) -> onnx.ModelProto:
-    """As many inputs as operators."""
+    """Return a graph with equally many inputs and operators."""
     s = Sketch()
     return s.model(*[s.node("Relu", s.input(4)) for _ in range(n)])
 
 
 def many_initializers(n: int) -> onnx.ModelProto:
-    """Initializers that are read, and as many that are not."""
+    """Return used initializers and equally many unused ones."""
     s = Sketch()
     value = s.input(8)
     for _ in range(n // 2):
@@ -182,7 +182,7 @@ def many_initializers(n: int) -> onnx.ModelProto:
 
 
 def shape_arithmetic(n: int) -> onnx.ModelProto:
-    """Shape, Gather, Concat and Reshape, as exporters write them, all folded."""
+    """Return foldable Shape, Gather, Concat and Reshape, in the form of exporters."""
     s = Sketch()
     value, first = s.input(4, 8), s.constant(np.array([0], np.int64))
     for i in range(n // 5):
@@ -193,7 +193,7 @@ def shape_arithmetic(n: int) -> onnx.ModelProto:
 
 
 def constants(n: int) -> onnx.ModelProto:
-    """A chain of operators whose values are all known, and many Constant nodes."""
+    """Return a chain of operators with constant operands, and many Constant nodes."""
     s = Sketch()
     known = s.constant(np.arange(8, dtype=np.float32))
     for i in range(n):
@@ -205,7 +205,7 @@ def constants(n: int) -> onnx.ModelProto:
 
 
 def casts(n: int) -> onnx.ModelProto:
-    """Identity and casts to another type and back."""
+    """Return Identity operators and casts to another type and back."""
     s = Sketch()
     value = s.input(4, 8)
     for i in range(n):
@@ -216,7 +216,7 @@ def casts(n: int) -> onnx.ModelProto:
 
 
 def splits(n: int) -> onnx.ModelProto:
-    """One tensor cut into many slices, each worked on, and joined again."""
+    """Return one tensor that is split into many slices, processed, and concatenated again."""
     s = Sketch()
     value = s.input(max(1, n // 3), 4)
     s.node("Split", value, outputs=max(1, n // 3), axis=0, num_outputs=max(1, n // 3))
@@ -225,7 +225,7 @@ def splits(n: int) -> onnx.ModelProto:
 
 
 def accumulated(n: int) -> onnx.ModelProto:
-    """Products of one tensor, added up one after another."""
+    """Return products of one tensor that are accumulated one by one."""
     s = Sketch()
     start = s.input(16, 16)
     value = s.node("MatMul", start, s.weight(16, 16))
@@ -235,7 +235,7 @@ def accumulated(n: int) -> onnx.ModelProto:
 
 
 def scaled(n: int) -> onnx.ModelProto:
-    """A product, multiplied by one constant after another."""
+    """Return a product that is multiplied by a chain of constants."""
     s = Sketch()
     value = s.node("MatMul", s.input(16, 16), s.weight(16, 16))
     for i in range(n):
@@ -244,7 +244,7 @@ def scaled(n: int) -> onnx.ModelProto:
 
 
 def twice(n: int) -> onnx.ModelProto:
-    """Every weight is read by two products."""
+    """Return a graph in which two products read every weight."""
     s = Sketch()
     value = s.input(1, 16)
     for _ in range(n // 2):
@@ -254,7 +254,7 @@ def twice(n: int) -> onnx.ModelProto:
 
 
 def kept(n: int) -> onnx.ModelProto:
-    """A value that is made anew or stays, by a condition of its own each time: three operators."""
+    """Return a value that a separate condition updates or retains in each step of three operators."""
     s = Sketch()
     value, limit = s.input(4, 8), s.input(4, 8)
     for i in range(max(n // 3, 1)):
@@ -264,7 +264,7 @@ def kept(n: int) -> onnx.ModelProto:
 
 
 def regrouped(n: int) -> onnx.ModelProto:
-    """Many parts, joined and cut again at other places."""
+    """Return many parts that are concatenated and split again at other offsets."""
     s, count = Sketch(), 2 * max(1, n // 6)
     start = s.input(1, 8)
     joined = s.node("Concat", *[s.node("Mul", start, s.weight(8)) for _ in range(count)], axis=0)
@@ -273,7 +273,7 @@ def regrouped(n: int) -> onnx.ModelProto:
     return s.model(*[s.node("Tanh", name) for name in (*s.nodes[-2].output, *s.nodes[-1].output)])
 
 
-#: By name. Those in ``DEEP`` nest as deep as they are large.
+#: Graphs by name. Graphs in ``DEEP`` nest as deep as they are large.
 SHAPES: Final[Mapping[str, Shape]] = {
     "elementwise": elementwise,
     "biased": biased,
@@ -329,7 +329,7 @@ DEEP: Final = frozenset({"nested_ifs", "decided_ifs", "calls"})
 
 
 def axes_of(s: Sketch) -> str:
-    """The constant [-1], once."""
+    """Return the constant [-1], created once."""
     if not s.constants:
         s.constant(np.array([-1], np.int64))
     return str(s.constants[0].name)

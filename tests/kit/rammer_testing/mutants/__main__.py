@@ -1,4 +1,4 @@
-"""``python -m rammer_testing.mutants``: a campaign, in one process or several, or kept cases again."""
+"""``python -m rammer_testing.mutants``: run a campaign in one or more processes, or rerun saved cases."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rammer_testing.worker_pool import check_tried
 
 
 def main() -> int:
-    """Exit code 1 where a mutant fails, a RammerError's own where one cannot be run."""
+    """Run the command line; the exit code is 1 if a mutant fails, or that of a RammerError if a mutant cannot be run."""
     args = _arguments()
-    # Before NumPy is imported: its threads would not survive a fork, and each maps memory.
+    # Set before NumPy is imported: its threads would not survive a fork, and each maps memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rammer_testing.mutants.kinds import KINDS
 

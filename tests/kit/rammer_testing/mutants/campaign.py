@@ -1,4 +1,4 @@
-"""Many mutants, one after another: drawn, run in a child, judged, and shrunk where they fail."""
+"""Campaigns of mutants: drawn, run in a child, judged, and shrunk on failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rammer_testing.sandbox import Machinery, Outcome, caged, command, forked, i
 
 #: Most changes to one mutant.
 CHANGES = 3
-#: Stands for the folder of a kept case.
+#: Placeholder for the folder of a saved case.
 _PLACE = "{folder}"
 #: Modules that must not be imported before a fork: they start threads or drivers.
 _NEVER = ("pyopencl", "cuda", "cupy", "pocl", "openvino", "torch", "jax", "rammer_rocm", "rammer_cuda")
@@ -32,7 +32,7 @@ _NEVER = ("pyopencl", "cuda", "cupy", "pocl", "openvino", "torch", "jax", "ramme
 
 @dataclass(frozen=True)
 class Mutant:
-    """Which seed, how to draw what is run, the number of the way to change it, and a seed for each change."""
+    """A mutant: the index of its seed file, the random state of its command, its way of change, and a seed per change."""
 
     seed: int
     draw: int
@@ -41,7 +41,7 @@ class Mutant:
 
 
 class Campaign:
-    """Mutants of one kind for one device. ``folder`` is emptied again and again; ``keep`` is a file of failing ones."""
+    """Mutants of one kind for one device. ``folder`` is emptied repeatedly; ``keep`` is a file of failing mutants."""
 
     def __init__(self, kind: str, device: Sequence[str], seed: str, folder: Path, keep: Path | None = None) -> None:
         self.kind: Kind = KINDS[kind](device)
@@ -53,14 +53,14 @@ class Campaign:
         self.tally, self.known = Tally(), set[str]()
 
     def drawn(self) -> Mutant:
-        """The next mutant."""
+        """Return the next mutant."""
         rng = self.rng
         ways = [number for number, way in enumerate(self.kind.ways) for _ in range(way.share)]
         changes = tuple(rng.randrange(1 << 48) for _ in range(rng.choice((1, 1, 1, 2, CHANGES))))
         return Mutant(rng.randrange(len(self.seeds)), rng.randrange(1 << 48), rng.choice(ways), changes)
 
     def one(self, mutant: Mutant) -> str:
-        """The fault of one mutant, which is counted, shrunk and kept; "" where there is none."""
+        """Return the fault of one mutant after counting, shrinking and storing it; "" if the mutant passes."""
         what, fault, end = self.judged(mutant)
         self.tally.count(self.kind.name, self.kind.ways[mutant.way].name, what, end.seconds)
         if fault:
@@ -69,7 +69,7 @@ class Campaign:
         return fault
 
     def judged(self, mutant: Mutant) -> tuple[str, str, Outcome]:
-        """What became of a mutant (a column of the table), its fault, and the end of its run."""
+        """Return the outcome of a mutant (a table column), its fault, and the end of its run."""
         place = self.folder / "mutant"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -78,11 +78,11 @@ class Campaign:
         return what, fault, end
 
     def placed(self, mutant: Mutant, place: Path) -> list[str]:
-        """The mutant's files in ``place``, and the command that uses them."""
+        """Write the mutant's files into ``place`` and return the command that uses them."""
         return self.kind.place(place, self.seeds[mutant.seed], self.data(mutant), random.Random(mutant.draw))
 
     def data(self, mutant: Mutant) -> bytes:
-        """The changed bytes. A change of what cannot be read any more changes nothing."""
+        """Return the changed bytes. A change of unreadable data has no effect."""
         data, change = self.seeds[mutant.seed].data, self.kind.ways[mutant.way].change
         for number in mutant.changes:
             with contextlib.suppress(Exception):
@@ -96,7 +96,7 @@ class Campaign:
         if fault or end.code:
             return (FAULT, fault) if fault else (REFUSED, "")
         if not (place / OUTPUTS).exists():
-            return RAN, ""  # inspected only
+            return RAN, ""  # inspection only
         if not self.kind.voiced:
             if same_outputs(place, self.seeds[mutant.seed]):
                 return RIGHT, ""
@@ -106,7 +106,7 @@ class Campaign:
         return (RAN, "") if said == NOT_JUDGED else (FAULT, f"wrong numbers, {said}") if said else (RIGHT, "")
 
     def _shrunk(self, mutant: Mutant, fault: str) -> Mutant:
-        """The mutant with changes left out as long as it fails in the same way."""
+        """Return the mutant with the fewest changes that fails in the same way."""
         for index in range(len(mutant.changes) - 1, -1, -1):
             fewer = replace(mutant, changes=mutant.changes[:index] + mutant.changes[index + 1 :])
             if fewer.changes and self.judged(fewer)[1][:30] == fault[:30]:
@@ -114,7 +114,7 @@ class Campaign:
         return mutant
 
     def _kept(self, mutant: Mutant, fault: str) -> str:
-        """Where the failing files are, with the words to run them: a line of ``keep``, one of each fault."""
+        """Return the location and command of the failing files: a line of ``keep``, one per fault."""
         if self.keep is None or fault in self.known:
             return ""
         self.known.add(fault)
@@ -135,13 +135,13 @@ class Campaign:
             "files": files,
         }
         self.keep.parent.mkdir(parents=True, exist_ok=True)
-        with self.keep.open("ab", buffering=0) as file:  # one write: several processes add to it
+        with self.keep.open("ab", buffering=0) as file:  # one write: several processes append to it
             file.write(json.dumps(case).encode() + b"\n")
         return f"{self.keep} ({self.kind.name}, campaign {self.number})"
 
 
 def again(line: str) -> tuple[str, Outcome]:
-    """The fault and the end of a kept case, run once more: what the run does, and what the voices say of a model's numbers."""
+    """Rerun a saved case and return its fault and end, including the references' judgement of a model's numbers."""
     case = json.loads(line)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in case["files"].items():
@@ -160,7 +160,7 @@ def again(line: str) -> tuple[str, Outcome]:
 
 @cache
 def preload(folder: Path, device: tuple[str, ...]) -> None:
-    """Import here what a run imports, so that children find it: a first child runs a model and lists its modules."""
+    """Import the modules of a run here, so that children inherit them. A first child runs a model and lists its modules."""
     import numpy as np
 
     from rammer_testing.small_models import MODELS
@@ -177,10 +177,10 @@ def preload(folder: Path, device: tuple[str, ...]) -> None:
 
     code, *_ = forked(work, folder / "stdout", folder / "stderr", 120)
     if code:
-        raise Machinery("a right model does not run here", hint=(folder / "stderr").read_text()[-2000:].strip())
+        raise Machinery("a valid model does not run", hint=(folder / "stderr").read_text()[-2000:].strip())
     for name in listed.read_text().split():
         if name != "__main__" and not name.startswith(_NEVER):
             try:
                 importlib.import_module(name)
             except Exception:
-                continue  # made while running, not importable
+                continue  # created at run time, not importable

@@ -1,4 +1,4 @@
-"""Changes to bytes, protobufs, JSON, texts and zips. Each draws from a generator and gives a new value."""
+"""Random changes to bytes, protobufs, JSON, texts and zips. Each returns a new value."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnx import ModelProto
 
 from rammer.compiled.artifact import is_text, seal_of
 
-#: Whole numbers at the ends of something.
+#: Whole numbers at the limits of types and formats.
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 31), -(1 << 63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
-#: What a run must never execute; the campaign looks for the file.
+#: A name that a run must never execute; the campaign checks for the file.
 CANARY = "PWNED"
 _C = f'x; }} extern int system(const char*); int go(void) {{ return system("touch {CANARY}'
 TEXTS = (
@@ -47,7 +47,7 @@ TEXTS = (
 
 
 def bytes_changed(rng: random.Random, data: bytes) -> bytes:
-    """A few bytes flipped, set, cut, doubled, moved or put in."""
+    """Return data with a few bytes flipped, set, cut, doubled, moved or inserted."""
     if not data:
         return bytes(rng.randrange(256) for _ in range(rng.randrange(1, 9)))
     at, size = rng.randrange(len(data)), rng.choice((1, 1, 2, 4, 8, 64))
@@ -75,7 +75,7 @@ def bytes_changed(rng: random.Random, data: bytes) -> bytes:
 
 
 def proto_changed(rng: random.Random, data: bytes) -> bytes:
-    """A model with one field changed: another value, removed, doubled, exchanged or a great many times."""
+    """Return a model with one field replaced, removed, doubled, exchanged or repeated very often."""
     model = ModelProto.FromString(data)
     places = list(_places(model))
     message, field, index = rng.choice(places)
@@ -90,7 +90,7 @@ def proto_changed(rng: random.Random, data: bytes) -> bytes:
 
 
 def _places(message: Any) -> Iterator[tuple[Any, Any, int | None]]:
-    """Every field of a message and of those in it; of many entries a few."""
+    """Yield every field of a message and of nested messages; only a few of many entries."""
     for field, value in message.ListFields():
         if not field.is_repeated:
             yield message, field, None
@@ -129,7 +129,7 @@ def _store(values: Any, field: Any, index: int, value: Any) -> None:
 
 
 def _set(store: Callable[[Any], object], rng: random.Random, field: Any, value: Any) -> None:
-    """Another value of the field's kind; one that it cannot hold changes nothing."""
+    """Set another value of the field's kind; a value that the field cannot hold changes nothing."""
     if isinstance(value, bytes):
         new: Any = bytes_changed(rng, value) if rng.random() < 0.7 else rng.choice(TEXTS).encode()
     elif isinstance(value, str):
@@ -150,7 +150,7 @@ _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def text_changed(rng: random.Random, text: str) -> str:
-    """A token or a line removed, doubled, exchanged, replaced by a number or by something that means harm."""
+    """Return text with a token or a line removed, doubled, exchanged, or replaced by a number or a malicious string."""
     if rng.random() < 0.3:
         lines = text.split("\n")
         at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -167,7 +167,7 @@ def text_changed(rng: random.Random, text: str) -> str:
 
 
 def json_changed(rng: random.Random, text: str) -> str:
-    """A value of a JSON text replaced, removed, doubled or nested deeply; the text itself now and then."""
+    """Return JSON text with a value replaced, removed, doubled or nested deeply; rarely with changed text."""
     try:
         tree = json.loads(text)
     except ValueError:
@@ -202,13 +202,13 @@ def _json_places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def sealed_changed(rng: random.Random, data: bytes) -> bytes:
-    """``zip_changed`` under a new digest, as whoever means harm would do it."""
+    """Return the data of ``zip_changed`` with a valid digest, like an attacker."""
     return zip_changed(rng, data, seal=True)
 
 
 def zip_changed(rng: random.Random, data: bytes, seal: bool = False) -> bytes:
-    """A compiled file with a member changed by what is in it, removed, doubled, renamed, packed or swollen; the zip's
-    checksums are right, and the digest of the whole only where ``seal`` asks for it."""
+    """Return a compiled file with a changed, removed, doubled, renamed, compressed or inflated member. The zip's checksums are
+    valid. The digest of the whole is valid only with ``seal``."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members, comment = [(i.filename, archive.read(i)) for i in archive.infolist()], archive.comment
     at, packing, kind = rng.randrange(len(members)), zipfile.ZIP_STORED, rng.randrange(12)
@@ -233,7 +233,7 @@ def zip_changed(rng: random.Random, data: bytes, seal: bool = False) -> bytes:
         members[at] = (name, json_changed(rng, content.decode()).encode("utf-8", "surrogatepass"))
     made = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(made, "w", packing) as archive:
-        warnings.simplefilter("ignore")  # of names that are there twice
+        warnings.simplefilter("ignore")  # about duplicate names
         for member, value in members:
             archive.writestr(member, value)
         archive.comment = seal_of({n: v for n, v in members if is_text(n)}) if seal else comment

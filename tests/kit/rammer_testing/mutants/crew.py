@@ -1,4 +1,4 @@
-"""A campaign of mutants shared by processes, each with seeds of its own, that ends in time and leaves a report."""
+"""A campaign of mutants in several processes with separate seeds, a time limit and a report."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rammer_testing.mutants.tally import Tally
 from rammer_testing.sandbox import Machinery
 from rammer_testing.worker_pool import UNFINISHED, Crew, Line, Member, Work
 
-#: Seconds for mutants that run when the time is up; of silence: right files are made, and a fault is shrunk, in many runs.
+#: Seconds for running mutants after the end of time; seconds of silence, since making valid files and shrinking need many runs.
 GRACE, PATIENCE = 3.0, 1200.0
-#: Runs one after another that cannot begin before the search ends.
+#: Consecutive runs that fail to start before the search ends.
 MOST: Final = 3
-#: A fault that a process which ends by itself counts as.
+#: The fault recorded for a process that ends unexpectedly.
 DIED: Final = "a process of the campaign ended"
 
 
 @dataclass(frozen=True)
 class MutantPlan:
-    """Kinds of mutants for the device that words of a command line name; those that fail go to ``keep``."""
+    """Kinds of mutants for the device of a command line; failing mutants are written to ``keep``."""
 
     kinds: Sequence[str]
     device: Sequence[str]
@@ -35,8 +35,8 @@ class MutantPlan:
 
 
 def search(asked: MutantPlan, count: int, processes: int, seconds: float, report: Path | None) -> Tally:
-    """``count`` mutants, or as many as ``seconds`` allow; ``report`` has what was counted so far every few seconds. RammerError
-    where none can be run."""
+    """Run ``count`` mutants, or as many as ``seconds`` allow. ``report`` gets the counts every few seconds. Raises RammerError if
+    mutants cannot be run."""
     total, end = Tally(), time.monotonic() + seconds
 
     def heard(member: Member, part: Tally) -> None:
@@ -61,7 +61,7 @@ def search(asked: MutantPlan, count: int, processes: int, seconds: float, report
 
 
 def begin(asked: MutantPlan, folder: Path, member: Member) -> Work:
-    """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
+    """Return the function that draws mutants in one process. It cycles through the kinds, so that an early end covers each."""
     from rammer_testing.mutants.campaign import Campaign
 
     unbegun = 0

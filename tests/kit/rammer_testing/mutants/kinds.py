@@ -1,4 +1,4 @@
-"""What is changed, and how the changed thing is used: one class for each kind of file."""
+"""The kinds of files to change, and the use of each changed file: one class per kind."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rammer_testing.sandbox import Machinery, caged
 from rammer_testing.small_models import MODELS
 
 Words = list[str]
-#: Files beside a mutant: what its run was given and gave. Where right files are made.
+#: Files next to a mutant: inputs and outputs of its run. Then the folder in which valid files are created.
 INPUTS, OUTPUTS, SEED = "in.npz", "out.npz", "seed"
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A right file: its bytes, the model that it belongs to, the other files of the cache, and the outputs of a run."""
+    """A valid file: its bytes, its model, the remaining cache files, and the outputs of a run."""
 
     data: bytes
     model: bytes = b""
@@ -37,8 +37,8 @@ class Seed:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to change a file: ``share`` of the mutants are made so. ``free`` ones are files that somebody could have meant, which
-    may compute whatever they like, but safely; any other mutant that runs must compute what the right file does."""
+    """A way to change a file, with its ``share`` of the mutants. A ``free`` change yields a file that a user could have intended:
+    it may compute anything, but safely. Any other mutant that runs must compute the results of the valid file."""
 
     name: str
     change: Callable[[random.Random, bytes], bytes]
@@ -47,12 +47,12 @@ class Way:
 
 
 class Kind(ABC):
-    """One kind of file. ``ways`` change its bytes; ``place`` puts them into a folder and says what to run."""
+    """A kind of file. ``ways`` change its bytes; ``place`` writes them into a folder and returns the command to run."""
 
     name: ClassVar[str]
-    #: Whether a damaged file must be put aside (exit code 0 and the right outputs) rather than refused.
+    #: True if a damaged file must be discarded (exit code 0 and the right outputs) rather than refused.
     forgiving: ClassVar[bool] = False
-    #: Whether other voices judge the outputs of what runs, rather than the outputs of the right file.
+    #: True if references judge the outputs of a run, rather than the outputs of the valid file.
     voiced: ClassVar[bool] = False
     ways: ClassVar[Sequence[Way]]
 
@@ -61,14 +61,14 @@ class Kind(ABC):
 
     @abstractmethod
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
-        """Right files, made in ``folder``."""
+        """Create and return valid files in ``folder``."""
 
     @abstractmethod
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
-        """The words of a command that uses ``data``."""
+        """Return the words of a command that uses ``data``."""
 
     def made(self, folder: Path, words: Sequence[object], model: bytes, compiled: bytes = b"") -> bytes:
-        """The outputs of a right run in ``folder/seed``, where the model (and the compiled file) lies and the cache stays."""
+        """Return the outputs of a valid run in ``folder/seed``, which holds the model, the compiled file and the cache."""
         place = folder / SEED
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -77,7 +77,7 @@ class Kind(ABC):
             (place / "m.rammer").write_bytes(compiled)
         end = caged(words, place, self.device)
         if end.code or end.fault:
-            raise Machinery(f"a right file fails: {end.fault or f'exit code {end.code}'}", hint=end.err.strip())
+            raise Machinery(f"a valid file fails: {end.fault or f'exit code {end.code}'}", hint=end.err.strip())
         return (place / OUTPUTS).read_bytes() if (place / OUTPUTS).exists() else b""
 
 
@@ -102,7 +102,7 @@ class Models(Kind):
 
 
 class CompiledFiles(Kind):
-    """What ``rammer compile -o`` writes."""
+    """Files written by ``rammer compile -o``."""
 
     name = "compiled"
     ways = (
@@ -127,7 +127,7 @@ class CompiledFiles(Kind):
 
 
 class Kept(Kind):
-    """Programs that the cache keeps."""
+    """Programs in the program cache."""
 
     name = "kept"
     forgiving = True
@@ -160,7 +160,7 @@ class Kept(Kind):
 
 
 def _row_changed(rng: random.Random, data: bytes, folder: Path = Path("/tmp")) -> bytes:
-    """A kernel store with a row, a value under a right checksum, or the table changed."""
+    """Return a kernel store with a changed row, a value with a valid checksum, or a changed table."""
     path = folder / f"mutant-{rng.randrange(1 << 62)}.sqlite"
     path.write_bytes(data)
     try:
@@ -198,14 +198,14 @@ class Stores(Kept):
     """The sqlite file of tuned kernels."""
 
     name = "store"
-    # A row says which of the device's own kernels is best: whatever it says, the numbers stay.
+    # A row selects the best of the device's own kernels: the numbers must not depend on it.
     ways = (Way("bytes", change.bytes_changed), Way("rows", _row_changed, 3))
     pattern = "kernels.sqlite"
     tune: ClassVar[Words] = ["--tune", "quick"]
 
 
 class Heads(Kept):
-    """What the cache keeps of models' ports."""
+    """Cached descriptions of models' ports."""
 
     name = "head"
     ways = (Way("bytes", change.bytes_changed), Way("text", lambda rng, data: change.text_changed(rng, data.decode()).encode()))
@@ -216,7 +216,7 @@ KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Store
 
 
 def same_outputs(folder: Path, seed: Seed) -> bool:
-    """Whether the run in ``folder`` wrote the outputs of the unchanged file, up to another kernel's rounding."""
+    """Return True if the run in ``folder`` wrote the outputs of the unchanged file, except for another kernel's rounding."""
     path = folder / "want.npz"
     path.write_bytes(seed.outputs)
     with np.load(path) as want, np.load(folder / OUTPUTS) as have:
@@ -226,6 +226,6 @@ def same_outputs(folder: Path, seed: Seed) -> bool:
 
 
 def _small(rng: random.Random) -> list[ModelProto]:
-    """The small models of static shapes, with random weights."""
+    """Return the small models of static shapes, with random weights."""
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     return [m.build(numbers) for m in MODELS.values() if m.shapes == ({},)]

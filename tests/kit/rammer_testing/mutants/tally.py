@@ -1,4 +1,4 @@
-"""Counts of a campaign, and the table of them."""
+"""Counts of a campaign and their table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-#: What can become of a mutant: a clear error; a run with the numbers that it must have; a run whose numbers nobody judges; a
-#: run of a file that was sealed anew with other numbers, which is allowed; anything else.
+#: Outcomes of a mutant: a clear error; a run with the required numbers; a run whose numbers are not judged; a run of a resealed
+#: file with other numbers, which is allowed; anything else.
 REFUSED, RIGHT, RAN, OTHER, FAULT = COLUMNS = ("refused", "right", "ran, not judged", "other numbers, allowed", "faults")
 _HEADERS: Final = ("kind", "way", "mutants", *COLUMNS)
 
 
 @dataclass
 class Tally:
-    """``ends`` counts by (kind, way, column); ``faults`` are words and where the mutant is kept; ``unbegun`` are reasons why runs
-    could not begin, which say nothing of the mutants."""
+    """The counts of a campaign. ``ends`` counts by (kind, way, column). ``faults`` are messages and the locations of stored
+    mutants. ``unbegun`` are reasons for runs that could not start, independent of the mutants."""
 
     ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -23,12 +23,12 @@ class Tally:
     slowest: float = 0.0
 
     def count(self, kind: str, way: str, what: str, seconds: float) -> None:
-        """One mutant more."""
+        """Count one more mutant."""
         self.ends[kind, way, what] += 1
         self.slowest = max(self.slowest, seconds)
 
     def add(self, other: Tally) -> None:
-        """Count another campaign's."""
+        """Add the counts of another campaign."""
         self.ends.update(other.ends)
         self.faults += other.faults
         self.unbegun.update(other.unbegun)
@@ -36,11 +36,11 @@ class Tally:
 
     @property
     def mutants(self) -> int:
-        """All of them."""
+        """The number of all mutants."""
         return sum(self.ends.values())
 
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the counts as JSON data."""
         return {
             "ends": [[*k, n] for k, n in sorted(self.ends.items())],
             "faults": self.faults,

@@ -1,4 +1,4 @@
-"""Whether a changed model that still runs gave the right numbers: asked of the voices that judge random graphs."""
+"""Judgement of a changed model's numbers by the references that judge random graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rammer_testing.sandbox import forked
 
 #: Seconds for a judgement.
 PATIENCE: Final = 30.0
-#: Kinds of attributes that a ``Case`` can hold.
+#: Kinds of attributes that a ``GraphCase`` can hold.
 _PLAIN: Final = frozenset(
     {
         AttributeProto.FLOAT,
@@ -35,7 +35,7 @@ _PLAIN: Final = frozenset(
 
 @dataclass
 class _Told(Outside):
-    """What ONNX Runtime has said already."""
+    """Cached answers of ONNX Runtime."""
 
     said: list[Array] | None = None
 
@@ -45,13 +45,13 @@ class _Told(Outside):
 
 @dataclass
 class Voices:
-    """Asks ONNX Runtime first, in its own process: what it or ONNX's checker refuses is not judged. The rest happens in a
-    child: nobody has checked ONNX's code against such models."""
+    """The reference implementations. ONNX Runtime is first, in a separate process. A model that it or ONNX's checker refuses is
+    not judged. The remaining references run in a child, since ONNX's code is untested with invalid models."""
 
     outside: Outside = field(default_factory=Outside)
 
     def __call__(self, model: bytes, folder: Path) -> str:
-        """What is wrong with the outputs in ``folder``; "" where they are right, and "not judged" where nobody can say."""
+        """Return the fault of the outputs in ``folder``; "" if they are right, "not judged" if they cannot be judged."""
         with np.load(folder / INPUTS) as given, np.load(folder / OUTPUTS) as made:
             inputs, have = {n: given[n] for n in given.files}, {n: made[n] for n in made.files}
         said = self.outside(model, inputs, list(have))
@@ -62,7 +62,7 @@ class Voices:
         return json.loads(verdict.read_text()) if verdict.exists() else NOT_JUDGED
 
 
-#: Where the model is none that ONNX allows, or the judges themselves fail on it.
+#: The result for models that ONNX disallows, or on which the judges themselves fail.
 NOT_JUDGED: Final = "not judged"
 
 
@@ -70,7 +70,7 @@ def _judge(model: bytes, inputs: dict[str, Array], have: dict[str, Array], said:
     case = as_case(ModelProto.FromString(model), inputs)
     if case is None:
         return 0
-    case.typed()  # raises where the checker does not accept it
+    case.typed()  # raises if the checker rejects it
     told = Judge(outside=_Told(said=said)).compared(case, have, Setting(""))
     if told.kind != "evaluator":
         verdict.write_text(json.dumps("" if told.good else f"{told.kind}: {told.detail}"))
@@ -78,7 +78,7 @@ def _judge(model: bytes, inputs: dict[str, Array], have: dict[str, Array], said:
 
 
 def as_case(model: ModelProto, inputs: dict[str, Array]) -> GraphCase | None:
-    """The model as a Case; None where it has functions, bodies, operators of other domains or other things that a Case lacks."""
+    """Return the model as a GraphCase; None for functions, bodies, foreign domains and other unsupported features."""
     graph = model.graph
     opsets = {i.domain: i.version for i in model.opset_import}
     attributes = [a for n in graph.node for a in n.attribute]

@@ -1,1 +1,1 @@
-"""Single operators over their whole attribute spaces: generators, the voices that judge them, and what was decided."""
+"""Single operators over their whole attribute spaces: generators, references that judge them, and decisions."""

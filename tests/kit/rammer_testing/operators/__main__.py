@@ -15,7 +15,7 @@ from rammer_testing.operators.survey import survey
 
 @dataclass(frozen=True)
 class How:
-    """What is compared, or misused."""
+    """The comparison mode, or misuse."""
 
     fold: bool
     device: str
@@ -24,7 +24,7 @@ class How:
 
 @dataclass(frozen=True)
 class Shown:
-    """Kinds of verdicts, with commas, and how many examples of each."""
+    """Kinds of verdicts, separated by commas, and the number of examples of each."""
 
     kinds: str
     show: int

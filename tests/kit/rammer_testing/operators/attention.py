@@ -1,4 +1,4 @@
-"""ONNX Runtime's attentions, with every form of mask, past and packing, and the embeddings and products beside them."""
+"""ONNX Runtime's attention operators with all masks, caches and packings, and related embeddings and products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPSET = 17
 
 
 def _mask(draw: OperandDraw, batch: int, length: int, total: int) -> Array | None:
-    """One of the forms; every query sees a key."""
+    """Return a mask in a random form; every query attends to some key."""
     form = draw.pick(None, "keys", "ends", "both", "queries")
     if form is None:
         return None
@@ -35,7 +35,7 @@ def _bias(draw: OperandDraw, batch: int, heads: int, length: int, total: int) ->
 
 @family(f"{_DOMAIN}.Attention")
 def attention(draw: OperandDraw, op: str) -> OperatorCase:
-    """Projections inside."""
+    """Draw a case with projections inside the operator."""
     batch, length, heads, width = draw.size(1, 2), draw.size(1, 5), draw.size(1, 3), draw.pick(2, 4)
     rows, past = draw.pick(4, 6), draw.pick(0, 0, 1, 3)
     hidden = heads * width
@@ -44,10 +44,10 @@ def attention(draw: OperandDraw, op: str) -> OperatorCase:
     operands = (
         draw.array((batch, length, rows)),
         draw.array((rows, total), low=-1, high=1),
-        draw.array((total,)),  # ONNX Runtime 1.31 ends where it is left out
+        draw.array((total,)),  # ONNX Runtime 1.31 crashes without it
         _mask(draw, batch, length, past + length),
         draw.array((2, batch, heads, past, width)) if past else None,
-        # ONNX Runtime 1.31 reads beyond a bias of fewer batches or heads, and ends.
+        # ONNX Runtime 1.31 reads beyond a bias of fewer batches or heads, and crashes.
         draw.array((batch, heads, length, length)) if not past and draw.chance(0.3) else None,
     )
     attributes = {"num_heads": heads, "qkv_hidden_sizes": sizes, "unidirectional": draw.pick(None, 0, 1)}
@@ -57,9 +57,9 @@ def attention(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MultiHeadAttention")
 def multi_head_attention(draw: OperandDraw, op: str) -> OperatorCase:
-    """Queries, keys and values that are there: apart, packed or by heads."""
+    """Draw a case with projected queries, keys and values: separate, packed or by heads."""
     batch, length, heads, width = draw.size(1, 2), draw.size(1, 5), draw.size(1, 3), draw.pick(2, 4)
-    # ONNX Runtime has no kernel for packed forms on a CPU; those are tested as what they are made of.
+    # ONNX Runtime has no CPU kernel for packed forms; their test uses the unpacked equivalent.
     form = draw.pick("apart", "apart", "apart", "heads", "packed", "pairs")
     hidden, past = heads * width, draw.pick(0, 0, 2) if form == "apart" else 0
     keys, out = (length, width) if form == "packed" or past else (draw.size(1, 5), draw.pick(width, 2))
@@ -88,7 +88,7 @@ def multi_head_attention(draw: OperandDraw, op: str) -> OperatorCase:
     operands += [bias, mask, _bias(draw, batch, heads, length, total), *earlier]
     attributes = {"num_heads": heads, "unidirectional": draw.pick(None, 0, 1) if keys == length else None}
     attributes |= {"scale": draw.pick(None, 0.3), "mask_filter_value": draw.pick(None, -50.0)}
-    if form == "apart" and past and draw.chance():  # a buffer of as many keys, and of a few more
+    if form == "apart" and past and draw.chance():  # a buffer with exactly these keys plus some spare rows
         room = 3
         operands[6:8] = [draw.array((batch, heads, past + length + room, n)) for n in (width, out)]
         return OperatorCase(op, _OPSET, (*operands, np.array([past], np.int32)), attributes, 3)
@@ -100,7 +100,7 @@ def multi_head_attention(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.GroupQueryAttention")
 def group_query_attention(draw: OperandDraw, op: str) -> OperatorCase:
-    """First calls and later ones, rows of several lengths, packed or not, turned or not."""
+    """Draw a case of a first or later call: rows of several lengths, packed or not, with or without rotation."""
     batch, shared, groups, width = draw.size(1, 2), draw.size(1, 2), draw.size(1, 3), draw.pick(16, 32)
     heads, first = shared * groups, draw.chance()
     length, before = (draw.size(1, 5), 0) if first else (draw.pick(1, 1, 2) if batch == 1 else 1, draw.size(1, 5))
@@ -110,7 +110,7 @@ def group_query_attention(draw: OperandDraw, op: str) -> OperatorCase:
     wide = (heads + 2 * shared) * width if packed else heads * width
     operands: list[Array | None] = [draw.array((batch, length, wide), kind, low=-1, high=1)]
     operands += [None if packed else draw.array((batch, length, shared * width), kind, low=-1, high=1) for _ in range(2)]
-    spare = draw.pick(0, 0, 2)  # a buffer that is longer than what is in it
+    spare = draw.pick(0, 0, 2)  # a buffer that is longer than its contents
     buffer = before + (draw.pick(0, length + spare))
     bits = draw.pick(0, 0, 0, 4, 8)
     stored = {0: kind, 4: "uint8", 8: "int8"}[bits]
@@ -139,7 +139,7 @@ def group_query_attention(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.RotaryEmbedding")
 def rotary_embedding(draw: OperandDraw, op: str) -> OperatorCase:
-    """Heads side by side or apart, all columns or the first ones."""
+    """Draw a case with heads interleaved or in a separate dimension, and rotation of all or only the first columns."""
     batch, length, heads, half, rows = draw.size(1, 2), draw.size(1, 4), draw.size(1, 3), draw.pick(2, 4), 10
     apart = draw.chance()
     attributes: dict[str, Any] = {"interleaved": draw.pick(None, 0, 1), "scale": draw.pick(None, 1.0, 2.0)}
@@ -162,8 +162,8 @@ def rotary_embedding(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MatMulNBits")
 def few_bits(draw: OperandDraw, op: str) -> OperatorCase:
-    """Weights of 2, 4 or 8 bits in blocks, the last of which may be longer than what is left; constants or not. Columns may say
-    their blocks: ONNX Runtime reads packed zero points in another order then."""
+    """Draw a case with weights of 2, 4 or 8 bits in blocks, constant or not. The last block may extend past the end. Columns may
+    have explicit blocks: ONNX Runtime then reads packed zero points in another order."""
     bits, block = draw.pick(4, 4, 8, 2), draw.pick(16, 32)
     rows, depth = draw.size(1, 9), block * draw.size(1, 3) - draw.pick(0, 0, 4)
     blocks = -(-depth // block)
@@ -183,7 +183,7 @@ def few_bits(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.GatherBlockQuantized")
 def gathered_blocks(draw: OperandDraw, op: str) -> OperatorCase:
-    """Rows of a table of packed bytes; a place outside of it has zeros."""
+    """Draw a case that gathers rows of a table of packed bytes; indices outside the table yield zeros."""
     bits, block, rows = draw.pick(4, 4, 8), 16, draw.size(2, 7)
     blocks = draw.size(1, 3)
     table = draw.array((rows, blocks * block * bits // 8), "uint8", 0.0, 0, 255)

@@ -1,4 +1,4 @@
-"""One operator with operands and attributes, and the registry of generators that draw such cases."""
+"""Cases of one operator with operands and attributes, and the registry of their generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rammer.ir.types import SHORT, TensorType
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Values at which formulas break: zeros of both signs, tiny, large and huge ones, what is no number.
+#: Values at which formulas break: zeros of both signs, tiny, large and huge values, infinities and NaN.
 SPECIAL = (
     0.0,
     -0.0,
@@ -51,14 +51,14 @@ SPECIAL = (
 )
 
 
-#: Versions of domains besides ONNX's own.
+#: Versions of domains other than ONNX's default domain.
 VERSIONS = {"com.microsoft": 1, "ai.onnx.ml": 3, "ai.onnx.ml.TreeEnsemble": 5}
 
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """A model of one node. Operands that are None are absent; ``static`` are the positions of constants. ``op`` has the domain
-    before its name where that is not ONNX's own (``com.microsoft.Gelu``); ``absent`` are outputs that are left out."""
+    """A model of one node. Operands that are None are absent; ``static`` are the positions of constants. ``op`` includes its
+    domain if that is not the default (``com.microsoft.Gelu``); ``absent`` are omitted outputs."""
 
     op: str
     opset: int
@@ -67,12 +67,12 @@ class OperatorCase:
     outputs: int = 1
     static: frozenset[int] = frozenset()
     absent: frozenset[int] = frozenset()
-    #: Element types of the outputs, by NumPy's names, where attributes alone decide them.
+    #: Element types of the outputs, by NumPy's names, if only attributes determine them.
     made: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str:
-        """The operator's domain."""
+        """The domain of the operator."""
         return self.op.rpartition(".")[0]
 
     @property
@@ -82,17 +82,17 @@ class OperatorCase:
 
     @property
     def results(self) -> list[str]:
-        """Names of the outputs."""
+        """The names of the outputs."""
         return [f"y{i}" for i in range(self.outputs) if i not in self.absent]
 
     @property
     def schema(self) -> defs.OpSchema:
-        """How the operator may be used, at the case's opset."""
+        """The operator's schema at the case's opset."""
         return schemas.get_schema(self.op.rpartition(".")[2], self.version, self.domain)
 
     @property
     def kinds(self) -> list[int]:
-        """Element types of the outputs, by the schema, which has one of each or that of an operand."""
+        """The element types of the outputs by the schema: fixed, or those of an operand."""
         if self.made:
             return [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in self.made]
         schema = self.schema
@@ -110,19 +110,19 @@ class OperatorCase:
 
     @property
     def feeds(self) -> dict[str, Array]:
-        """What a run of the model is given."""
+        """The inputs of a run of the model."""
         return {f"x{i}": a for i, a in enumerate(self.operands) if a is not None and i not in self.static}
 
     @property
     def use(self) -> Use:
-        """What decisions on voices ask about."""
+        """The operator use that decisions on references refer to."""
         version = self.schema.since_version
         types = [None if a is None else TensorType(str(a.dtype), a.shape) for a in self.operands]
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items() if v is not None}
         return Use(self.op, version, given, types, (True,) * self.outputs, self.operands)
 
     def folded(self) -> OperatorCase:
-        """The same with every operand a constant."""
+        """Return the case with every operand a constant."""
         return OperatorCase(
             self.op,
             self.opset,
@@ -135,7 +135,7 @@ class OperatorCase:
         )
 
     def model(self) -> ModelProto:
-        """The model; the types of its outputs are known where ONNX infers them, their shapes are not."""
+        """Return the model; its outputs have the types that ONNX infers, without shapes."""
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(self.operands)]
         while names and not names[-1]:
             names.pop()
@@ -156,7 +156,7 @@ class OperatorCase:
                 ports.append(helper.make_tensor_value_info(f"x{i}", code, operand.shape))
         results = [onnx.ValueInfoProto(name=name) for name in self.results]
         graph = helper.make_graph([node], "case", ports, results, constants)
-        # An older IR version goes with older opsets, in which initializers are inputs, too.
+        # Older opsets need an older IR version, in which initializers are inputs, too.
         imports = [
             helper.make_opsetid("", self.opset),
             *([helper.make_opsetid(self.domain, self.version)] if self.domain else ()),
@@ -173,12 +173,12 @@ class OperatorCase:
 
 
 Maker: TypeAlias = Callable[["OperandDraw"], "OperatorCase"]
-#: Family -> what draws one of its cases.
+#: Generators of cases by operator.
 FAMILIES: dict[str, Maker] = {}
 
 
 def family(*ops: str) -> Callable[[Callable[[OperandDraw, str], OperatorCase]], Callable[[OperandDraw, str], OperatorCase]]:
-    """Decorator: register a generator for each of ``ops``."""
+    """Return a decorator that registers a generator for each of ``ops``."""
 
     def register(make: Callable[[OperandDraw, str], OperatorCase]) -> Callable[[OperandDraw, str], OperatorCase]:
         for op in ops:
@@ -189,34 +189,34 @@ def family(*ops: str) -> Callable[[Callable[[OperandDraw, str], OperatorCase]], 
 
 
 def drawn(op: str, seed: int, number: int) -> OperatorCase:
-    """Case ``number`` of a family; the same arguments give the same case."""
+    """Return case ``number`` of a family, determined by the arguments."""
     return FAMILIES[op](OperandDraw(Random(f"{op}:{seed}:{number}")))
 
 
 @dataclass(frozen=True)
 class OperandDraw:
-    """Random choices of a generator."""
+    """The random choices of a generator."""
 
     random: Random
 
     def pick(self, *options: Any) -> Any:
-        """One of ``options``."""
+        """Return a random element of ``options``."""
         return self.random.choice(options)
 
     def chance(self, share: float = 0.5) -> bool:
-        """True in ``share`` of the draws."""
+        """Return True in ``share`` of the draws."""
         return self.random.random() < share
 
     def size(self, low: int = 1, high: int = 6) -> int:
-        """An extent, often a small one."""
+        """Return a random extent, often a small one."""
         return self.random.randint(low, self.pick(min(low + 1, high), high))
 
     def shape(self, low: int = 0, high: int = 4, least: int = 1) -> tuple[int, ...]:
-        """A shape of a rank within these bounds."""
+        """Return a random shape with a rank within these bounds."""
         return tuple(self.size(least) for _ in range(self.random.randint(low, high)))
 
     def opset(self, op: str, low: int = 7, high: int = 26) -> int:
-        """An opset at which the operator exists and is not withdrawn: any version, each of its revisions alike."""
+        """Return an opset with a non-deprecated version of the operator; its revisions are equally likely."""
         versions = sorted({max(v, low) for v in _history()[op] if v <= high})
         chosen = self.random.choice(versions)
         later = [v for v in versions if v > chosen]
@@ -225,7 +225,7 @@ class OperandDraw:
         return int(chosen if gone else self.random.randint(chosen, last))
 
     def dtype(self, op: str, opset: int, position: int = 0, narrow: bool = True) -> str:
-        """An element type that operand ``position`` accepts, float32 in half of the draws."""
+        """Return an element type that operand ``position`` accepts, float32 in half of the draws."""
         kinds = accepted(op, opset, position)
         if "float32" in kinds and self.chance():
             return "float32"
@@ -234,7 +234,7 @@ class OperandDraw:
     def array(
         self, shape: tuple[int, ...], dtype: str = "float32", special: float = 0.0, low: float = -3, high: float = 3
     ) -> Array:
-        """Values of ``dtype``: floats within bounds or, in this share of the places, SPECIAL; integers of all sizes."""
+        """Return values of ``dtype``: floats within bounds, a share of them SPECIAL, or integers of all sizes."""
         rng = np.random.default_rng(self.random.getrandbits(63))
         if dtype == "bool":
             return np.asarray(rng.integers(0, 2, shape).astype(bool))
@@ -249,13 +249,13 @@ class OperandDraw:
             return np.asarray(values, dtype)
 
     def ints(self, count: int, low: int, high: int) -> list[int]:
-        """Integers within bounds."""
+        """Return random integers within bounds."""
         return [self.random.randint(low, high) for _ in range(count)]
 
 
 @cache
 def _history() -> dict[str, list[int]]:
-    """The versions of every operator, by its name."""
+    """Return the versions of every operator, by its name."""
     versions: dict[str, list[int]] = {}
     for schema in defs.get_all_schemas_with_history():
         if schema.domain == "" and not schema.deprecated:
@@ -264,7 +264,7 @@ def _history() -> dict[str, list[int]]:
 
 
 def accepted(op: str, opset: int, position: int = 0) -> list[str]:
-    """Element types of rammer that operand ``position`` of the operator accepts."""
+    """Return rammer's element types that operand ``position`` of the operator accepts."""
     schema = defs.get_schema(op, opset, "")
     formal = schema.inputs[min(position, len(schema.inputs) - 1)]
     texts = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(formal.type_str, [formal.type_str])

@@ -1,4 +1,4 @@
-"""Operators for classical models (``ai.onnx.ml``): forests of every kind of node, linear models, and what is done to features."""
+"""Operators for classical models (``ai.onnx.ml``): forests with every kind of node, linear models, feature transforms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 
 
 def _features(draw: OperandDraw, features: int, kind: str, holes: float) -> Array:
-    """Rows, on a grid, so that thresholds are met; some places are no numbers."""
+    """Return rows on a grid, so that values equal thresholds; some elements are NaN."""
     rows = draw.array((draw.size(1, 6), features), kind, low=-3, high=3)
     if kind.startswith("float"):
         rows = np.round(rows * 2) / 2
@@ -22,7 +22,7 @@ def _features(draw: OperandDraw, features: int, kind: str, holes: float) -> Arra
 
 
 def _tree(draw: OperandDraw, tree: int, features: int, modes: tuple[str, ...], levels: int) -> list[dict[str, Any]]:
-    """Nodes of one tree; the first is its root."""
+    """Return the nodes of one tree, root first."""
     nodes: list[dict[str, Any]] = []
 
     def grow(level: int) -> int:
@@ -52,7 +52,7 @@ def _node_attributes(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 @family(f"{_DOMAIN}.TreeEnsembleRegressor")
 def regressors(draw: OperandDraw, op: str) -> OperatorCase:
-    """One target or several, whose leaves may lack some."""
+    """Draw a case with one target or several; leaves may lack some targets."""
     features, targets = draw.size(1, 5), draw.pick(1, 1, 2, 3)
     nodes = _forest(draw, features)
     leaves = [n for n in nodes if n["modes"] == "LEAF"]
@@ -62,7 +62,7 @@ def regressors(draw: OperandDraw, op: str) -> OperatorCase:
     attributes |= {"target_treeids": [n["treeids"] for n, _ in weights], "target_nodeids": [n["nodeids"] for n, _ in weights]}
     attributes |= {"target_ids": [t for _, t in weights], "target_weights": [draw.random.uniform(-2, 2) for _ in weights]}
     attributes |= {"aggregate_function": draw.pick(None, "SUM", "AVERAGE", "MIN", "MAX")}
-    # ONNX Runtime transforms several targets, and leaves a single one as it is but for PROBIT.
+    # ONNX Runtime transforms several targets, and leaves a single one unchanged except for PROBIT.
     attributes |= {"post_transform": draw.pick(None, None, "NONE", "LOGISTIC", "SOFTMAX") if targets > 1 else None}
     attributes |= {"base_values": draw.pick(None, [0.5] * targets) if not single else None}
     return OperatorCase(
@@ -72,7 +72,7 @@ def regressors(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.TreeEnsembleClassifier")
 def classifiers(draw: OperandDraw, op: str) -> OperatorCase:
-    """Two classes with one score or two, or more classes."""
+    """Draw a case with two classes and one or two scores, or with more classes."""
     features, classes = draw.size(1, 5), draw.pick(2, 2, 3, 4)
     nodes = _forest(draw, features)
     leaves = [n for n in nodes if n["modes"] == "LEAF"]
@@ -97,7 +97,7 @@ def classifiers(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.TreeEnsemble")
 def ensembles(draw: OperandDraw, op: str) -> OperatorCase:
-    """The newer form, with sets of members."""
+    """Draw a case of the newer form, with set membership nodes."""
     features, targets = draw.size(1, 5), draw.pick(1, 1, 2)
     kind = draw.pick("float32", "float64")
     nodes: list[dict[str, Any]] = []
@@ -136,14 +136,14 @@ def ensembles(draw: OperandDraw, op: str) -> OperatorCase:
     pairs = (("featureids", "feature"), ("truenodeids", "true"), ("trueleafs", "trueleaf"))
     for name, key in (*pairs, ("falsenodeids", "false"), ("falseleafs", "falseleaf")):
         attributes[f"nodes_{name}"] = [n[key] for n in nodes]
-    # ONNX Runtime takes members for integers, and cuts off what is behind the point of a feature.
+    # ONNX Runtime treats set members as integers, and truncates features to integers.
     x = np.rint(_features(draw, features, kind, 0)) if sets else _features(draw, features, kind, draw.pick(0, 0.2))
     return OperatorCase(op, 17, (x,), attributes)
 
 
 @family(*(f"{_DOMAIN}.{n}" for n in ("LinearRegressor", "LinearClassifier")))
 def linear(draw: OperandDraw, op: str) -> OperatorCase:
-    """Targets or classes, with every transform."""
+    """Draw a case of targets or classes, with every transform."""
     features, targets = draw.size(1, 6), draw.pick(1, 2, 3)
     x = draw.array(
         (draw.size(1, 5), features), draw.pick("float32", "float32", "int64") if op.endswith("Classifier") else "float32"
@@ -158,7 +158,7 @@ def linear(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.SVMRegressor")
 def machines(draw: OperandDraw, op: str) -> OperatorCase:
-    """Every kernel, and none."""
+    """Draw a case with every kernel, or without one."""
     features, count = draw.size(1, 5), draw.pick(0, 1, 4)
     attributes: dict[str, Any] = {
         "n_supports": count,
@@ -178,7 +178,7 @@ def machines(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.SVMClassifier")
 def classifying_machines(draw: OperandDraw, op: str) -> OperatorCase:
-    """Pairs of classes with and without probabilities, and products."""
+    """Draw a case of class pairs with or without probabilities, or of products."""
     features, classes, kind = (
         draw.size(1, 5),
         draw.pick(2, 2, 3, 4, 6),
@@ -207,7 +207,7 @@ def classifying_machines(draw: OperandDraw, op: str) -> OperatorCase:
     *(f"{_DOMAIN}.{n}" for n in ("Scaler", "Normalizer", "Binarizer", "Imputer", "ArrayFeatureExtractor", "FeatureVectorizer"))
 )
 def rows(draw: OperandDraw, op: str) -> OperatorCase:
-    """Rows of features."""
+    """Draw a case on rows of features."""
     features, bare = draw.size(1, 6), op.rpartition(".")[2]
     kind = draw.pick("float32", "float32", "int64")
     x = draw.array((draw.size(1, 5), features), kind)
@@ -233,7 +233,7 @@ def rows(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*(f"{_DOMAIN}.{n}" for n in ("OneHotEncoder", "LabelEncoder")))
 def encoders(draw: OperandDraw, op: str) -> OperatorCase:
-    """Categories and labels that are numbers, some more than once, and elements that are none of them."""
+    """Draw a case of categories and numeric labels: some repeated, some elements unlisted."""
     kind = draw.pick("float32", "float64", "int64") if op.endswith("OneHotEncoder") else draw.pick("float32", "int64")
     count = draw.size(1, 7)
     keys = [draw.random.randint(-4, 4) for _ in range(count)]

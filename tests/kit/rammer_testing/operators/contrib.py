@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators, which are functions over ONNX's here: activations, products, convolutions and normalisations."""
+"""Contrib operators of ONNX Runtime that rammer expands into ONNX: activations, products, convolutions, normalisations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _node(draw: OperandDraw, op: str, operands: tuple[Array | None, ...], attrib
 
 @family(*(f"{_DOMAIN}.{op}" for op in ("Gelu", "BiasGelu", "FastGelu", "QuickGelu")))
 def gelus(draw: OperandDraw, op: str) -> OperatorCase:
-    """Activations, with a bias along the last axis."""
+    """Draw a case of an activation with a bias along the last axis."""
     shape, kind = (*draw.shape(0, 2), draw.size(1, 9)), "float32" if op.endswith("BiasGelu") else _float(draw)
     if op.endswith(".Gelu"):
         kind = "float32"
@@ -34,7 +34,7 @@ def gelus(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.FusedMatMul", f"{_DOMAIN}.TransposeMatMul")
 def products(draw: OperandDraw, op: str) -> OperatorCase:
-    """Two operands with batches of their own, transposed in each way."""
+    """Draw a case of two operands with separate batches, transposed in each way."""
     batch, m, k, n = draw.shape(0, 3), draw.size(), draw.size(), draw.size()
     flags: dict[str, Any] = {
         "transA": draw.pick(None, 0, 1),
@@ -51,7 +51,7 @@ def products(draw: OperandDraw, op: str) -> OperatorCase:
 
 
 def _before(batch: tuple[int, ...], rows: int, columns: int, transposed: bool) -> list[int]:
-    """The shape of an operand that is ``[*batch, rows, columns]`` behind ``transBatch`` and ``trans``."""
+    """Return the shape of an operand that becomes ``[*batch, rows, columns]`` after ``transBatch`` and ``trans``."""
     *outer, last = [*batch, *((columns, rows) if transposed else (rows, columns))]
     *middle, first = outer
     return [first, *middle, last]
@@ -59,7 +59,7 @@ def _before(batch: tuple[int, ...], rows: int, columns: int, transposed: bool) -
 
 @family(f"{_DOMAIN}.FusedGemm")
 def gemms(draw: OperandDraw, op: str) -> OperatorCase:
-    """With an activation or without."""
+    """Draw a case with or without an activation."""
     m, k, n = draw.size(), draw.size(), draw.size()
     flags: dict[str, Any] = {"transA": draw.pick(None, 1), "transB": draw.pick(None, 1)}
     flags |= {
@@ -76,7 +76,7 @@ def gemms(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.FusedConv")
 def convolutions(draw: OperandDraw, op: str) -> OperatorCase:
-    """With bias, residual and activation."""
+    """Draw a case with bias, residual and activation."""
     group, each, features, kernel = draw.pick(1, 1, 2), draw.size(1, 3), draw.size(1, 3), draw.pick(1, 2, 3)
     source = (draw.size(3, 7), draw.size(3, 7))
     stride, dilation, pad = draw.pick(1, 2), draw.pick(1, 1, 2), draw.pick(0, 1, 2)
@@ -103,7 +103,7 @@ def convolutions(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.SkipLayerNormalization", f"{_DOMAIN}.SkipSimplifiedLayerNormalization")
 def skips(draw: OperandDraw, op: str) -> OperatorCase:
-    """A residual of the same shape or of one batch, and the sum as a result of its own."""
+    """Draw a case with a residual of the same shape or of one batch, and the sum as an additional output."""
     batch, length, width = draw.size(1, 3), draw.size(), draw.pick(4, 8, 16)
     kind = _float(draw)
     shape = (batch, length, width)
@@ -119,7 +119,7 @@ def skips(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.EmbedLayerNormalization")
 def embeddings(draw: OperandDraw, op: str) -> OperatorCase:
-    """Words with or without segments, positions and mask."""
+    """Draw a case of words with or without segments, positions and mask."""
     batch, length, width, words = draw.size(1, 3), draw.size(), draw.pick(4, 8), 11
     kind = _float(draw)
     segments = draw.chance()
@@ -143,7 +143,7 @@ def embeddings(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*(f"{_DOMAIN}.{op}" for op in ("Trilu", "GatherND", "ExpandDims", "Range", "Pad")))
 def older(draw: OperandDraw, op: str) -> OperatorCase:
-    """What ONNX took over later."""
+    """Draw a case of an operator that ONNX adopted later."""
     shape, kind = draw.shape(2, 3), draw.pick("float32", "float64")
     x = draw.array(shape, kind)
     if op.endswith("Trilu"):

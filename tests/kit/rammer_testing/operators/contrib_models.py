@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators of whole layers: mixtures of experts, recurrences and what stands around them."""
+"""Contrib operators of whole layers: mixtures of experts, recurrences and related operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DOMAIN = "com.microsoft"
 
 
 def _chosen(draw: OperandDraw, activations: tuple[str, ...]) -> dict[str, Any]:
-    """Draw the attributes that both kinds of mixtures have."""
+    """Draw the attributes that both kinds of mixtures share."""
     attributes: dict[str, Any] = {
         "activation_type": draw.pick(*activations),
         "normalize_routing_weights": draw.pick(None, 0, 1),
@@ -31,7 +31,7 @@ def _chosen(draw: OperandDraw, activations: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _routed(draw: OperandDraw, kind: str, hidden: int) -> tuple[Array, Array, int]:
-    """Draw tokens and their router, and the number of experts; some routers prefer no expert."""
+    """Draw tokens, their router and the number of experts; some routers have ties between experts."""
     experts, shape = draw.size(3, 8), draw.pick((draw.size(1, 5),), (draw.size(1, 2), draw.size(1, 4)))
     router = draw.array((int(np.prod(shape)), experts), kind)
     if draw.chance(0.2):
@@ -41,7 +41,7 @@ def _routed(draw: OperandDraw, kind: str, hidden: int) -> tuple[Array, Array, in
 
 @family(f"{_DOMAIN}.MoE")
 def experts(draw: OperandDraw, op: str) -> OperatorCase:
-    """Weights that are constants or not."""
+    """Draw a case with constant or computed weights."""
     attributes = _chosen(draw, ("relu", "gelu", "silu", "identity", "swiglu"))
     hidden, inner = draw.size(1, 7), draw.size(1, 7)
     x, router, count = _routed(draw, "float32", hidden)
@@ -60,7 +60,8 @@ def experts(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.QMoE")
 def quantised_experts(draw: OperandDraw, op: str) -> OperatorCase:
-    """Integers of 2, 4 and 8 bits by rows, of 4 bits by blocks: ONNX Runtime rounds the input of other blocks to 8 bits, too."""
+    """Draw a case of 2-, 4- and 8-bit integers by rows, and of 4-bit ones by blocks. For other blocks ONNX Runtime also rounds
+    the input to 8 bits."""
     attributes = _chosen(draw, ("relu", "gelu", "silu", "identity", "swiglu"))
     kind, bits, block = draw.pick("float32", "float32", "float16"), draw.pick(2, 4, 4, 8), draw.pick(None, 16, 32)
     block = block if bits == 4 else None
@@ -88,7 +89,7 @@ def quantised_experts(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MatMulBnb4")
 def four_bits(draw: OperandDraw, op: str) -> OperatorCase:
-    """Sizes that no block divides; ONNX Runtime takes transB=0 for 1."""
+    """Draw a case with sizes that no block divides; ONNX Runtime treats transB=0 as 1."""
     rows, depth, block = draw.size(1, 9), draw.size(1, 40), draw.pick(16, 32, 64)
     count = rows * depth
     operands = (
@@ -102,7 +103,7 @@ def four_bits(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MRotaryEmbedding")
 def three_places(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both layouts of sections, heads apart or side by side, all columns or the first ones."""
+    """Draw a case of both section layouts, with heads interleaved or in a separate dimension, and full or partial rotation."""
     batch, length, heads, half = draw.size(1, 3), draw.size(), draw.size(1, 3), draw.size(1, 8)
     rotary, kind = 2 * half, draw.pick("float32", "float32", "float16")
     width = rotary + draw.pick(0, 2, 4)
@@ -124,7 +125,7 @@ def three_places(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.CausalConvWithState")
 def causal_convolutions(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both layouts, with and without a state, of one place and of many."""
+    """Draw a case of both layouts, with and without a state, with one position or many."""
     batch, length, size, dilation, last = (
         draw.size(1, 3),
         draw.size(1, 7),
@@ -153,7 +154,7 @@ def causal_convolutions(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.LinearAttention")
 def linear_attentions(draw: OperandDraw, op: str) -> OperatorCase:
-    """Every rule; heads of queries and keys that share states, or states that share them."""
+    """Draw a case of any update rule; heads of queries and keys share states, or the reverse."""
     batch, length, depth, width = draw.size(1, 2), draw.size(1, 5), draw.size(1, 5), draw.size(1, 5)
     shared = draw.pick(1, 2, 4)
     heads, keys = draw.pick(1, 2, 4), draw.pick(*(n for n in (1, 2, 4) if n <= shared))
@@ -179,7 +180,7 @@ def linear_attentions(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.LinearAttentionGate")
 def decays(draw: OperandDraw, op: str) -> OperatorCase:
-    """With and without a rate."""
+    """Draw a case with or without a rate."""
     shape, kind = (draw.size(1, 2), draw.size(), draw.size()), draw.pick("float32", "float16")
     rate = draw.chance()
     a, b = draw.array(shape, kind, 0.0, -9, 30), draw.array(shape, kind)
@@ -189,7 +190,7 @@ def decays(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.GatedRMSNorm")
 def gated_norms(draw: OperandDraw, op: str) -> OperatorCase:
-    """Norms of all columns, or of several groups."""
+    """Draw a case of norms over all columns or over several groups."""
     columns, kind = draw.size(1, 8), draw.pick("float32", "float16")
     shape = (*draw.shape(1, 3), columns * draw.pick(1, 1, 3))
     attributes = {"activation": draw.pick(None, "silu", "swish", "sigmoid"), "epsilon": draw.pick(None, 1e-6, 1e-2)}
@@ -198,7 +199,7 @@ def gated_norms(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.Inverse")
 def inverses(draw: OperandDraw, op: str) -> OperatorCase:
-    """Small matrices, with zeros on their diagonal, and large ones."""
+    """Draw a case of small matrices, with zeros on their diagonal, or of large ones."""
     rows, kind = draw.pick(1, 2, 3, 4, 4, 7, 16, 20), draw.pick("float32", "float32", "float64")
     x = draw.array((*draw.shape(0, 2), rows, rows), kind)
     x = np.where(np.eye(rows) > 0, 3.0 * rows, x) if draw.chance() else np.where(np.arange(rows) == 0, x + 9, x)
@@ -209,7 +210,7 @@ def inverses(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MurmurHash3")
 def hashes(draw: OperandDraw, op: str) -> OperatorCase:
-    """Numbers of 4 and 8 bytes."""
+    """Draw a case of 4- or 8-byte numbers."""
     x = draw.array(draw.shape(0, 3), draw.pick("int32", "uint32", "int64", "uint64", "float32", "float64"), 0.3)
     positive = draw.pick(None, 0, 1)
     attributes = {"seed": draw.pick(None, 0, 7, -1), "positive": positive}
@@ -218,7 +219,7 @@ def hashes(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.DynamicTimeWarping", f"{_DOMAIN}.Unique", f"{_DOMAIN}.BifurcationDetector")
 def found(draw: OperandDraw, op: str) -> OperatorCase:
-    """Results whose lengths data decide: constants only. Small integers have ties."""
+    """Draw a case with data-dependent result lengths, from constants only. Small integers have ties."""
     everything = frozenset(range(4))
     if op.endswith("Warping"):
         x = draw.array((*draw.pick((), (1,)), draw.size(1, 9), draw.size(1, 9)))
@@ -236,7 +237,7 @@ def found(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.DecoderMaskedMultiHeadAttention")
 def single_queries(draw: OperandDraw, op: str) -> OperatorCase:
-    """To keys that are there, or to a buffer that the query's own key is put into."""
+    """Draw a case of one query with fixed keys, or with a buffer that the query's key is inserted into."""
     batch, heads, width, room = draw.size(1, 3), draw.size(1, 3), draw.pick(4, 8), draw.size(2, 7)
     hidden = heads * width
     query = draw.array((batch, 1, hidden))

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators on integers."""
+"""Contrib operators of ONNX Runtime on integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DOMAIN = "com.microsoft"
 
 
 def _scale(draw: OperandDraw) -> Array:
-    """One scale. None is a power of two: ONNX Runtime rounds ties of these operators behind the zero point, ONNX before it."""
+    """Return a scale that is not a power of two: for ties ONNX Runtime rounds after adding the zero point, ONNX before it."""
     return np.asarray(draw.random.uniform(0.02, 0.3), np.float32)
 
 
@@ -30,7 +30,7 @@ def _named(*names: str) -> tuple[str, ...]:
 
 @family(*_named("QLinearAdd", "QLinearMul"))
 def pairs(draw: OperandDraw, op: str) -> OperatorCase:
-    """Two operands, one of which may be a row or a number."""
+    """Draw a case of two operands; the second may be a row or a scalar."""
     kind, shape = draw.pick("uint8", "int8"), (*draw.shape(1, 2), draw.size(1, 9))
     other = draw.pick(shape, shape[-1:], (1,))
     operands = (_codes(draw, shape, kind), _scale(draw), _point(draw, kind), _codes(draw, other, kind), _scale(draw))
@@ -39,7 +39,7 @@ def pairs(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearAveragePool"))
 def single(draw: OperandDraw, op: str) -> OperatorCase:
-    """One operand."""
+    """Draw a case of one operand."""
     kind, attributes = draw.pick("uint8", "int8"), dict[str, Any]()
     shape: tuple[int, ...] = (*draw.shape(1, 2), draw.size(1, 9))
     result = _scale(draw)
@@ -47,7 +47,7 @@ def single(draw: OperandDraw, op: str) -> OperatorCase:
         attributes["alpha"] = draw.pick(None, 0.25)
     elif op.endswith("Softmax"):
         attributes |= {"axis": draw.pick(-1, len(shape) - 1, 0), "opset": draw.pick(12, 13)}
-        result = np.asarray(1 / 256, np.float32)  # with the least zero point, which is what ONNX Runtime computes for
+        result = np.asarray(1 / 256, np.float32)  # with the least zero point: the parameters that ONNX Runtime computes for
         shape = tuple(n + 1 for n in shape)
     elif op.endswith("Pool"):
         shape = (draw.size(1, 2), draw.size(1, 4), draw.size(3, 6), draw.size(3, 6))
@@ -67,7 +67,7 @@ def single(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("QLinearConcat", "QLinearWhere"))
 def several(draw: OperandDraw, op: str) -> OperatorCase:
-    """Operands that each have a scale."""
+    """Draw a case of several operands with separate scales."""
     kind, shape = draw.pick("uint8", "int8"), (draw.size(), draw.size(), draw.size())
     if op.endswith("Where"):
         operands: list[Array | None] = [draw.array(shape, "bool")]
@@ -86,7 +86,7 @@ def several(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("QuantizeLinear", "DequantizeLinear"))
 def linear(draw: OperandDraw, op: str) -> OperatorCase:
-    """Of a tensor or along an axis."""
+    """Draw a case with a scale for the tensor or along an axis."""
     kind, shape = draw.pick("uint8", "int8", "uint16", "int16"), (draw.size(), draw.size(), draw.size())
     axis = draw.pick(None, 0, 2)
     whole = draw.chance()
@@ -99,7 +99,7 @@ def linear(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("NhwcMaxPool", "QLinearConv"))
 def images(draw: OperandDraw, op: str) -> OperatorCase:
-    """Images with channels last or first."""
+    """Draw a case of images with channels last or first."""
     kind, batch, channels, source = (
         draw.pick("uint8", "int8"),
         draw.size(1, 2),
@@ -131,7 +131,7 @@ def images(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"))
 def products(draw: OperandDraw, op: str) -> OperatorCase:
-    """Products of integers."""
+    """Draw a case of integer products."""
     m, k, n, kind, weight = (
         draw.size(1, 5),
         draw.size(1, 9),
@@ -172,10 +172,10 @@ def products(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("QAttention"))
 def attention(draw: OperandDraw, op: str) -> OperatorCase:
-    """Projections of integers."""
+    """Draw a case with projections of integers."""
     batch, length, heads, width, rows = draw.size(1, 2), draw.size(1, 5), draw.size(1, 3), draw.pick(2, 4), draw.pick(4, 6)
     hidden, past = heads * width, draw.pick(0, 0, 2)
-    kind = "uint8"  # ONNX Runtime has no kernel for others on a CPU
+    kind = "uint8"  # ONNX Runtime has CPU kernels for this type only
     weight = draw.pick("uint8", "int8")
     mask = draw.array((batch, past + length), "int32", low=1, high=1) if draw.chance() else None
     if mask is not None and length > 1:
@@ -197,7 +197,7 @@ def attention(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*_named("QEmbedLayerNormalization"))
 def embeddings(draw: OperandDraw, op: str) -> OperatorCase:
-    """Words of integers."""
+    """Draw a case of embeddings with integer tables."""
     batch, length, width, words, kind = draw.size(1, 3), draw.size(), draw.pick(4, 8), 11, draw.pick("uint8", "int8")
     ids, segments = (batch, length), draw.chance()
     tables = [_codes(draw, (n, width), kind) for n in (words, 8, 2)] + [_codes(draw, (width,), kind) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators on tensors and images, and the gates and hashes around residual streams."""
+"""Contrib operators on tensors and images, and the gates and hashes around residual streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOMAIN = "com.microsoft"
 
 @family(*(f"{_DOMAIN}.{op}" for op in ("GatedAdd", "ScaledSiLU", "BranchwiseRMSNorm")))
 def gates(draw: OperandDraw, op: str) -> OperatorCase:
-    """Rows with gates, scales of other types, branches side by side or apart."""
+    """Draw a case of rows with gates, scales of other types, and branches interleaved or in a separate dimension."""
     kind, shape = draw.pick("float32", "float16"), (*draw.shape(1, 2), draw.size(1, 6))
     x = draw.array(shape, kind)
     if op.endswith("GatedAdd"):
@@ -31,7 +31,7 @@ def gates(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*(f"{_DOMAIN}.HyperConnection{part}Mix" for part in ("Pre", "Post")))
 def mixes(draw: OperandDraw, op: str) -> OperatorCase:
-    """Gates for branches or for each of their columns."""
+    """Draw a case with gates for branches or for each of their columns."""
     kind, lead, branches, columns = draw.pick("float32", "float16"), draw.shape(1, 2), draw.size(1, 4), draw.size(1, 6)
     other, flat = draw.pick(kind, "float32", "float16"), draw.chance()
     x = draw.array((*lead, branches * columns) if flat else (*lead, branches, columns), kind)
@@ -49,7 +49,7 @@ def mixes(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.EngramGate")
 def engram_gates(draw: OperandDraw, op: str) -> OperatorCase:
-    """With and without the normalised result."""
+    """Draw a case with or without the normalised result."""
     kind, batch, length, branches, columns = (
         draw.pick("float32", "float16"),
         draw.size(1, 2),
@@ -71,7 +71,7 @@ def engram_gates(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(*(f"{_DOMAIN}.{op}" for op in ("CDist", "MatMulInteger16", "UnfoldTensor", "SampleOp", "NGramRepeatBlock")))
 def plain(draw: OperandDraw, op: str) -> OperatorCase:
-    """What is done to a tensor or two."""
+    """Draw a case of one or two tensors."""
     rows, columns, others = (draw.size(1, 6) for _ in range(3))
     if op.endswith("CDist"):
         kind = draw.pick("float32", "float64")
@@ -95,7 +95,7 @@ def plain(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.WordConvEmbedding")
 def word_embeddings(draw: OperandDraw, op: str) -> OperatorCase:
-    """Words shorter than a window, and with gaps; of no characters ONNX Runtime makes whatever was in its memory."""
+    """Draw a case of words shorter than a window, or with gaps. ONNX Runtime reads uninitialised memory for empty words."""
     count, length, width, filters = draw.size(1, 4), draw.size(1, 7), draw.size(1, 4), draw.size(1, 4)
     window = draw.random.randint(1, length)
     ids = draw.array((count, length), "int32", low=0, high=5)
@@ -115,7 +115,7 @@ def word_embeddings(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.NGramHashMapping", f"{_DOMAIN}.VarlenNGramHashMapping")
 def neighbour_hashes(draw: OperandDraw, op: str) -> OperatorCase:
-    """With and without a past, ends of sequences, segments and offsets; sums that wrap around."""
+    """Draw a case with or without a past, sequence ends, segments and offsets; sums wrap around."""
     size, heads, kind, varlen = draw.pick(2, 3, 4), draw.size(1, 3), draw.pick("int32", "int64"), "Varlen" in op
     batch, before, total = draw.size(1, 3), size - 1, (size - 1) * heads
     lengths = [draw.size(1, 5) for _ in range(batch)] if varlen else [draw.size(1, 5)] * batch
@@ -149,7 +149,7 @@ def neighbour_hashes(draw: OperandDraw, op: str) -> OperatorCase:
     f"{_DOMAIN}.GridSample", f"{_DOMAIN}.ConvTransposeWithDynamicPads", f"{_DOMAIN}.MaxpoolWithMask", f"{_DOMAIN}.CropAndResize"
 )
 def images(draw: OperandDraw, op: str) -> OperatorCase:
-    """Sampled, cropped, spread and pooled."""
+    """Draw a case of images that are sampled, cropped, spread or pooled."""
     batch, channels, height, width = draw.size(1, 2), draw.size(1, 3), draw.size(2, 6), draw.size(2, 6)
     x = draw.array((batch, channels, height, width))
     if op.endswith("GridSample"):

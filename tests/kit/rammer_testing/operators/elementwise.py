@@ -1,4 +1,4 @@
-"""Maps: activations, arithmetic, comparison, casts, clipping, at the values where they break."""
+"""Element-wise operators at critical values: activations, arithmetic, comparison, casts, clipping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import helper
 
 from rammer_testing.operators.case import OperandDraw, OperatorCase, accepted, family
 
-#: Operator -> its float attributes.
+#: Float attributes by operator.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Elu": ("alpha",),
     "Selu": ("alpha", "gamma"),
@@ -63,20 +63,20 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 @family(*ACTIVATIONS)
 def unary(draw: OperandDraw, op: str) -> OperatorCase:
-    """One operand."""
+    """Draw a case of one operand."""
     opset = draw.opset(op)
     attributes = {a: draw.pick(None, 0.3, 1.7) for a in ACTIVATIONS[op]}
     if op == "Gelu":
         attributes = {"approximate": draw.pick(None, "none", "tanh")}
     dtype = draw.dtype(op, opset)
     if op == "Shrink" and dtype.startswith("u"):
-        dtype = "float32"  # a negative difference has no unsigned value
+        dtype = "float32"  # an unsigned type cannot hold a negative difference
     x = draw.array(draw.shape(), dtype, special=draw.pick(0.0, 0.6), low=draw.pick(-1, -3, -30), high=9)
     return OperatorCase(op, opset, (x,), attributes)
 
 
 def _broadcast(draw: OperandDraw, count: int) -> list[tuple[int, ...]]:
-    """Shapes that broadcast with one another."""
+    """Return shapes that broadcast with one another."""
     whole = draw.shape(0, 4)
     result = []
     for _ in range(count):
@@ -104,7 +104,7 @@ def _broadcast(draw: OperandDraw, count: int) -> list[tuple[int, ...]]:
     "BitwiseXor",
 )
 def binary(draw: OperandDraw, op: str) -> OperatorCase:
-    """Two operands of one type."""
+    """Draw a case of two operands of one type."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     one, two = _broadcast(draw, 2)
@@ -119,7 +119,7 @@ def binary(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Mod")
 def modulo(draw: OperandDraw, op: str) -> OperatorCase:
-    """Signs, zeros, both rules."""
+    """Draw a case with both signs, zeros, and both modulo rules."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     fmod = 1 if dtype.startswith("float") else draw.pick(None, 1)
@@ -132,7 +132,7 @@ def modulo(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("BitShift")
 def shift(draw: OperandDraw, op: str) -> OperatorCase:
-    """Also by as many bits as there are, and more."""
+    """Draw a case of shifts, including shifts by the width of the type and more."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     bits = np.dtype(dtype).itemsize * 8
@@ -143,7 +143,7 @@ def shift(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Pow")
 def power(draw: OperandDraw, op: str) -> OperatorCase:
-    """Bases and exponents of different types, negative ones included."""
+    """Draw a case of bases and exponents of different types, including negative ones."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     other = draw.dtype(op, opset, 1) if opset >= 12 else dtype
@@ -159,7 +159,7 @@ def power(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Min", "Max", "Sum", "Mean")
 def variadic(draw: OperandDraw, op: str) -> OperatorCase:
-    """One to four operands."""
+    """Draw a case of one to four operands."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     shapes = _broadcast(draw, draw.random.randint(1, 4))
@@ -170,7 +170,7 @@ def variadic(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Where")
 def where(draw: OperandDraw, op: str) -> OperatorCase:
-    """Three shapes broadcast."""
+    """Draw a case in which three shapes broadcast."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset, 1)
     c, one, two = _broadcast(draw, 3)
@@ -179,7 +179,7 @@ def where(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("IsInf")
 def is_inf(draw: OperandDraw, op: str) -> OperatorCase:
-    """Signs that count or not."""
+    """Draw a case with any combination of detected signs."""
     opset = draw.opset(op)
     attributes = {"detect_negative": draw.pick(None, 0, 1), "detect_positive": draw.pick(None, 0, 1)}
     return OperatorCase(op, opset, (draw.array(draw.shape(), draw.dtype(op, opset), 0.7),), attributes)
@@ -187,7 +187,7 @@ def is_inf(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Clip")
 def clip(draw: OperandDraw, op: str) -> OperatorCase:
-    """Bounds as attributes or operands, absent ones, and a minimum above the maximum."""
+    """Draw a case with bounds as attributes or operands, absent bounds, or a minimum above the maximum."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     x = draw.array(draw.shape(), dtype, draw.pick(0.0, 0.4), -5, 5)
@@ -200,21 +200,21 @@ def clip(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Cast")
 def cast(draw: OperandDraw, op: str) -> OperatorCase:
-    """Between all types; values that the target cannot hold as well, where ONNX says what they become."""
+    """Draw a case between any types, including values that the target cannot hold if ONNX defines the result."""
     opset = draw.opset(op)
     source = draw.dtype(op, opset)
     target = str(draw.random.choice(accepted(op, opset)))
     x = draw.array(draw.shape(), source, draw.pick(0.0, 0.3), -9, 9)
     if source.startswith("float") and not target.startswith("float") and target != "bool":
-        # What lies outside the target is undefined ("Cast ... undefined if OOR"): only -1 to an unsigned type stays,
-        # because models rely on it.
+        # Values outside the target are undefined ("Cast ... undefined if OOR"): only -1 to an unsigned type is retained, because
+        # models rely on it.
         x = np.where(np.isfinite(x) & (np.abs(x) < 100), x, np.asarray(-1, x.dtype))
     return OperatorCase(op, opset, (x,), {"to": helper.np_dtype_to_tensor_dtype(np.dtype(target))})
 
 
 @family("CastLike")
 def cast_like(draw: OperandDraw, op: str) -> OperatorCase:
-    """The type of another tensor."""
+    """Draw a cast to the type of another tensor."""
     opset = draw.opset(op)
     case: Any = cast(draw, "Cast")
     target = helper.tensor_dtype_to_np_dtype(case.attributes["to"])

@@ -1,4 +1,4 @@
-"""Operators without a lowering of their own: those that run on the host, and those that ONNX defines by others."""
+"""Operators without a dedicated lowering: host operators, and operators that ONNX defines as functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rammer_testing.operators.case import OperandDraw, OperatorCase, family
 
 @family("NonZero", "Det", "Compress", "Unique")
 def selection(draw: OperandDraw, op: str) -> OperatorCase:
-    """Results whose shapes depend on values: constants only."""
+    """Draw a case with a value-dependent result shape, from constants only."""
     opset = draw.opset(op)
     if op == "Det":
         n = draw.size(1, 4)
@@ -30,7 +30,7 @@ def selection(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("QuantizeLinear", "DequantizeLinear")
 def quantization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Per tensor, per axis and by blocks."""
+    """Draw a case per tensor, per axis or by blocks."""
     opset = draw.opset(op, 10)
     shape = draw.shape(1, 4)
     axis = draw.random.randrange(len(shape))
@@ -52,13 +52,13 @@ def quantization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("DynamicQuantizeLinear")
 def dynamic_quantization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Three results."""
+    """Draw a case of three results."""
     return OperatorCase(op, draw.opset(op), (draw.array(draw.shape(1, 3), low=draw.pick(-3, 0, 1)),), {}, 3)
 
 
 @family("MatMulInteger", "QLinearMatMul")
 def integer_product(draw: OperandDraw, op: str) -> OperatorCase:
-    """Zero points of tensors."""
+    """Draw a case with zero points of tensors."""
     opset = draw.opset(op)
     m, k, n = (draw.size() for _ in range(3))
     one, two = draw.pick("uint8", "int8"), draw.pick("uint8", "int8")
@@ -77,7 +77,7 @@ def integer_product(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ConvInteger", "QLinearConv")
 def integer_convolution(draw: OperandDraw, op: str) -> OperatorCase:
-    """Geometry as that of Conv."""
+    """Draw a case with the geometry of Conv."""
     opset, group = draw.opset(op), draw.pick(1, 1, 2)
     kernel = draw.ints(2, 1, 3)
     x = draw.array((1, group * 2, draw.size(3, 6), draw.size(3, 6)), "uint8", low=0, high=20)
@@ -93,7 +93,7 @@ def integer_convolution(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Col2Im")
 def col2im(draw: OperandDraw, op: str) -> OperatorCase:
-    """Blocks added into an image."""
+    """Draw a case of blocks added into an image."""
     image, block = draw.ints(2, 3, 5), draw.ints(2, 1, 3)
     pads = draw.pick([0, 0, 0, 0], [1, 0, 0, 1])
     strides, dilations = draw.pick([1, 1], [2, 1]), [1, 1]
@@ -110,7 +110,7 @@ def col2im(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("GridSample")
 def grid_sample(draw: OperandDraw, op: str) -> OperatorCase:
-    """Modes and paddings; places outside of the image as well."""
+    """Draw a case of any mode and padding, with sample positions inside and outside the image."""
     opset = draw.opset(op)
     new = opset >= 20
     mode = draw.pick("linear" if new else "bilinear", "nearest", "cubic" if new else "bicubic")
@@ -126,7 +126,7 @@ def grid_sample(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("DeformConv")
 def deform_conv(draw: OperandDraw, op: str) -> OperatorCase:
-    """Taps moved within and beyond the image."""
+    """Draw a case of taps moved inside and outside the image."""
     group, offsets = draw.pick(1, 1, 2), draw.pick(1, 2)
     x, kernel = draw.array((draw.size(1, 2), 4, draw.size(4, 6), draw.size(4, 6))), draw.ints(2, 1, 3)
     pads, strides = draw.ints(4, 0, 2), draw.ints(2, 1, 2)
@@ -140,7 +140,7 @@ def deform_conv(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("RoiAlign", "MaxRoiPool")
 def regions(draw: OperandDraw, op: str) -> OperatorCase:
-    """Boxes within and beyond the image."""
+    """Draw a case of boxes inside and outside the image."""
     opset = draw.opset(op)
     x = draw.array((2, draw.size(1, 2), draw.size(4, 6), draw.size(4, 6)))
     count = draw.size(1, 3)
@@ -164,7 +164,7 @@ def regions(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("DFT", "STFT")
 def transforms(draw: OperandDraw, op: str) -> OperatorCase:
-    """Real and complex signals, inverse, one side."""
+    """Draw a case of real or complex signals, inverse or one-sided."""
     opset = draw.opset(op)
     if op == "STFT":
         x, frame = draw.array((draw.size(1, 2), 16, 1)), draw.pick(4, 8)
@@ -192,7 +192,7 @@ def transforms(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow")
 def generated(draw: OperandDraw, op: str) -> OperatorCase:
-    """Made from numbers alone."""
+    """Draw a case of results generated from scalars."""
     opset = draw.opset(op)
     if op == "MelWeightMatrix":
         values = (
@@ -208,7 +208,7 @@ def generated(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("MaxUnpool")
 def max_unpool(draw: OperandDraw, op: str) -> OperatorCase:
-    """The inverse of a pooling without overlaps."""
+    """Draw a case that inverts a pooling without overlaps."""
     opset = draw.opset(op)
     h, w = draw.size(1, 3), draw.size(1, 3)
     x = draw.array((1, 1, h, w))
@@ -220,7 +220,7 @@ def max_unpool(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("NonMaxSuppression")
 def non_max_suppression(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both kinds of boxes."""
+    """Draw a case of both kinds of boxes."""
     opset = draw.opset(op)
     count, classes = draw.size(1, 6), draw.size(1, 2)
     corner = draw.array((1, count, 2), low=0, high=2)
@@ -237,7 +237,7 @@ def non_max_suppression(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def losses(draw: OperandDraw, op: str) -> OperatorCase:
-    """Reductions, weights, an ignored class."""
+    """Draw a case with reductions, weights or an ignored class."""
     opset = draw.opset(op)
     n, c = draw.size(1, 4), draw.size(2, 4)
     extra = draw.shape(0, 2)
@@ -249,7 +249,7 @@ def losses(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("CenterCropPad", "AffineGrid")
 def grids(draw: OperandDraw, op: str) -> OperatorCase:
-    """Operators that other operators define."""
+    """Draw a case of an operator that ONNX defines as a function."""
     opset = draw.opset(op)
     if op == "AffineGrid":
         count, batch = draw.pick(2, 2, 3), draw.size(1, 3)

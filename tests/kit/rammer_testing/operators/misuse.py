@@ -1,8 +1,8 @@
-"""Operators used in ways that ONNX does not foresee: attributes, operands and results of wrong kinds, lengths and values.
+"""Invalid uses of operators: attributes, operands and results of wrong kinds, lengths and values.
 
-From a case that is right, one thing is changed: an attribute left out, of another kind, of a value at the end of its range, no
-number, no known word, a list too short or too long; an operand left out, of another rank, extent or type; a result too many.
-Such a model is refused as bad input, or it means something: then the voices judge what came out. Never a traceback.
+One property of a valid case is changed. An attribute is omitted, or has another kind, an extreme value, NaN or an unknown word. A
+list is too short or too long. An operand is omitted, or has another rank, extent or type. A result is added. The model must be
+refused as bad input, or the references judge its results. A traceback is always a fault.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from rammer_testing.operators.case import Array, OperatorCase
 
-#: Whole numbers, floats and words at which something ends.
+#: Whole numbers, floats and words at the limits of valid values.
 WHOLE: Final = (0, 1, -1, 2, 5, -3, 1000, (1 << 31) - 1, 1 << 31, -(1 << 31), 1 << 40, (1 << 63) - 1, -(1 << 63))
 REAL: Final = (0.0, -1.0, 1e-45, 3e38, float("inf"), float("-inf"), float("nan"))
 WORDS: Final = (b"", b"nonsense", b"\xff\xfe", "\u00e9".encode(), b"linear", b"NONE", b"a b\n")
 TYPES: Final = ("float32", "float64", "int64", "int32", "bool", "uint8")
 
 _KINDS: Final = AttributeProto.AttributeType
-#: Where an attribute keeps a value of its kind.
+#: The field that stores an attribute's value, by kind.
 _FIELDS: Final = {
     "FLOAT": "f",
     "INT": "i",
@@ -46,7 +46,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True)
 class Misuse:
-    """A model with one thing wrong, what that is, and values of its inputs."""
+    """A model with one error, the description of the error, and input values."""
 
     op: str
     what: str
@@ -58,7 +58,7 @@ class Misuse:
 
 
 def misuses(case: OperatorCase, random: Random) -> Iterator[Misuse]:
-    """Every change of ``case``, in an order that is the same for a case: attributes, then operands and results."""
+    """Yield every change of ``case`` in a deterministic order: attributes, then operands and results."""
     model, feeds = case.model(), case.feeds
     for what, change in (*_attribute_changes(case, model, random), *_arity_changes(model)):
         made = ModelProto.FromString(model.SerializeToString())
@@ -108,7 +108,7 @@ def _replaced(name: str, made: AttributeProto | None = None) -> _Change:
 
 
 def _made(name: str, kind: int, value: Any) -> AttributeProto:
-    """An attribute of exactly this kind, whatever the value."""
+    """Return an attribute of exactly this kind with any value."""
     result = AttributeProto(name=name, type=kind)
     field = _FIELDS.get(_KINDS.Name(kind))
     if field is None or value is None:
@@ -123,7 +123,7 @@ def _made(name: str, kind: int, value: Any) -> AttributeProto:
 
 
 def _some(kind: int) -> Any:
-    """A value of a kind."""
+    """Return a value of a kind."""
     plain: dict[str, Any] = {
         "FLOAT": 1.0,
         "INT": 1,
@@ -176,7 +176,7 @@ _ARRAYS: Final = (
 
 
 def _lists(given: list[Any], ends: tuple[Any, ...]) -> Iterator[list[Any]]:
-    """Empty, too short, too long, another value at a place or everywhere."""
+    """Yield lists that are empty, too short, too long, or differ at one element or at all."""
     yield []
     for value in ends:
         yield [value]
@@ -221,7 +221,7 @@ def _cut(first: int, node: NodeProto) -> None:
 
 
 def _operand_changes(case: OperatorCase, random: Random) -> Iterator[Misuse]:
-    """Another rank, extent, type or value of one operand; known at compile time or not."""
+    """Yield changes of the rank, extent, type or value of one operand, constant or not."""
     for i, operand in enumerate(case.operands):
         if operand is None:
             continue

@@ -1,4 +1,4 @@
-"""What says how an operator's results must be: rammer's own expressions, ONNX Runtime and onnx.reference."""
+"""References for operator results: rammer's expressions, ONNX Runtime and onnx.reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rammer_testing.operators.case import Array, OperatorCase
 
 @dataclass(frozen=True)
 class Said:
-    """Results, or why there are none. ``broken`` marks an end that no user should see (a traceback)."""
+    """Results, or the reason for their absence. ``broken`` marks an error that users must never see (a traceback)."""
 
     values: tuple[Array, ...] | None
     why: str = ""
@@ -36,8 +36,16 @@ class Said:
 
 @dataclass(frozen=True)
 class VoicesVerdict:
-    """``kind``: ok, wrong (no voice agrees), runtime or reference (only that one agrees), alone (no other voice),
-    refused (another voice has results) or broken (a traceback)."""
+    """The verdict of the references.
+
+    ``kind`` is one of:
+
+    - ok.
+    - wrong: all references disagree.
+    - runtime or reference: only that one agrees.
+    - alone: no other reference has results.
+    - refused: another reference has results.
+    - broken: a traceback."""
 
     kind: str
     text: str
@@ -45,7 +53,7 @@ class VoicesVerdict:
 
 
 def ours(case: OperatorCase, precise: bool = False) -> Said:
-    """rammer's results: lowered expressions in NumPy, and host operators where there are none."""
+    """Return rammer's results: lowered expressions in NumPy, and host operators where no lowering exists."""
     try:
         graph = bind(read_model(case.model()), {name: a.shape for name, a in case.feeds.items()})
         return _executed(graph, case.feeds, precise)
@@ -77,7 +85,7 @@ def _executed(graph: Graph, feeds: Mapping[str, Array], precise: bool) -> Said:
 
 
 def on_device(case: OperatorCase, device: str) -> Said:
-    """The results of the compiled model on a device."""
+    """Return the results of the compiled model on a device."""
     try:
         executable = compile(case.model(), device=device)
         with np.errstate(all="ignore"):
@@ -90,7 +98,7 @@ def on_device(case: OperatorCase, device: str) -> Said:
 
 
 def judge_device(case: OperatorCase, device: str) -> VoicesVerdict:
-    """Compare the device with rammer's expressions in NumPy, which other voices judge."""
+    """Compare the device with rammer's expressions in NumPy, which other references judge."""
     want, have = ours(case), on_device(case, device)
     if have.broken:
         return VoicesVerdict("broken", have.why, case)
@@ -102,7 +110,7 @@ def judge_device(case: OperatorCase, device: str) -> VoicesVerdict:
 
 
 def reference(case: OperatorCase) -> Said:
-    """onnx.reference's results."""
+    """Return the results of onnx.reference."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -115,7 +123,7 @@ def reference(case: OperatorCase) -> Said:
 
 
 def onnxruntime(case: OperatorCase) -> Said:
-    """ONNX Runtime's results on the CPU."""
+    """Return ONNX Runtime's results on the CPU."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -131,7 +139,7 @@ def onnxruntime(case: OperatorCase) -> Said:
 
 
 def _typed(case: OperatorCase) -> onnx.ModelProto:
-    """The model with the element types of its outputs, which ONNX Runtime wants."""
+    """Return the model with the element types of its outputs, which ONNX Runtime requires."""
     model = case.model()
     if case.domain:
         for port, kind in zip(model.graph.output, case.kinds, strict=True):
@@ -139,7 +147,7 @@ def _typed(case: OperatorCase) -> onnx.ModelProto:
         return model
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # whatever C++ threw: without types ONNX Runtime infers them itself
+    except Exception:  # any C++ exception: ONNX Runtime infers absent types itself
         return model
     for mine, typed in zip(model.graph.output, inferred.graph.output, strict=True):
         mine.type.tensor_type.elem_type = typed.type.tensor_type.elem_type
@@ -147,7 +155,7 @@ def _typed(case: OperatorCase) -> onnx.ModelProto:
 
 
 def difference(have: Sequence[Array], want: Sequence[Array]) -> str:
-    """How results differ beyond rounding, "" where they agree. NaN agrees with NaN alone."""
+    """Return the difference of results beyond rounding, or "" if they agree. NaN equals only NaN."""
     if len(have) != len(want):
         return f"{len(have)} results, not {len(want)}"
     for i, (a, b) in enumerate(zip(have, want, strict=True)):
@@ -177,7 +185,7 @@ def _differ(a: Array, b: Array) -> str:
 
 
 def _absolute(dtype: np.dtype[Any], want: Array) -> float:
-    """What sums that cancel may be off by: a part of the largest value beside them, and little more."""
+    """Return the absolute tolerance for sums that cancel: a small fraction of the largest result, bounded above."""
     finite = np.abs(want[np.isfinite(want)])
     largest = float(finite.max()) if finite.size else 0.0
     unit = 1e-3 if dtype == np.float16 else 1e-6
@@ -185,7 +193,7 @@ def _absolute(dtype: np.dtype[Any], want: Array) -> float:
 
 
 def judge(case: OperatorCase) -> VoicesVerdict:
-    """Compare the voices."""
+    """Compare rammer's results with the references."""
     mine = ours(case)
     if mine.broken:
         return VoicesVerdict("broken", mine.why, case)
@@ -207,7 +215,7 @@ def judge(case: OperatorCase) -> VoicesVerdict:
 
 
 def _trusted(case: OperatorCase, voice: Voice, said: Callable[[OperatorCase], Said]) -> Said:
-    """What a voice says, unless it was decided that it is wrong here."""
+    """Return the results of a reference, unless a decision marks it as wrong here."""
     decision = find_decision(voice, case.use)
     if decision is not None:
         return Said(None, f"decided: {decision.when}")

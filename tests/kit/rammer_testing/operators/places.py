@@ -1,4 +1,4 @@
-"""Operators that move elements: reshaping, slicing, padding, gathering, scattering, generating."""
+"""Data movement operators: reshaping, slicing, padding, gathering, scattering, generating."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rammer_testing.operators.case import OperandDraw, OperatorCase, family
 
 @family("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Shape", "Size")
 def rearrange(draw: OperandDraw, op: str) -> OperatorCase:
-    """The same elements, or repeated ones."""
+    """Draw a case that rearranges or repeats elements."""
     opset = draw.opset(op)
     shape = draw.shape(1, 4, least=draw.pick(1, 1, 0))
     rank = len(shape)
@@ -67,7 +67,7 @@ def _squeezed(draw: OperandDraw, op: str, opset: int, dtype: str, shape: tuple[i
 
 @family("Concat")
 def concat(draw: OperandDraw, op: str) -> OperatorCase:
-    """Parts of different length, empty ones as well."""
+    """Draw a case with parts of different length, including empty ones."""
     opset = draw.opset(op)
     shape = list(draw.shape(1, 4))
     axis = draw.random.randrange(len(shape))
@@ -79,7 +79,7 @@ def concat(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Split")
 def split(draw: OperandDraw, op: str) -> OperatorCase:
-    """Equal and given parts, and as many as there are results."""
+    """Draw a case of equal or explicit parts, or of one part per result."""
     opset = draw.opset(op)
     shape = list(draw.shape(1, 3))
     axis, count = draw.random.randrange(len(shape)), draw.random.randint(1, 3)
@@ -101,14 +101,15 @@ def split(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Slice")
 def slice_(draw: OperandDraw, op: str) -> OperatorCase:
-    """Starts and ends far outside, negative steps."""
+    """Draw a case with starts and ends far outside, or negative steps."""
     opset = draw.opset(op)
     shape = draw.shape(1, 4)
     axes = draw.random.sample(range(len(shape)), draw.random.randint(1, len(shape)))
     steps = [draw.pick(1, 1, 2, 3, -1, -2) if opset >= 10 else 1 for _ in axes]
-    # Backwards from before the first element: the specification starts at the first, NumPy and the reference nowhere.
+    # For a backward slice from before the first element, the specification starts at the first; NumPy and the reference return an
+    # empty slice.
     starts = [draw.random.randint(-8 if s > 0 else -shape[a], 8) for s, a in zip(steps, axes, strict=True)]
-    # An end at the other side of the start is left to the specification: ONNX Runtime then copies an element.
+    # For an end on the wrong side of the start the specification is open: ONNX Runtime copies an element.
     ends = [draw.pick((2**63 - 1) if s > 0 else -(2**63), draw.random.randint(-8, 8)) for s in steps]
     x = draw.array(shape, draw.dtype(op, opset), 0.2)
     if opset < 10:
@@ -125,7 +126,7 @@ def slice_(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Pad")
 def pad(draw: OperandDraw, op: str) -> OperatorCase:
-    """Every mode, cropping by negative amounts, axes, a value of any type."""
+    """Draw a case of any mode, with negative amounts, axes, or a value of any type."""
     opset = draw.opset(op)
     shape = draw.shape(1, 4)
     dtype = draw.dtype(op, opset)
@@ -158,7 +159,7 @@ def _indices(draw: OperandDraw, shape: tuple[int, ...], extent: int, negative: b
 
 @family("Gather", "GatherElements")
 def gather(draw: OperandDraw, op: str) -> OperatorCase:
-    """Negative indices, any axis, scalar indices."""
+    """Draw a case with negative or scalar indices on any axis."""
     opset = draw.opset(op)
     shape = draw.shape(1, 3)
     axis = draw.random.randrange(len(shape))
@@ -178,7 +179,7 @@ def gather(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("GatherND")
 def gather_nd(draw: OperandDraw, op: str) -> OperatorCase:
-    """Slices and elements, with batches."""
+    """Draw a case of slices or elements, with batches."""
     opset = draw.opset(op)
     shape = draw.shape(1, 4)
     batch = draw.random.randint(0, min(len(shape) - 1, 1)) if opset >= 12 else 0
@@ -197,7 +198,7 @@ def gather_nd(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ScatterElements", "ScatterND")
 def scatter(draw: OperandDraw, op: str) -> OperatorCase:
-    """With and without a reduction; without one no place is written twice."""
+    """Draw a case with or without a reduction; without one all indices are distinct."""
     opset = draw.opset(op)
     modes = [None, "none"] + (["add", "mul"] if opset >= 16 else []) + (["min", "max"] if opset >= 18 else [])
     mode = draw.pick(*modes)
@@ -230,7 +231,7 @@ def scatter(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("OneHot")
 def one_hot(draw: OperandDraw, op: str) -> OperatorCase:
-    """Indices outside match nothing."""
+    """Draw a case in which indices outside the range match nothing."""
     opset = draw.opset(op, 9)
     shape, depth = draw.shape(1, 3), draw.size(1, 4)
     indices = np.asarray(draw.array(shape, "int64", low=-depth - 1, high=depth + 1), draw.pick("int64", "float32", "int32"))
@@ -246,7 +247,7 @@ def one_hot(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ReverseSequence")
 def reverse_sequence(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both orders of axes."""
+    """Draw a case of both axis orders."""
     opset = draw.opset(op)
     shape = draw.shape(2, 4)
     time = draw.pick(0, 1)
@@ -262,7 +263,7 @@ def reverse_sequence(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("DepthToSpace", "SpaceToDepth")
 def blocks(draw: OperandDraw, op: str) -> OperatorCase:
-    """Blocks of pixels."""
+    """Draw a case of pixel blocks."""
     opset, block = draw.opset(op), draw.size(1, 3)
     n, c, h, w = (draw.size(1, 3) for _ in range(4))
     shape = (n, c * block * block, h, w) if op == "DepthToSpace" else (n, c, h * block, w * block)
@@ -272,7 +273,7 @@ def blocks(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Trilu")
 def trilu(draw: OperandDraw, op: str) -> OperatorCase:
-    """Diagonals far outside."""
+    """Draw a case with diagonals far outside."""
     opset = draw.opset(op)
     k = draw.pick(None, np.asarray(draw.random.randint(-7, 7), np.int64))
     return OperatorCase(
@@ -286,7 +287,7 @@ def trilu(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("EyeLike")
 def eye_like(draw: OperandDraw, op: str) -> OperatorCase:
-    """Any diagonal and type."""
+    """Draw a case of any diagonal and type."""
     opset = draw.opset(op)
     code = draw.pick(None, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in ("float64", "int32", "uint8")))
     return OperatorCase(
@@ -296,7 +297,7 @@ def eye_like(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Range")
 def range_(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both directions, empty ranges."""
+    """Draw a case of both directions, or of an empty range."""
     opset, dtype = draw.opset(op), draw.pick("float32", "float64", "int16", "int32", "int64")
     step = draw.pick(1, 2, -1, -3, 0.3 if dtype[0] == "f" else 1)
     values = [np.asarray(v, dtype) for v in (draw.random.randint(-5, 5), draw.random.randint(-9, 9), step)]
@@ -305,7 +306,7 @@ def range_(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ConstantOfShape")
 def constant_of_shape(draw: OperandDraw, op: str) -> OperatorCase:
-    """A value of any type."""
+    """Draw a case with a value of any type."""
     opset = draw.opset(op, 9)
     value = draw.pick(None, numpy_helper.from_array(draw.array((1,), draw.pick("float32", "int64", "bool", "uint8", "float64"))))
     return OperatorCase(op, opset, (np.array(draw.shape(0, 3), np.int64),), {"value": value}, static=frozenset((0,)))
@@ -313,7 +314,8 @@ def constant_of_shape(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("TopK")
 def top_k(draw: OperandDraw, op: str) -> OperatorCase:
-    """The largest or smallest, sorted; values differ, since the order of equal ones is open before opset 24."""
+    """Draw a case of the largest or smallest values, sorted. Values are distinct: the order of ties is
+    undefined before opset 24."""
     opset = draw.opset(op, 10)
     shape = draw.shape(1, 3)
     axis = draw.random.randrange(len(shape))
@@ -339,7 +341,7 @@ def top_k(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Dropout")
 def dropout(draw: OperandDraw, op: str) -> OperatorCase:
-    """Inference."""
+    """Draw a case of inference mode."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(), draw.dtype(op, opset))
     if opset < 12:

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: directions, activations with their parameters, clipping, lengths, layouts, initial states."""
+"""Recurrent layers RNN, GRU and LSTM: directions, activations with parameters, clipping, lengths, layouts, initial states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rammer_testing.operators.case import OperandDraw, OperatorCase, family
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _FUNCTIONS = {"RNN": 1, "GRU": 2, "LSTM": 3}
-#: Activation -> how many parameters it has (alpha, beta).
+#: Number of parameters of each activation (alpha, beta).
 _ACTIVATIONS = {
     "Relu": 0,
     "Tanh": 0,
@@ -28,7 +28,7 @@ _ACTIVATIONS = {
 
 @family("RNN", "GRU", "LSTM")
 def recurrent(draw: OperandDraw, op: str) -> OperatorCase:
-    """A recurrent layer."""
+    """Draw a case of a recurrent layer."""
     opset = draw.opset(op)
     direction = draw.pick(None, "forward", "reverse", "bidirectional")
     many = 2 if direction == "bidirectional" else 1
@@ -63,8 +63,8 @@ def _activations(draw: OperandDraw, attributes: dict[str, Any], count: int) -> N
     names = [draw.pick(*_ACTIVATIONS) for _ in range(count)]
     attributes["activations"] = names
     if draw.chance(0.6) or {"ScaledTanh", "Affine"} & set(names):
-        # These two have no operator of ONNX whose default values they could take.
-        # Values are consumed in the order of the activations that have parameters.
+        # These two have no ONNX operator with defaults to use. Values are consumed in the order of the activations that have
+        # parameters.
         alphas = [draw.pick(0.3, 0.7, 1.2) for n in names if _ACTIVATIONS[n] >= 1]
         betas = [draw.pick(0.2, 0.6, 1.1) for n in names if _ACTIVATIONS[n] == 2]
         attributes["activation_alpha"] = alphas or None
@@ -73,7 +73,7 @@ def _activations(draw: OperandDraw, attributes: dict[str, Any], count: int) -> N
 
 @family("com.microsoft.DynamicQuantizeLSTM")
 def quantised_lstm(draw: OperandDraw, op: str) -> OperatorCase:
-    """A layer of 8-bit products. Signed weights have 7 bits: ONNX Runtime's sums of 16 bits overflow on CPUs without VNNI."""
+    """Draw a layer of 8-bit products. Signed weights have 7 bits: ONNX Runtime's 16-bit sums overflow on CPUs without VNNI."""
     direction = draw.pick("forward", "reverse", "bidirectional")
     many = 2 if direction == "bidirectional" else 1
     steps, batch, inputs, hidden = draw.size(1, 4), draw.size(1, 3), draw.size(1, 5), draw.size(1, 6)

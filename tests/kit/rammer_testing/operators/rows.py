@@ -1,4 +1,4 @@
-"""Reductions, normalisations and what else works along rows."""
+"""Reductions, normalisations and other operators along rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _AXES_OPERAND = {"ReduceSum": 13}
 
 @family(*REDUCTIONS)
 def reduction(draw: OperandDraw, op: str) -> OperatorCase:
-    """Any axes, none, all; empty tensors; values at which logarithms and exponentials break."""
+    """Draw a case with any axes, none or all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)
     shape = draw.shape(0, 4, least=draw.pick(1, 1, 1, 0))
     rank, empty = len(shape), 0 in shape
     special = draw.pick(0.0, 0.0, 0.2)
     dtype = draw.dtype(op, opset)
     if empty and op == "ReduceMean":
-        dtype = "float32"  # a mean of no integers is nothing
+        dtype = "float32"  # an integer mean of no elements is undefined
     if not dtype.startswith("float") and op not in ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1"):
-        special = 0.0  # what a mean or a root of sums that wrap around is, nobody says
+        special = 0.0  # a mean or a root of sums that wrap around is undefined
     x = draw.array(shape, dtype, special, low=draw.pick(0, -3), high=draw.pick(3, 3, 200 if dtype != "int8" else 3))
     axes = draw.random.sample(range(rank), draw.random.randint(0, rank))
     axes = [a - rank if draw.chance(0.3) and opset >= 11 else a for a in axes]
@@ -40,7 +40,7 @@ def reduction(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ArgMax", "ArgMin")
 def arg_extreme(draw: OperandDraw, op: str) -> OperatorCase:
-    """Ties, NaN, both choices of an index."""
+    """Draw a case with ties, NaN, and both index selections."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset), draw.pick(0.0, 0.5), -2, 2)
     if draw.chance(0.3) and x.dtype.kind == "f":
@@ -53,7 +53,7 @@ def arg_extreme(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Softmax", "LogSoftmax", "Hardmax")
 def softmax(draw: OperandDraw, op: str) -> OperatorCase:
-    """Rows with infinities, ties, and axes of both meanings."""
+    """Draw a case of rows with infinities or ties, and axes of both meanings."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset), draw.pick(0.0, 0.0, 0.2), -3, draw.pick(3, 100))
     if op == "Hardmax" and draw.chance():
@@ -66,7 +66,7 @@ def softmax(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("CumSum", "CumProd")
 def cumulative(draw: OperandDraw, op: str) -> OperatorCase:
-    """Reverse and exclusive sums."""
+    """Draw a case of reverse or exclusive sums."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 3), draw.dtype(op, opset))
     axis = np.asarray(draw.random.randint(-x.ndim, x.ndim - 1), draw.pick("int32", "int64"))
@@ -77,7 +77,7 @@ def cumulative(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("LpNormalization")
 def lp_normalization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Both norms; rows of zeros stay zeros."""
+    """Draw a case of both norms; rows of zeros stay zeros."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset))
     x[..., :1] = np.where(draw.chance(0.2), 0, x[..., :1])
@@ -88,7 +88,7 @@ def lp_normalization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("LayerNormalization", "RMSNormalization")
 def layer_normalization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Any axis, other results, values whose variance cancels."""
+    """Draw a case with any axis, optional results, and values whose variance cancels."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     x = draw.array(draw.shape(1, 4), dtype)
@@ -101,7 +101,7 @@ def layer_normalization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("InstanceNormalization", "GroupNormalization")
 def channel_normalization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Statistics of channels or of groups of them."""
+    """Draw a case with statistics of channels or channel groups."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     groups, depth = draw.size(1, 3), draw.size(1, 3) if op == "GroupNormalization" else 1
@@ -113,7 +113,7 @@ def channel_normalization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("BatchNormalization")
 def batch_normalization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Inference, statistics constant or not."""
+    """Draw a case of inference mode, with constant or computed statistics."""
     opset = draw.opset(op, 9)
     dtype = draw.dtype(op, opset)
     shape = draw.shape(2, 4)
@@ -130,7 +130,7 @@ def batch_normalization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("MeanVarianceNormalization")
 def mean_variance_normalization(draw: OperandDraw, op: str) -> OperatorCase:
-    """Any axes."""
+    """Draw a case over any axes."""
     opset = draw.opset(op, 9)
     x = draw.array(tuple(draw.size(2, 4) for _ in range(4)), draw.pick("float32", "float32", "float16"))
     return OperatorCase(op, opset, (x,), {"axes": draw.pick(None, [0, 2, 3], [2, 3], [1])})
@@ -138,7 +138,7 @@ def mean_variance_normalization(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("MatMul")
 def matmul(draw: OperandDraw, op: str) -> OperatorCase:
-    """Vectors, matrices and stacks of them."""
+    """Draw a case of vectors, matrices or stacks of matrices."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     m, k, n = (draw.random.randint(0 if draw.chance(0.1) else 1, 5) for _ in range(3))
@@ -150,7 +150,7 @@ def matmul(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Gemm")
 def gemm(draw: OperandDraw, op: str) -> OperatorCase:
-    """Transposed operands, factors, every shape of the third operand."""
+    """Draw a case with transposed operands, factors, and any shape of the third operand."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     whole = not dtype.startswith("float")
@@ -175,7 +175,7 @@ def gemm(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Einsum")
 def einsum(draw: OperandDraw, op: str) -> OperatorCase:
-    """Products, diagonals, ellipses, implicit results."""
+    """Draw a case of products, diagonals, ellipses or implicit results."""
     opset = draw.opset(op)
     equation = draw.pick(
         "ij,jk->ik",

@@ -1,4 +1,4 @@
-"""Draws cases of every family and has the voices judge them."""
+"""Search over cases of every family, judged by the references."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODULES = (
 def verdicts(
     ops: Sequence[str], seed: int, count: int, fold: bool = False, device: str = ""
 ) -> Iterator[tuple[int, VoicesVerdict]]:
-    """Judge ``count`` cases of each operator, on a ``device`` if one is given; numbers are those of ``drawn``."""
+    """Judge ``count`` cases of each operator, on ``device`` if non-empty; case numbers are those of ``drawn``."""
     for number in range(count):
         for op in ops:
             case = drawn(op, seed, number)
@@ -55,7 +55,7 @@ Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, VoicesVerdic
 
 
 def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False, device: str = "") -> Found:
-    """Search for ``seconds``; counts by (operator, kind), and what is not ok."""
+    """Search for ``seconds``. Return counts by (operator, kind), and the verdicts other than ok."""
     counts: Counter[tuple[str, str]] = Counter()
     found: list[tuple[int, VoicesVerdict]] = []
     end = time.monotonic() + seconds

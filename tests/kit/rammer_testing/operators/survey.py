@@ -1,7 +1,5 @@
-"""Misused operators on their way through frontend and lowering: each is refused as bad input, or there is something to run.
-
-They run in a child, since ONNX's C++ ends the process over some: one that does costs the misuse that it was at, which is a fault.
-"""
+"""Survey of misused operators in the frontend and lowering: each is refused as bad input or lowered to a runnable model. Misuses
+run in a child, since some end ONNX's C++ code. A crash ends only the current misuse, which counts as a fault."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ from rammer_testing.sandbox import MEMORY, forked, limit_memory
 #: The folders of the packages rammer and rammer_testing.
 PACKAGES: Final = (Path(str(rammer.__file__)).parent, Path(__file__).parents[1])
 
-#: Seconds that the misuses of one case may take.
+#: Time limit in seconds for the misuses of one case.
 PATIENCE: Final = 120.0
 
 
 @dataclass
 class Survey:
-    """How many misuses were refused and accepted, and what went wrong: a description of each kind with its first example."""
+    """Counts of refused and accepted misuses, and the faults: a description of each kind with its first example."""
 
     ends: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
@@ -48,7 +46,7 @@ class Survey:
 
 
 def survey(ops: Sequence[str], seed: int, seconds: float, share: float = 1.0, cases: int = 1) -> Survey:
-    """Misuse cases of each of ``ops``, each change with this probability, for so long."""
+    """Misuse cases of each of ``ops`` for ``seconds``; ``share`` is the probability of each change."""
     result, end = Survey(), time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         for number in range(cases):
@@ -86,7 +84,7 @@ def _judged(todo: Sequence[Misuse]) -> int:
 
 
 def outcome(misuse: Misuse) -> tuple[str, str]:
-    """``refused`` or ``accepted``, or ``faults`` with the exception and where it came from."""
+    """Return ``refused`` or ``accepted``, or ``faults`` with the exception and its origin."""
     try:
         graph = bind(read_model(misuse.model), {name: a.shape for name, a in misuse.feeds.items()})
         taken = set(graph.types)
@@ -97,7 +95,7 @@ def outcome(misuse: Misuse) -> tuple[str, str]:
                 continue
     except BadInput:
         return "refused", ""
-    except Exception as error:  # whatever else escapes is what is looked for
+    except Exception as error:  # any other escaped exception is a fault
         frames = [f for f in traceback.extract_tb(error.__traceback__) if any(map(Path(f.filename).is_relative_to, PACKAGES))]
         said = re.sub(r"\d+", "#", (str(error).splitlines() or [""])[0])
         where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "?"

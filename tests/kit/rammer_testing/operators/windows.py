@@ -1,4 +1,4 @@
-"""Convolutions, pooling and what else slides windows: every attribute, also where nothing fits."""
+"""Convolutions, pooling and other sliding windows: every attribute, including windows that fit nowhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PADS = ("NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def _geometry(draw: OperandDraw, rank: int, kernel: list[int], dilated: bool = True) -> dict[str, Any]:
-    """strides, dilations, pads or auto_pad; each often left out."""
+    """Return strides, dilations, and pads or auto_pad; each is often omitted."""
     result: dict[str, Any] = {}
     if draw.chance(0.7):
         result["strides"] = draw.ints(rank, 1, 3)
@@ -34,7 +34,7 @@ def _image(draw: OperandDraw, rank: int, channels: int, low: int = 1, high: int 
 
 @family("MaxPool", "AveragePool", "LpPool")
 def pool(draw: OperandDraw, op: str) -> OperatorCase:
-    """Windows in one to three dimensions, with ceil_mode, dilations and indices where the opset has them."""
+    """Draw a case of windows in one to three dimensions, with ceil_mode, dilations and indices if the opset has them."""
     opset = draw.opset(op)
     rank = draw.pick(1, 2, 2, 3)
     kernel = draw.ints(rank, 1, 4)
@@ -43,7 +43,7 @@ def pool(draw: OperandDraw, op: str) -> OperatorCase:
     if opset >= {"MaxPool": 10, "AveragePool": 10, "LpPool": 18}[op] and draw.chance(0.4):
         attributes["ceil_mode"] = 1
     if op == "MaxPool" and "dilations" in attributes:
-        attributes.pop("pads", None)  # a window could lie on padding alone, whose maximum nobody names
+        attributes.pop("pads", None)  # the maximum of a window on padding alone is undefined
     outputs = 1
     if op == "AveragePool" and draw.chance(0.4):
         attributes["count_include_pad"] = 1
@@ -59,7 +59,7 @@ def pool(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
 def global_pool(draw: OperandDraw, op: str) -> OperatorCase:
-    """Pooling of everything."""
+    """Draw a case of global pooling."""
     opset = draw.opset(op)
     attributes = {"p": draw.pick(1, 2, 3)} if op == "GlobalLpPool" else {}
     return OperatorCase(
@@ -69,7 +69,7 @@ def global_pool(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Conv")
 def conv(draw: OperandDraw, op: str) -> OperatorCase:
-    """Groups, strides, dilations, every way of padding; kernels larger than the image as well."""
+    """Draw a case with groups, strides, dilations and any padding, including kernels larger than the image."""
     opset, rank = draw.opset(op), draw.pick(1, 2, 2, 3)
     group, per_group, features = draw.pick(1, 1, 2, 3), draw.size(1, 3), draw.size(1, 3)
     kernel = draw.ints(rank, 1, 4)
@@ -83,7 +83,7 @@ def conv(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("ConvTranspose")
 def conv_transpose(draw: OperandDraw, op: str) -> OperatorCase:
-    """Also output_padding and output_shape."""
+    """Draw a transposed convolution, optionally with output_padding or output_shape."""
     opset, rank = draw.opset(op), draw.pick(1, 2, 2, 3)
     group, per_group, features = draw.pick(1, 1, 2), draw.size(1, 2), draw.size(1, 3)
     kernel = draw.ints(rank, 1, 4)
@@ -104,7 +104,7 @@ def conv_transpose(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("LRN")
 def lrn(draw: OperandDraw, op: str) -> OperatorCase:
-    """Sizes from 1 to more than there are channels."""
+    """Draw a case with sizes from 1 to more than the number of channels."""
     opset = draw.opset(op)
     attributes = {
         "size": draw.pick(1, 1, 2, 3, 4, 5, 9),
@@ -118,7 +118,7 @@ def lrn(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("Resize")
 def resize(draw: OperandDraw, op: str) -> OperatorCase:
-    """Modes, coordinate transformations, scales or sizes, axes, cropping, policies."""
+    """Draw a case of modes, coordinate transformations, scales or sizes, axes, cropping, or policies."""
     opset = draw.opset(op, 10)
     rank = draw.pick(2, 3, 4, 4)
     shape = (*([1, 2][: rank - 2]), *[draw.random.randint(1, 6) for _ in range(min(rank, 2))])
@@ -129,7 +129,7 @@ def resize(draw: OperandDraw, op: str) -> OperatorCase:
         return OperatorCase(
             op, opset, (x, scales), {"mode": draw.pick("nearest", "linear") if dtype[0] == "f" else None}, static=frozenset((1,))
         )
-    # How integers are rounded that were interpolated, nobody says.
+    # The rounding of interpolated integers is undefined.
     mode = draw.pick("nearest", "linear", "cubic") if dtype.startswith("float") else "nearest"
     modes = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
     transformation = draw.pick(None, *modes, *(["half_pixel_symmetric"] if opset >= 19 else []))
@@ -159,7 +159,7 @@ def _resized(draw: OperandDraw, case: OperatorCase, axes: list[int], shape: tupl
         roi = np.array([*lows, *highs], np.float32)
     if draw.chance():
         choice = (0.3, 0.5, 0.6, 0.7, 0.8, 1.0, 1.3, 1.5, 1.7, 2.0, 2.7, 3.0)
-        # ONNX Runtime copies where the extent stays, whatever the factor.
+        # ONNX Runtime copies if the extent is unchanged, for any factor.
         factors = [
             f if a >= rank - 2 and int(shape[a] * f) != shape[a] else 1.0 for a, f in ((a, draw.pick(*choice)) for a in axes)
         ]
@@ -177,12 +177,12 @@ def _resized(draw: OperandDraw, case: OperatorCase, axes: list[int], shape: tupl
 
 @family("Upsample")
 def upsample(draw: OperandDraw, op: str) -> OperatorCase:
-    """The older Resize."""
+    """Draw a case of the operator that Resize replaced."""
     opset = draw.pick(7, 8, 9)
     rank = draw.pick(2, 3, 4, 4)
     dtype = draw.dtype(op, opset)
     x = draw.array((*([1, 2][: rank - 2]), draw.size(), draw.size()), dtype)
-    # ONNX Runtime copies where the extent stays, whatever the scale.
+    # ONNX Runtime copies if the extent is unchanged, for any scale.
     scales = [1.0] * (rank - 2) + [draw.pick(1.0, 2.0, 3.0), draw.pick(1.0, 1.5 if x.shape[-1] > 1 else 1.0, 2.0)]
     mode = draw.pick("nearest", "linear") if dtype.startswith("float") else "nearest"
     if opset < 9:

@@ -1,1 +1,1 @@
-"""ONNX's own tests (``onnx.backend.test``) on a device: what passes, what needs the host, what is declined, what is wrong."""
+"""ONNX's backend tests (``onnx.backend.test``) on a device, with verdicts: passed, host operators, declined, wrong."""

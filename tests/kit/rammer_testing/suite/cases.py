@@ -1,4 +1,4 @@
-"""The tests that come with the package onnx: single operators, small models, and what PyTorch exported once."""
+"""Tests of the onnx package: single operators, small models and old PyTorch exports."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rammer.frontend.read.model_checks import all_graphs
 from rammer.frontend.read.node_protos import is_random
 from rammer_testing.suite.nodes import node_tests
 
-#: A test's value: an array, a list of values (a sequence), or None (an optional that holds nothing).
+#: A value of a test: an array, a list of values (a sequence), or None (an empty optional).
 Value: TypeAlias = Any
-#: The kinds of onnx; "real" are networks whose weights are made when they run ("light").
+#: The kinds of onnx tests; "real" are networks whose weights are generated at run time ("light").
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """A model, sets of inputs with the outputs that they must give, and how far a number may be off (as ``assert_allclose``)."""
+    """A model, input sets with their expected outputs, and tolerances (as for ``assert_allclose``)."""
 
     name: str
     model: onnx.ModelProto
@@ -37,12 +37,12 @@ class SuiteCase:
 
     @property
     def random(self) -> bool:
-        """Whether an operator of it draws random numbers, of which ONNX promises types and shapes."""
+        """Return True if an operator draws random numbers, for which ONNX specifies only types and shapes."""
         return any(is_random(node) for graph in all_graphs(self.model) for node in graph.node)
 
     @property
     def float32(self) -> bool:
-        """Whether a result is of float32, and nothing of it runs the bodies of If, Loop, Scan or SequenceMap."""
+        """Return True if a result is float32 and no body of If, Loop, Scan or SequenceMap runs."""
         bodies = any(node.op_type in ("If", "Loop", "Scan", "SequenceMap") for g in all_graphs(self.model) for node in g.node)
         return not bodies and any(_of_float32(v.type) for v in self.model.graph.output)
 
@@ -54,12 +54,12 @@ def _of_float32(kind: onnx.TypeProto) -> bool:
 
 
 def names(pattern: str = "") -> list[str]:
-    """Names of the tests that ``pattern`` (a regular expression) is found in, in order."""
+    """Return the sorted names of the tests in which ``pattern`` (a regular expression) is found."""
     return sorted(n for n in _tests() if re.search(pattern, n))
 
 
 def load(name: str) -> SuiteCase:
-    """A test with its data."""
+    """Return a test with its data."""
     test = _tests()[name]
     if test.model is not None:
         sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in test.data_sets or ()]
@@ -79,7 +79,7 @@ def load(name: str) -> SuiteCase:
 
 
 def _light(test: TestCase) -> SuiteCase:
-    """A network with the input that onnx's own runner gives it, a ramp from 0 to 1, and the output beside it."""
+    """Return a network with the input of onnx's runner (a ramp from 0 to 1) and the stored output."""
     path = Path(onnx.__file__).parents[1] / str(test.url)
     model = onnx.load(path)
     known = {i.name for i in model.graph.initializer}

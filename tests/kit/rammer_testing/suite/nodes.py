@@ -1,8 +1,7 @@
-"""ONNX's tests of single operators, which its package makes when it is imported, without the slow part of that.
+"""ONNX's tests of single operators without the slow part of their import.
 
-Four fifths of the time go into results of a few poolings, which the package computes window by window in Python. They are
-computed when a test's data is first looked at: most processes that list the tests never do.
-"""
+Four fifths of the import time compute results of a few poolings, window by window in Python. These are deferred until a test's
+data is first accessed, which most processes that list the tests never do."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ _Set = tuple[Sequence[Any], Sequence[Any]]
 
 @cache
 def node_tests() -> tuple[TestCase, ...]:
-    """The tests, once in a process."""
+    """Return the tests, created once per process."""
     later = _Later()
-    # The sources of the tests, which documentation is made of, take a fifth of the time to read.
+    # Reading the tests' sources (for documentation) takes a fifth of the time.
     with (
         warnings.catch_warnings(),
         patch("onnx.backend.test.case.base.process_snippet", return_value=("", "")),
         patch.object(op_pool_common, "pool", later),
     ):
-        warnings.simplefilter("ignore")  # onnx makes infinities and the like on purpose
+        warnings.simplefilter("ignore")  # onnx creates infinities and similar values on purpose
         tests = tuple(load_model_tests(kind="node"))
     for test in tests:
         waiting = [work for _, outputs in test.data_sets or () for o in outputs for a, work in later.arrays if o is a]
@@ -43,9 +42,9 @@ def node_tests() -> tuple[TestCase, ...]:
 
 
 class _Later:
-    """Stands for onnx's ``pool``: large results are NaN, which agrees with nothing, until they are computed."""
+    """A substitute for onnx's ``pool`` that defers large results. They are NaN, which matches no value, until computed."""
 
-    #: Elements of the largest result that is computed at once.
+    #: Elements of the largest result that is computed immediately.
     LARGEST = 1000
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ _REAL = op_pool_common.pool
 
 
 class _Sets(Sequence[_Set]):
-    """A test's data; what is missing is computed when it is first looked at."""
+    """A test's data sets; deferred results are computed on first access."""
 
     def __init__(self, sets: Sequence[_Set], missing: list[Callable[[], None]]) -> None:
         self._sets, self._missing = sets, missing

@@ -1,4 +1,4 @@
-"""All tests that a pattern finds, in processes side by side: a test that ends or hangs its process has failed, and no more."""
+"""Parallel runs of all matching tests in separate processes: a crash or hang of a process fails only its test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rammer.errors import BadInput
 from rammer_testing.suite.score import FAILED, Score
 from rammer_testing.worker_pool import Begin, Crew, Line, Member, Work
 
-#: Seconds that a test may take, and all of them.
+#: Time limits in seconds: for one test, and for all.
 PATIENCE, FOREVER = 300.0, 24 * 3600.0
 #: One thread for NumPy in each process.
 _ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -21,7 +21,7 @@ _ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a process does first: it opens the device, so that one that is not there ends everything with its own message."""
+    """The first action of a process: opening the device, so that an unavailable device ends the run with its message."""
 
     device: str
     options: tuple[tuple[str, str], ...]
@@ -45,9 +45,9 @@ def scores(
     processes: int = 0,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Score]:
-    """The scores of all tests that ``pattern`` (a regular expression) is found in, by name. ``told`` gets how many are done, and
-    of how many. BadInput where there are none; what opening the device raises."""
-    # Loading them takes seconds, which each process would take: they get cases.
+    """Return the scores of all tests in which ``pattern`` (a regular expression) is found, by name. ``told`` receives the number
+    of finished tests and the total. Raises BadInput if no test matches, and the errors of opening the device."""
+    # Loading takes seconds per process, so processes receive loaded cases.
     from rammer_testing.suite.cases import load, names
 
     wanted = names(pattern)
@@ -71,7 +71,7 @@ def scores(
 
 
 def grouped(found: Sequence[Score]) -> dict[str, list[Score]]:
-    """Scores by verdict and what they say, without the names and numbers in it; the most frequent first."""
+    """Return scores grouped by verdict and message (without names and numbers), the most frequent first."""
     groups: dict[str, list[Score]] = {}
     for score in found:
         plain = re.sub(r"\d+", "#", re.sub(r"'[^']*'", "'..'", score.why))[:110]

@@ -1,4 +1,4 @@
-"""One test on a device, and what became of it."""
+"""The verdict of one test on a device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from rammer.errors import RammerError
 from rammer_testing.suite.cases import SuiteCase, Value
 from rammer_testing.suite.wide import exactly, nearer, trusted_outputs
 
-#: Verdicts: right on the device alone; right, with operators that the host computed; types and shapes right, of numbers that are
-#: drawn; declined with a clear error; other numbers; ended in any other way.
+#: Verdicts, in order: correct on the device alone; correct with host operators; correct types and shapes of random numbers;
+#: declined with a clear error; wrong numbers; any other failure.
 PASSED, HOSTED, RANDOM = "passed", "passed with host operators", "random numbers"
 DECLINED, WRONG, FAILED = "declined", "wrong", "failed"
 VERDICTS: Final = (PASSED, HOSTED, RANDOM, DECLINED, WRONG, FAILED)
-#: Two units in the last place of bfloat16, which onnx's own runner allows it.
+#: Two units in the last place of bfloat16, the tolerance of onnx's runner.
 BFLOAT16: Final = 2.0**-6
 
-#: What is said of a result that differs from the test's, whose own rounding is farther from what float64 gives.
+#: Remark on a result that differs from the test's, if the test's rounding error against float64 is larger.
 NEARER: Final = "nearer to float64 than the test's own numbers"
 #: Remark on a result that differs from the test's because a decision trusts ONNX Runtime instead of the reference.
 DECIDED: Final = "as ONNX Runtime computes it, where rammer follows it instead of the test"
-#: Host operators that move, select or compare elements, or know no numbers: no arithmetic on floats. All others count as such.
+#: Host operators without floating-point arithmetic: they move, select or compare elements or work on other types. All others
+#: count as arithmetic.
 MOVERS: Final = frozenset(
     {
         *("ArrayFeatureExtractor", "BitCast", "Compress", "Equal", "Identity", "ImageDecoder", "LabelEncoder", "MaxUnpool"),
@@ -40,8 +41,7 @@ MOVERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Score:
-    """The verdict on a test, why, the operators that the host computed, a name for each, and whether it counts as one of
-    float32 without control flow."""
+    """The verdict on a test, its reason, and its host operators; ``float32``: it counts as float32 without control flow."""
 
     name: str
     verdict: str
@@ -51,21 +51,21 @@ class Score:
 
     @property
     def computed_aside(self) -> bool:
-        """Whether it did not come out right, or a host operator did arithmetic on floats for it."""
+        """Return True if the test did not pass, or a host operator did floating-point arithmetic."""
         return self.verdict not in (PASSED, HOSTED, RANDOM) or any(op not in MOVERS for op in self.hosted)
 
     def listed(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the score as JSON data."""
         return asdict(self)
 
     @staticmethod
     def of(listed: Mapping[str, Any]) -> Score:
-        """From what ``listed`` gave."""
+        """Return the score from the output of ``listed``."""
         return Score(listed["name"], listed["verdict"], listed["why"], tuple(listed["hosted"]), listed["float32"])
 
 
 def score(case: SuiteCase, device: str, options: Mapping[str, str]) -> Score:
-    """Compile, run and compare every set of a test."""
+    """Compile, run and compare every data set of a test."""
     try:
         exe = rammer.compile(case.model, device, options=options)
         try:
@@ -86,7 +86,7 @@ def score(case: SuiteCase, device: str, options: Mapping[str, str]) -> Score:
 
 
 def _difference(case: SuiteCase, exe: Any) -> tuple[str, str]:
-    """How an output differs, "" where none does; and what is to be said where one is right by another judge."""
+    """Return the difference of an output ("" if equal), and the remark if another judge accepted one."""
     remark = ""
     for inputs, wanted in case.sets:
         names = [p.name for p in exe.head.inputs]
@@ -107,7 +107,7 @@ def _difference(case: SuiteCase, exe: Any) -> tuple[str, str]:
 
 
 def differs(have: Value, want: Value, rtol: float, atol: float) -> str:
-    """How a value differs from what it must be, "" where it does not: kind, shape, type, elements."""
+    """Return the difference of a value in kind, shape, type or elements, or "" if it is within the tolerances."""
     if isinstance(want, (list, tuple)):
         if not isinstance(have, (list, tuple)) or len(have) != len(want):
             return f"{_kind(have)} for {_kind(want)}"
@@ -142,12 +142,11 @@ def _kind(value: Value) -> str:
 
 
 def tally(scores: Sequence[Score]) -> dict[str, int]:
-    """How many tests have each verdict."""
+    """Return the number of tests for each verdict."""
     return {v: sum(s.verdict == v for s in scores) for v in VERDICTS}
 
 
 def without_arithmetic(scores: Sequence[Score]) -> tuple[int, int]:
-    """Of the tests with a float32 result and no control flow: how many came out right with no host operator that does arithmetic
-    on floats, and how many there are."""
+    """Count tests with a float32 result and no control flow: those that passed without floating-point host operators, and all."""
     counted = [s for s in scores if s.float32]
     return sum(not s.computed_aside for s in counted), len(counted)

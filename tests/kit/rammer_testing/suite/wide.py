@@ -1,5 +1,5 @@
-"""Judges of a result that differs from a test's: the model in float64 by ``onnx.reference``, or ONNX Runtime where a decision
-distrusts the reference, which made the test."""
+"""Alternative judges of a result that differs from a test's. The judges are the model in float64 by ``onnx.reference``, and ONNX
+Runtime where a decision distrusts the reference, which generated the test."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rammer.frontend.read.reader import read_model
 from rammer.frontend.spec_rulings.rulings import find_decision
 from rammer.reference.outputs import run_onnxruntime
 
-#: Units in the last place of the largest element that a test's own number may be off.
+#: Error bound of a test's numbers, in units in the last place of the largest element.
 ROUNDINGS: Final = 4
 _NARROW: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 def widened(model: ModelProto) -> ModelProto:
-    """``model`` with float64 for float32 and float16: ports, constants, and what it casts to."""
+    """Return ``model`` with float64 for float32 and float16 in ports, constants and casts."""
     result = ModelProto()
     result.CopyFrom(model)
     for graph in all_graphs(result):
@@ -47,18 +47,18 @@ def _widen(tensor: TensorProto) -> None:
 
 
 def exactly(model: ModelProto, inputs: Sequence[Any]) -> list[Any] | None:
-    """The outputs of ``model`` in float64, in order; None where the reference does not run it so."""
+    """Return the outputs of ``model`` in float64, in order, or None if the reference fails to run it."""
     names = [v.name for v in model.graph.input]
     given = [a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype in (np.float16, np.float32) else a for a in inputs]
     try:
         return list(ReferenceEvaluator(widened(model)).run(None, dict(zip(names, given, strict=False))))
-    except Exception:  # whatever an operator of the reference raises: there is no judge then
+    except Exception:  # any error of a reference operator: no judge then
         return None
 
 
 def nearer(have: Any, want: Any, exact: Any, rtol: float, atol: float) -> bool:
-    """Whether each element of ``have`` that is farther from that of ``want`` than the tolerances is at least as near to ``exact``
-    as that is, which must be ``exact`` but for roundings, a few in the largest element's last place. NaN is near to nothing."""
+    """Return True if each element of ``have`` outside the tolerances of ``want`` is at least as near to ``exact``. The element of
+    ``want`` must equal ``exact`` within ``ROUNDINGS`` units in the last place of the largest element. NaN is near to nothing."""
     arrays = (have, want, exact)
     if not all(isinstance(v, np.ndarray) and v.dtype.kind == "f" and v.shape == want.shape for v in arrays):
         return False
@@ -71,7 +71,7 @@ def nearer(have: Any, want: Any, exact: Any, rtol: float, atol: float) -> bool:
 
 
 def trusted_outputs(model: ModelProto, inputs: Sequence[Any]) -> list[Any] | None:
-    """Return ONNX Runtime's outputs where a decision distrusts the reference alone in a model of one node; None elsewhere."""
+    """Return ONNX Runtime's outputs if a decision distrusts only the reference for a model of one node, else None."""
     given = {v.name: a for v, a in zip(model.graph.input, inputs, strict=False)}
     if len(model.graph.node) != 1 or not all(isinstance(a, np.ndarray) for a in given.values()):
         return None

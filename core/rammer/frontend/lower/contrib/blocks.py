@@ -34,7 +34,7 @@ def mat_mul_n_bits(b: FunctionBody) -> str:
     if bits not in _KINDS:
         raise Declined(f"{bits} bits are not supported; 2, 4 and 8 are")
     if b.attr("weight_prepacked"):
-        raise Declined("weights in the order of a kernel's own are not supported")
+        raise Declined("weights in a kernel-specific order are not supported")
     if block < 1 or rows < 1 or depth < 1:
         raise Declined(f"N is {rows}, K is {depth} and block_size {block}")
     blocks = -(-depth // block)
@@ -109,7 +109,7 @@ def _gathered_integers(b: FunctionBody, places: str, axes: tuple[int, int, int],
     if gather == along:
         raise Declined(f"axis {along} is gathered and quantised")
     if kind == "uint8" and (along != len(shape) - 1 or bits not in _KINDS):
-        raise Declined("packed bytes are supported of 2, 4 or 8 bits, where the last axis is quantised")
+        raise Declined("packed bytes need 2, 4 or 8 bits and a quantised last axis")
     wide = {"int4": "int8", "uint4": "uint8"}.get(kind, kind)  # ONNX's Gather has no 4-bit types
     data = b.Gather(b.cast(b.input(0), wide) if wide != kind else b.input(0), places, axis=gather)
     scales, zero = b.Gather(b.input(2), places, axis=gather), _gathered_points(b, places, gather, bits, kind)

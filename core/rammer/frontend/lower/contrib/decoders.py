@@ -44,7 +44,7 @@ def decoder_masked_attention(b: FunctionBody) -> list[str]:
     biases = b.split(b.input(10), 0, [hidden, hidden, b.shape(10, 1)[0] - 2 * hidden]) if b.has(10) else []
     cross = not b.has(5)
     if cross and (packed or b.wants(1) or b.wants(2)):
-        raise Declined("keys by heads are needed where there are none from before")
+        raise Declined("keys by heads are needed without past keys")
     for i, bias in enumerate(biases[:1] if cross else biases):
         parts[i] = b.Add(parts[i], bias)
     q, *rest = (split_heads(b, x, batch, 1, heads, width) for x in (parts[:1] if cross else parts))
@@ -65,7 +65,7 @@ def decoder_masked_attention(b: FunctionBody) -> list[str]:
 def _update_buffers(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[str, str, int, list[str]]:
     """Return keys and values with the ``new`` ones inserted, the length of the buffers, and the masks that hide keys."""
     if not b.use.attr("past_present_share_buffer", 0) or not b.has(7):
-        raise Declined("keys from before need past_present_share_buffer and past_sequence_length")
+        raise Declined("past keys need past_present_share_buffer and past_sequence_length")
     total = b.shape(5, 4)[2]
     places = b.constant(np.arange(total).reshape(1, 1, total, 1))
     own = b.reshape(b.cast(b.input(7), "int64"), 1, 1, 1, 1)

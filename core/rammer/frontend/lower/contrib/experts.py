@@ -214,7 +214,7 @@ def quantised_mixture_of_experts(b: FunctionBody) -> str:
     if b.attr("quant_type") != "int" or any(b.has(place) for place in range(15, 21)):
         raise Declined(f"weights of quant_type {b.attr('quant_type')!r} are not supported; 'int' is")
     if b.attr("weights_prepacked") == 1:
-        raise Declined("weights in the order of a kernel's own are not supported")
+        raise Declined("weights in a kernel-specific order are not supported")
     hidden, third = b.shape(0)[-1], b.has(8)
     fused = check_fusion(b, third)
     bits = [b.use.attr(f"fc{i}_expert_weight_bits", b.attr("expert_weight_bits")) for i in (1, 2, 3)]

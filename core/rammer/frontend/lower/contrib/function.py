@@ -180,7 +180,7 @@ def expand_use(
     except Declined as reason:
         if found.hosted:
             return None
-        hint = "docs/models.md has what is declined: export the model without it"
+        hint = "docs/models.md lists the unsupported cases: export the model without them"
         raise BadInput(f"{proto.op_type}: {reason}", nd.node_title(proto), hint) from None
     outputs = [results] if isinstance(results, str) else list(results)
     for i, name in enumerate(proto.output):

@@ -95,7 +95,7 @@ def q_linear_concat(b: FunctionBody) -> str:
     """Expand QLinearConcat: Concat of tensors, each followed by its scale and zero point."""
     count = len(b.use.inputs) - 2
     if count < 3 or count % 3:
-        raise Declined(f"{count} inputs are no tensors with scales and zero points")
+        raise Declined(f"{count} inputs are not tensors with scales and zero points")
     parts = [dequantise_input(b, i) for i in range(2, count + 2, 3)]
     return b.QuantizeLinear(b.Concat(*parts, axis=b.attr("axis")), _scalar_input(b, 0), _scalar_input(b, 1))
 

@@ -71,7 +71,7 @@ class TurnedHeads:
             x = split_heads(b, b.input(0), batch, length, heads, width)
         rotary = given or width
         if rotary != 2 * half or rotary > width:
-            raise Declined(f"the caches have {half} columns, where {rotary} of {width} are turned")
+            raise Declined(f"the caches have {half} columns, where {rotary} of {width} are rotated")
         return TurnedHeads(x, batch, heads, length, width, rotary)
 
     def turned(self, b: FunctionBody, turn: tuple[str, str]) -> str:
@@ -92,7 +92,7 @@ def rotary_embedding(b: FunctionBody) -> str:
     if b.shape(1) in ((1,), ()):
         places = b.Unsqueeze(b.Add(b.reshape(places, 1), b.constant(np.arange(at.length))), b.constant([0]))
     elif b.shape(1) not in ((at.batch, at.length), (1, at.length)):
-        raise Declined(f"places of {list(b.shape(1))} for {at.batch} rows of {at.length}")
+        raise Declined(f"positions of {list(b.shape(1))} for {at.batch} rows of {at.length}")
     return at.turned(b, gather_angles(b, (2, 3), places))
 
 
@@ -105,7 +105,7 @@ def multimodal_rotary_embedding(b: FunctionBody) -> str:
     """Expand MultimodalRotaryEmbedding: each column pair is rotated by one of a token's three positions (time, height, width)."""
     at = TurnedHeads.of(b, b.attr("num_heads"))
     if b.shape(1) != (3, at.batch, at.length):
-        raise Declined(f"places of {list(b.shape(1))} for {at.batch} rows of {at.length}")
+        raise Declined(f"positions of {list(b.shape(1))} for {at.batch} rows of {at.length}")
     streams = _pair_streams(b, at.rotary // 2)
     tokens = at.batch * at.length
     places = b.Transpose(b.reshape(b.input(1), 3, tokens), perm=[1, 0])
@@ -121,7 +121,7 @@ def _pair_streams(b: FunctionBody, half: int) -> Array:
     """Return the index of the position (0 to 2) that rotates each pair of columns."""
     sections, layout = list(b.attr("mrope_section")), b.attr("mrope_layout")
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != half or layout not in (0, 1):
-        raise Declined(f"mrope_section is {sections} and mrope_layout {layout}, where {half} pairs are turned")
+        raise Declined(f"mrope_section is {sections} and mrope_layout {layout}, where {half} pairs are rotated")
     if not layout:
         return np.repeat(np.arange(3), sections)
     streams = np.zeros(half, np.int64)

@@ -45,7 +45,7 @@ def unfold_tensor(b: FunctionBody) -> str:
     shape, size, step = b.shape(0), b.attr("size"), b.attr("step")
     axis = b.attr("dim") % max(len(shape), 1)
     if not shape or size < 1 or step < 1 or size > shape[axis]:
-        raise Declined(f"slices of {size} elements, {step} apart, of {list(shape)}")
+        raise Declined(f"slices of {size} elements with step {step} of {list(shape)}")
     places = np.arange(0, shape[axis] - size + 1, step)[:, None] + np.arange(size)
     slices = b.Gather(b.input(0), b.constant(places), axis=axis)
     rank = len(shape) + 1

@@ -19,9 +19,9 @@ def one_hot_encoder(b: FunctionBody) -> str:
     """Expand OneHotEncoder: a 1 at the index of the category that equals the truncated element; the last of duplicates."""
     categories = [int(c) for c in b.attr("cats_int64s")]
     if not categories or b.attr("cats_strings"):
-        raise Declined("it has no categories that are numbers")
+        raise Declined("it has no numeric categories")
     if not b.use.attr("zeros", 1):
-        raise Declined("an element of no category is an error, which only the host can tell")
+        raise Declined("an element outside all categories is an error, which only the host detects")
     _check_keys(len(categories))
     shape, last = b.shape(0), {c: place for place, c in enumerate(categories)}
     used = np.array([last[c] == place for place, c in enumerate(categories)])
@@ -34,7 +34,7 @@ def label_encoder(b: FunctionBody) -> str:
     """Expand LabelEncoder: the value of the first key that equals the element; NaN is an ordinary key."""
     keys, values, default = (_label_array(b, part) for part in ("keys", "values", "default"))
     if keys is None or values is None or default is None:
-        raise Declined("it has labels that are words")
+        raise Declined("it has string labels")
     if keys.shape != values.shape or keys.ndim != 1 or default.size != 1 or not keys.size:
         raise Declined(f"{keys.size} keys for {values.size} values and {default.size} defaults")
     if str(keys.dtype) != b.dtype() or default.dtype != values.dtype:

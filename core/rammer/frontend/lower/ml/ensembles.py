@@ -46,9 +46,9 @@ def aggregate_leaves(b: FunctionBody, forest: Forest, targets: int, how: str) ->
     rows, features = _row_extents(b)
     # Leaf weights form a table with a column per target, even for targets without weights.
     if targets > max(len(used), MAX_TABLE):
-        raise Declined(f"there are {targets} targets, of which leaves have weights for {len(used)}")
+        raise Declined(f"there are {targets} targets, and leaves have weights for {len(used)} of them")
     if any(not 0 <= f < features for f in forest.feature):
-        raise Declined(f"a node asks for another feature than the {features} of X")
+        raise Declined(f"a node reads a feature beyond the {features} of X")
     if not used:
         return b.constant(np.zeros((rows, targets), _float_dtype(b)))
     ordered, groups = _group_trees(forest, targets, how)
@@ -190,7 +190,7 @@ def expand_classifier(b: FunctionBody) -> list[str]:
     """Expand TreeEnsembleClassifier: scores of classes, and the label of the greatest score."""
     labels = list(b.attr("classlabels_int64s"))
     if not labels:
-        raise Declined("it has no labels of integers")
+        raise Declined("it has no integer labels")
     forest = make_classic_forest(b.use.attributes, "class", _float_dtype(b))
     targets = {t for leaf in forest.leaves for t, _ in leaf}
     weights = [w for leaf in forest.leaves for _, w in leaf]

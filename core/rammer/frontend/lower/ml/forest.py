@@ -52,7 +52,7 @@ class Forest:
         elif positive == "EQ":
             low = value
         elif positive != "LEQ":
-            raise Declined(f"a node asks {mode!r}")
+            raise Declined(f"a node has the mode {mode!r}")
         if np.isnan(value):
             low, high = most, least
         self.low[node], self.high[node] = low, high
@@ -107,10 +107,10 @@ def make_classic_forest(attributes: Mapping[str, Any], leaf: str, kind: np.dtype
     values = read_numbers(attributes, "nodes_values")
     tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
     if {len(trees), len(values), len(tracks), *map(len, lists.values())} != {count}:
-        raise Declined("the attributes of its nodes have several lengths")
+        raise Declined("the attributes of its nodes differ in length")
     place = {key: i for i, key in enumerate(zip(trees, names, strict=True))}
     if len(place) != count:
-        raise Declined("two nodes have one name")
+        raise Declined("two nodes have the same name")
     forest, made = Forest(), dict[int, int]()
     for i, mode in enumerate(lists["modes"]):
         if mode == "LEAF":
@@ -124,7 +124,7 @@ def make_classic_forest(attributes: Mapping[str, Any], leaf: str, kind: np.dtype
             continue
         ends = [place.get((trees[i], lists[f"{side}nodeids"][i])) for side in ("true", "false")]
         if None in ends:
-            raise Declined(f"node {names[i]} of tree {trees[i]} has a child that is not there")
+            raise Declined(f"node {names[i]} of tree {trees[i]} has a child that does not exist")
         children.update(e for e in ends if e is not None)
         one, two = (made[e] for e in ends if e is not None)
         forest.ask(made[i], str(mode).removeprefix("BRANCH_"), float(values[i]), bool(tracks[i]), (one, two), kind)
@@ -139,11 +139,11 @@ def _add_leaf_weights(
     keys = list(zip(attributes.get(f"{leaf}_treeids", ()), attributes.get(f"{leaf}_nodeids", ()), strict=False))
     targets, weights = attributes.get(f"{leaf}_ids", ()), read_numbers(attributes, f"{leaf}_weights")
     if not len(keys) == len(targets) == len(weights):
-        raise Declined("the attributes of its leaves have several lengths")
+        raise Declined("the attributes of its leaves differ in length")
     for key, target, weight in zip(keys, targets, weights, strict=True):
         node = made[place[key]] if key in place else 0
         if node >= 0:
-            raise Declined(f"a weight is given to node {key[1]} of tree {key[0]}, which is no leaf")
+            raise Declined(f"a weight is given to node {key[1]} of tree {key[0]}, which is not a leaf")
         forest.leaves[~node].append((int(target), float(weight)))
 
 
@@ -185,10 +185,10 @@ def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Fo
     count = len(modes)
     tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
     if {len(splits), len(tracks), *map(len, lists.values())} != {count} or any(not 0 <= m < len(_MODES) for m in modes):
-        raise Declined("the attributes of its nodes have several lengths, or modes that there are not")
+        raise Declined("the attributes of its nodes differ in length, or a mode is unknown")
     weights = _read_tensor(attributes, "leaf_weights").astype(np.float64)
     if len(weights) != len(attributes["leaf_targetids"]):
-        raise Declined("the attributes of its leaves have several lengths")
+        raise Declined("the attributes of its leaves differ in length")
     forest = Forest(leaves=[[(int(t), float(w))] for t, w in zip(attributes["leaf_targetids"], weights, strict=True)])
     for feature in lists["featureids"]:
         forest.add(int(feature))
@@ -201,7 +201,7 @@ def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Fo
             forest.ask(i, _MODES[modes[i]], float(splits[i]), bool(tracks[i]), (one, two), kind)
     roots = [int(r) for r in attributes["tree_roots"]]
     if any(not 0 <= r < count for r in roots):
-        raise Declined("a root is no node")
+        raise Declined("a root node is missing")
     # A tree of one leaf becomes a node whose children are both that leaf.
     forest.roots = roots
     return forest
@@ -210,7 +210,7 @@ def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Fo
 def _child_index(forest: Forest, lists: Mapping[str, list[int]], i: int, side: str, count: int) -> int:
     index, leaf = int(lists[f"{side}nodeids"][i]), bool(lists[f"{side}leafs"][i])
     if not 0 <= index < (len(forest.leaves) if leaf else count):
-        raise Declined(f"node {i} has a child that is not there")
+        raise Declined(f"node {i} has a child that does not exist")
     return ~index if leaf else index
 
 

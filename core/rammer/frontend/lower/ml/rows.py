@@ -41,7 +41,7 @@ def linear_classifier(b: FunctionBody) -> list[str]:
     coefficients."""
     labels = list(b.attr("classlabels_ints"))
     if not labels:
-        raise Declined("it has no labels of integers")
+        raise Declined("it has no integer labels")
     targets = len(b.attr("intercepts")) or len(labels)
     y, transform = _linear_scores(b, targets), str(b.attr("post_transform") or "NONE")
     if targets == 1 and len(labels) == 2:
@@ -113,7 +113,7 @@ def array_feature_extractor(b: FunctionBody) -> str:
     """Expand ArrayFeatureExtractor: columns of the last axis, of numbers."""
     shape = b.shape(0)
     if not b.dtype() or not shape:
-        raise Declined("X is no tensor of numbers")
+        raise Declined("X is not a tensor of numbers")
     x = b.input(0) if len(shape) > 1 else b.reshape(b.input(0), 1, shape[0])
     columns = b.reshape(b.input(1), int(np.prod(b.shape(1))))
     return b.Gather(x, columns, axis=-1)

@@ -47,7 +47,7 @@ def svm_classifier(b: FunctionBody) -> list[str]:
     scikit-learn's with its signs."""
     labels = list(b.attr("classlabels_ints"))
     if len(labels) < 2:
-        raise Declined(f"it has {len(labels)} labels of integers")
+        raise Declined(f"it has {len(labels)} integer labels")
     if not b.attr("vectors_per_class"):
         return _by_products(b, labels)
     scores = _pair_scores(b, len(labels))

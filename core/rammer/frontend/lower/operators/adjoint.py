@@ -80,7 +80,7 @@ def max_unpool(ctx: Lowering) -> None:
     if ctx.shape(indices) != shape or len(inner) != len(axes):
         raise ctx.refused(f"indices of {list(ctx.shape(indices))} for elements of {list(shape)}")
     if count * math.prod(inner) > MOST_STEPS:
-        raise CannotLower(f"MaxUnpool would take {count * math.prod(inner)} steps, each place through all; most are {MOST_STEPS}")
+        raise CannotLower(f"MaxUnpool would take {count * math.prod(inner)} steps, more than {MOST_STEPS}")
     places, each = [Axis(f"i{d}", n) for d, n in enumerate(inner)], Axis("u", count)
     here: Expr = ex.integer(0)
     for axis, stride in zip(places, row_major(inner), strict=True):

@@ -21,7 +21,7 @@ def lower_det(ctx: Lowering) -> None:
     if shape[-1] != shape[-2]:
         raise ctx.refused(f"matrices of {list(shape[-2:])} are not square")
     if shape[-1] > MOST_ROWS:
-        raise CannotLower(f"Det of {shape[-1]} rows; most are {MOST_ROWS}")
+        raise CannotLower(f"Det of {shape[-1]} rows, more than {MOST_ROWS}")
     lead, working = ctx.axes(ctx.node.outputs[0], "b"), "float32" if dtype == "float16" else dtype
     result: Expr = make_literal(1, working)
     matrix, point = ctx.input(0), [a.name for a in lead]

@@ -29,7 +29,7 @@ def _twiddle_table(length: int, kept: int, inverse: bool, shown: int) -> np.ndar
 
 def _check_table(ctx: Lowering, elements: int) -> None:
     if 2 * elements > MOST_TABLE:
-        raise CannotLower(f"{ctx.node.op} by a table of {2 * elements} elements; most are {MOST_TABLE}")
+        raise CannotLower(f"{ctx.node.op} by a table of {2 * elements} elements, more than {MOST_TABLE}")
 
 
 @lowering("DFT")
@@ -39,7 +39,7 @@ def lower_dft(ctx: Lowering) -> None:
     length, dim = _length_and_axis(ctx, len(shape))
     inverse, parts = bool(ctx.attr("inverse", 0)), shape[-1]
     if parts not in (1, 2) or dim == len(shape) - 1:
-        raise ctx.refused(f"an input of {list(shape)} has no real and imaginary parts behind axis {dim}")
+        raise ctx.refused(f"an input of {list(shape)} has no real and imaginary parts after axis {dim}")
     half = bool(ctx.attr("onesided", 0))
     axes = ctx.axes(ctx.node.outputs[0])
     # The inverse of a one-sided transform is real: the other side is the conjugate, so every frequency but the ends counts twice.
@@ -99,7 +99,7 @@ def lower_stft(ctx: Lowering) -> None:
         raise CannotLower("STFT without its step")
     length = int(given.item()) if given is not None else ctx.shape(ctx.input(2))[0] if ctx.has(2) else shape[1]
     if length < 1 or int(step.item()) < 1 or len(shape) not in (2, 3):
-        raise ctx.refused(f"frames of {length}, {int(step.item())} apart, of a signal of {list(shape)}")
+        raise ctx.refused(f"frames of {length} with step {int(step.item())} of a signal of {list(shape)}")
     parts = shape[2] if len(shape) == 3 else 1
     if ctx.has(2) and ctx.shape(ctx.input(2)) != (length,):
         raise ctx.refused(f"a window of {list(ctx.shape(ctx.input(2)))} for frames of {length}")

@@ -98,7 +98,7 @@ def check_beside(ctx: Lowering, dim: int) -> None:
     """Raise BadInput if indices (input 1) exceed the data (input 0) along an axis that is not indexed."""
     data, indices = ctx.shape(ctx.input(0)), ctx.shape(ctx.input(1))
     if any(d != dim and m > n for d, (m, n) in enumerate(zip(indices, data, strict=True))):
-        raise ctx.refused(f"indices of {list(indices)} reach beyond data of {list(data)} along other axes than {dim}")
+        raise ctx.refused(f"indices of {list(indices)} reach beyond data of {list(data)} along axes other than {dim}")
 
 
 @lowering("GatherND")
@@ -108,7 +108,7 @@ def gather_nd(ctx: Lowering) -> None:
     shape, batch = ctx.shape(x), int(ctx.attr("batch_dims", 0))
     *prefix, depth = ctx.shape(name)
     if batch + depth > len(shape) or tuple(prefix[:batch]) != shape[:batch]:
-        raise ctx.refused(f"indices of {[*prefix, depth]} do not fit to data of {list(shape)} with batch_dims={batch}")
+        raise ctx.refused(f"indices of {[*prefix, depth]} do not match data of {list(shape)} with batch_dims={batch}")
     lead, tail = axes[: len(prefix)], axes[len(prefix) :]
     known = ctx.graph.constant(name)
     indices: list[Expr] = [ex.as_index(a.name) for a in axes[:batch]]
@@ -145,7 +145,7 @@ def reverse_sequence(ctx: Lowering) -> None:
     batch, time = int(ctx.attr("batch_axis", 1)), int(ctx.attr("time_axis", 0))
     if {batch, time} != {0, 1} or ctx.shape(lengths) != (axes[batch].extent,):
         raise ctx.refused(
-            f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not fit to data of "
+            f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not match data of "
             f"{list(ctx.shape(x))}"
         )
     step = ex.as_index(axes[time].name)

@@ -129,7 +129,7 @@ def _row_wise(ctx: Lowering, name: str, axes: Sequence[Axis], rows: bool) -> Loa
         return ctx.load(name, *(0 for _ in shape))
     if len(shape) == 1:
         if all(a.name != along or a.extent != shape[0] for a in axes):
-            raise ctx.refused(f"{list(shape)} scales or zero points do not fit to {[a.extent for a in axes]}")
+            raise ctx.refused(f"{list(shape)} scales or zero points do not match {[a.extent for a in axes]}")
         return ctx.load(name, along)
     return ctx.broadcast(name, axes)
 

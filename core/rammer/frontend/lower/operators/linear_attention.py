@@ -44,9 +44,7 @@ class _Net:
         heads, shared = self.query_heads, self.heads
         fits = len(query) == len(key) == len(value) == 3 and query[:2] == key[:2] == value[:2]
         if not fits or shared < 1 or heads < 1 or heads % shared or query[2] % heads or key[2] % shared or value[2] % shared:
-            raise ctx.refused(
-                f"{heads} and {shared} heads do not fit to operands of {list(query)}, {list(key)} and {list(value)}"
-            )
+            raise ctx.refused(f"{heads} and {shared} heads do not match operands of {list(query)}, {list(key)} and {list(value)}")
         if query[2] // heads != self.depth:
             raise ctx.refused(f"queries of {query[2] // heads} elements and keys of {self.depth}")
         if ctx.has(3) and self.shape(3) != (query[0], shared, self.depth, self.width):

@@ -34,7 +34,7 @@ def lower_cast(ctx: Lowering) -> None:
     """Lower Cast and CastLike by C's rules: floats truncate towards zero, non-zero is true."""
     axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
     if target not in SHORT or source not in SHORT:
-        raise CannotLower(f"{ctx.node.op} from {source} to {target}: no such element type here")
+        raise CannotLower(f"{ctx.node.op} from {source} to {target}: the element type is unsupported")
     x = load_operand(ctx, 0, axes)
     body: Expr
     if target == source:
@@ -52,7 +52,7 @@ def bit_cast(ctx: Lowering) -> None:
     axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
     odd = {source, target} & {"bool", "float16"}
     if odd and source != target:
-        raise CannotLower(f"BitCast from {source} to {target}: {odd.pop()} has no bits on a device")
+        raise CannotLower(f"BitCast from {source} to {target}: {odd.pop()} has no bit representation on a device")
     x: Expr = whole_load(ctx, ctx.input(0), axes)
     if source != target and is_float(source):
         x = make_op(f"as_uint{8 * itemsize(source)}", x)

@@ -23,12 +23,12 @@ def roi_align(ctx: Lowering) -> None:
     if ctx.shape(ctx.input(1)) != (boxes.count, 4) or ctx.shape(ctx.input(2)) != (boxes.count,):
         raise ctx.refused(f"boxes of {list(ctx.shape(ctx.input(1)))} with {list(ctx.shape(ctx.input(2)))} images")
     if 0 in ctx.shape(ctx.input(0)):
-        raise CannotLower("RoiAlign of nothing")
+        raise CannotLower("RoiAlign of an empty tensor")
     mode = ctx.attr("mode", "avg")
     if boxes.ratio:
         _emit_sampled(boxes, mode)
     elif mode == "max":
-        raise CannotLower("RoiAlign of the largest of samples whose number a run decides")
+        raise CannotLower("RoiAlign with mode='max' and a number of samples that depends on run-time data")
     else:
         _emit_averaged(boxes)
 

@@ -59,7 +59,7 @@ def grid_sample(ctx: Lowering) -> None:
 def _check_grid(ctx: Lowering, batch: int, extents: Sequence[int]) -> None:
     given = ctx.shape(ctx.input(1))
     if len(given) != len(extents) + 2 or given[0] != batch or given[-1] != len(extents):
-        raise ctx.refused(f"a grid of {list(given)} does not fit to an input of {list(ctx.shape(ctx.input(0)))}")
+        raise ctx.refused(f"a grid of {list(given)} does not match an input of {list(ctx.shape(ctx.input(0)))}")
 
 
 def _pixel_coordinate(ctx: Lowering, real: Real, dim: int, extent: int, mode: str) -> Expr:
@@ -127,11 +127,11 @@ def deform_conv(ctx: Lowering) -> None:
     taps, rank = math.prod(kernel), len(extents)
     wanted = (batch, offsets * taps * rank, *outs)
     if ctx.shape(ctx.input(2)) != wanted or channels % offsets or per_group * group != channels or features % group:
-        raise ctx.refused(f"offsets of {list(ctx.shape(ctx.input(2)))} do not fit to an image of {list(ctx.shape(x))}")
+        raise ctx.refused(f"offsets of {list(ctx.shape(ctx.input(2)))} do not match an image of {list(ctx.shape(x))}")
     if ctx.has(4) and ctx.shape(ctx.input(4)) != (batch, offsets * taps, *outs):
-        raise ctx.refused(f"a mask of {list(ctx.shape(ctx.input(4)))} does not fit to offsets of {list(wanted)}")
+        raise ctx.refused(f"a mask of {list(ctx.shape(ctx.input(4)))} does not match offsets of {list(wanted)}")
     if ctx.has(3) and ctx.shape(ctx.input(3)) != (features,):
-        raise ctx.refused(f"a bias of {list(ctx.shape(ctx.input(3)))} does not fit to {features} features")
+        raise ctx.refused(f"a bias of {list(ctx.shape(ctx.input(3)))} does not match {features} features")
     names = spatial_names(rank)
     spots = (Axis("n", batch), Axis("g", offsets), *[Axis(f"k{n}", k) for n, k in zip(names, kernel, strict=True)])
     axes = (*spots, *[Axis(n, e) for n, e in zip(names, outs, strict=True)])

@@ -110,12 +110,12 @@ def scatter_nd(ctx: Lowering) -> None:
 
 def _check_updates(ctx: Lowering, wanted: Sequence[int]) -> None:
     if (have := ctx.shape(ctx.input(2))) != tuple(wanted):
-        raise ctx.refused(f"the updates have the shape {list(have)}, where data and indices ask for {list(wanted)}")
+        raise ctx.refused(f"the updates have the shape {list(have)}, where data and indices need {list(wanted)}")
 
 
 def _check_steps(ctx: Lowering, count: int) -> None:
     if count > MOST_STEPS:
-        raise CannotLower(f"{ctx.node.op} would take {count} steps, each place through its updates; most are {MOST_STEPS}")
+        raise CannotLower(f"{ctx.node.op} would take {count} steps, more than {MOST_STEPS}")
 
 
 def _make_combining(ctx: Lowering) -> _Combining:
@@ -257,7 +257,7 @@ def tensor_scatter(ctx: Lowering) -> None:
         or ctx.shape(update) != tuple(length if d == dim else a.extent for d, a in enumerate(axes))
     ):
         raise ctx.refused(
-            f"an update of {list(ctx.shape(update))} does not fit to a cache of {list(ctx.out().shape)} at axis {dim}"
+            f"an update of {list(ctx.shape(update))} does not match a cache of {list(ctx.out().shape)} at axis {dim}"
         )
     step: Expr = ex.as_index(axes[dim].name)
     if ctx.has(2):

@@ -63,7 +63,7 @@ def _check_steps(ctx: Lowering, row: _Row, count: int, wide: bool) -> None:
         digits, blocks = -(-row.bits // DIGIT), -(-few // BLOCK)
         steps = n + digits * few * (1 << DIGIT) + few * BLOCK + blocks * blocks + count * (blocks + BLOCK) + 2 * count * count
     if steps * row.rows > MOST_STEPS:
-        raise CannotLower(f"TopK of {count} among {n} would take {steps * row.rows} steps; most are {MOST_STEPS}")
+        raise CannotLower(f"TopK of {count} among {n} would take {steps * row.rows} steps, more than {MOST_STEPS}")
 
 
 def _emit_chosen(ctx: Lowering, row: _Row, index: str, count: int) -> None:

@@ -51,7 +51,11 @@ def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
 def make_image_family(device: VDevice) -> Family:
     """Return the ``image`` family for a device."""
     forms = Forms(image_form, _tilings, seconds, lambda form, binding: image_function(form, device.vector), _ordered)
-    return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
+    return replace(
+        forms.family("image", CONFIGS),
+        supported_by=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16),
+        max_candidates=4,
+    )
 
 
 def _ordered(choices: Iterable[Choice]) -> list[Choice]:

@@ -144,8 +144,8 @@ def _cut(slide: Slide, tile: Mapping[str, int]) -> Slide:
 def window_form(operator: ROperator, binding: Binding) -> WindowForm:
     """Return the windows of an operator and their epilogue maps. Raises Unsuited."""
     main, after = operator.main, operator.computes[1:]
-    if operator.computes[0] is not main or operator.endings or 0 in main.shape:
-        raise Unsuited("more than windows and the maps behind them")
+    if operator.computes[0] is not main or operator.skips or 0 in main.shape:
+        raise Unsuited("more than windows and the maps after them")
     if operator.anchor.shape != main.shape or not 1 <= math.prod(r.extent for r in main.reduce) <= MOST_TAPS:
         raise Unsuited("no short window")
     check_followers(main, after)
@@ -217,10 +217,10 @@ def _slides(main: Compute, x: Load, binding: Binding) -> Iterator[Slide]:
         for tap in over:
             slide = replace(slide, tap=tap, taps=taps[tap], reach=form[0][tap])
         if not over and not (along and stride == 1) and not _inside(slide):
-            raise Unsuited("padding beside the image")
+            raise Unsuited("padding outside the image")
         yield slide
     if len(seen) != len(set(seen)) or not taps.keys() <= set(seen):
-        raise Unsuited("an axis runs through several dimensions, or none")
+        raise Unsuited("an axis runs through no dimension or through several")
 
 
 def _inside(slide: Slide) -> bool:

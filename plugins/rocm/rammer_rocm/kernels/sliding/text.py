@@ -63,7 +63,7 @@ class WindowText(TaskText):
         """Return the address of the image's load, or of an epilogue load whose axes ``axes`` renames."""
         renamed = ex.substitute(load, {old: Ref(new) for old, new in (axes or {}).items()})
         if not isinstance(renamed, Load) or (axes is not None and load.fill is not None):
-            raise Unsuited(f"{load} behind a window")
+            raise Unsuited(f"{load} after a window")
         return affine_address(renamed, self.binding.storages[load.tensor].strides)
 
     def place(self, steps: Mapping[str, int], constant: int) -> str:

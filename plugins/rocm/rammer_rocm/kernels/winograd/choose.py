@@ -56,4 +56,4 @@ def make_winograd_family(device: VDevice) -> Family:
     """Return the ``winograd`` family for a device."""
     forms = Forms(winograd_form, _tilings, seconds, lambda form, binding: winograd_function(form, device.vector))
     made = forms.family("winograd", CONFIGS)
-    return replace(made, needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), product=True)
+    return replace(made, supported_by=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), product=True)

@@ -117,8 +117,8 @@ def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
     """Return the form of a tiled or untiled operator. Raises Unsuited."""
     main, after = operator.main, operator.computes[1:]
     operands = contraction_operands(main) if operator.computes[0] is main and main.kind == "contraction" else None
-    if operands is None or operator.stops or 0 in main.shape or operator.anchor.shape != main.shape:
-        raise Unsuited("more than a product and the maps behind it")
+    if operands is None or operator.reduce_bounds or 0 in main.shape or operator.anchor.shape != main.shape:
+        raise Unsuited("more than a product and the maps after it")
     check_followers(main, after)
     check_maps(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
@@ -129,7 +129,7 @@ def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
         raise Unsuited("no known weights")
     weights, x = known[0], operands[operands[0] is known[0]]
     if x.fill not in (None, 0, 0.0):
-        raise Unsuited("padding with another number than 0")
+        raise Unsuited("padding with a value other than 0")
     high, wide, channel = _image(main, x, binding)
     if math.prod(r.extent for r in main.reduce if r.name == channel) < LEAST_CHANNELS:
         raise Unsuited("few channels")
@@ -139,7 +139,7 @@ def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
         raise Unsuited("no convolution of one group")
     outer = tuple(a.name for a in main.axes if a.name not in (*rows, high.axis, wide.axis))
     if any(axis not in outer for axis in ended_axes(operator)):
-        raise Unsuited("images that end")
+        raise Unsuited("images with a dynamic end")
     window = WindowForm(operator, binding, main, x, weights, after, (high, wide))
     form = WinogradForm(**vars(window), row=rows[0], channel=channel, high=high, wide=wide, outer=outer)
     if operator.tile:
@@ -167,14 +167,14 @@ def _image(main: Compute, x: Load, binding: Binding) -> tuple[Slide, Slide, str]
         if along and over:
             steps = {form[0][n] for n in (*along, *over)}
             if len(along) > 1 or len(over) > 1 or steps != {1} or reduce[over[0]] != TAPS:
-                raise Unsuited("another window than 3, or one that strides")
+                raise Unsuited("a window other than 3, or with a stride")
             outputs = axes[along[0]]
             slides.append(Slide(along[0], outputs, outputs, 1, over[0], TAPS, 1, form[1], extent, stride))
             continue
         channels += over
         reach = sum(f * ({**axes, **reduce}[n] - 1) for n, f in form[0].items() if n in (*along, *over))
         if min(form[0].values(), default=1) < 0 or form[1] < 0 or form[1] + reach >= extent:
-            raise Unsuited("padding beside the image")
+            raise Unsuited("padding outside the image")
     if len(slides) != 2 or slides[1].stride != 1 or len(channels) != 1:
-        raise Unsuited("no image with channels apart")
+        raise Unsuited("the image is not stored channels first")
     return slides[0], slides[1], channels[0]

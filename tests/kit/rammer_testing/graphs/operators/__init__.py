@@ -1,4 +1,4 @@
-"""One description for each operator: what it draws its operands and attributes from. Adding an operator is one entry."""
+"""Descriptions of operators: the operands and attributes to draw for each. A new operator needs one entry."""
 
 from __future__ import annotations
 

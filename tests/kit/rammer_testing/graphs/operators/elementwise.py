@@ -1,4 +1,4 @@
-"""Element by element: arithmetic, functions of one variable, activations, comparisons, casts."""
+"""Element-wise operators: arithmetic, functions of one variable, activations, comparisons, casts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rammer.ir.types import SHORT, is_float
 from rammer_testing.graphs.draw import FLOATS, INTEGERS, MOST, Draw, DrawnValue, Reject
 from rammer_testing.graphs.operators.registry import describe
 
-#: Functions of one variable and where they are drawn: wide enough for every branch, narrow enough that results stay finite.
+#: Functions of one variable and their drawn ranges: wide enough for every branch, narrow enough for finite results.
 DOMAIN: Final[Mapping[str, tuple[float, float]]] = {
     "Exp": (-20, 8),
     "Log": (1e-3, 100),
@@ -45,7 +45,7 @@ DOMAIN: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def broadcast(d: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that broadcasts with ``shape``: equal, with ones, shorter, or with axes where that has ones."""
+    """Return a shape that broadcasts with ``shape``: equal, with ones, shorter, or with larger extents in place of ones."""
     roll = d.rng.random()
     if roll < 0.35:
         return shape
@@ -56,7 +56,7 @@ def broadcast(d: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether two shapes broadcast, to something small."""
+    """Return True if two shapes broadcast to a small shape."""
     try:
         return int(np.prod(np.broadcast_shapes(a, b), dtype=np.int64)) <= MOST
     except ValueError:
@@ -64,7 +64,7 @@ def fits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 def partner(d: Draw, x: DrawnValue, low: float = -3, high: float = 3, bound: bool = False) -> DrawnValue:
-    """An operand that broadcasts with ``x``: a value of the graph or a fresh one in [low, high]."""
+    """Return an operand that broadcasts with ``x``: a value of the graph or a fresh one in [low, high]."""
     others = [v for v in d.values if v.dtype == x.dtype and fits(v.shape, x.shape) and (not bound or v.within(low, high))]
     if others and d.chance(0.5):
         return d.one(others[-6:])
@@ -78,7 +78,7 @@ def _pair(d: Draw, x: DrawnValue, y: DrawnValue) -> list[str]:
 
 @describe("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "Not", "BitwiseNot", "IsNaN", "Identity", "HardSwish", *DOMAIN)
 def unary(d: Draw, op: str) -> DrawnValue:
-    # Up to opset 12 Erf takes integers, of which it gives an integer that nothing defines.
+    # Up to opset 12 Erf accepts integers, with an undefined integer result.
     x = d.pick([t for t in d.types(op) if op != "Erf" or is_float(t)])
     attributes: dict[str, Any] = {}
     if op in DOMAIN:
@@ -117,7 +117,7 @@ def arithmetic(d: Draw, op: str) -> DrawnValue:
 
 
 def small(v: DrawnValue) -> bool:
-    """Whether products of it stay far from the limits of its type."""
+    """Return True if products of the value stay far from the limits of its type."""
     limit = {"float32": 1e6, "float64": 1e6, "float16": 60.0, "int8": 11, "uint8": 15, "int16": 180, "uint16": 250}
     return v.dtype == "bool" or v.within(-limit.get(v.dtype, 4e4), limit.get(v.dtype, 4e4))
 
@@ -232,7 +232,7 @@ def cast_like(d: Draw, op: str) -> DrawnValue:
 
 
 def _whole(d: Draw, x: DrawnValue, target: str) -> DrawnValue:
-    """Floats that an integer type holds, not near the next integer: halves and quarters beyond whole numbers."""
+    """Return floats that an integer type can hold, not near the next integer: multiples of one quarter."""
     low = 0 if target.startswith("u") else -100
     if x.known and x.within(low, 100):
         return x
@@ -247,14 +247,14 @@ def _whole(d: Draw, x: DrawnValue, target: str) -> DrawnValue:
 
 
 def code(dtype: str) -> int:
-    """ONNX's number of an element type."""
+    """Return ONNX's number of an element type."""
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 @describe("Dropout")
 def dropout(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
-    if d.since(op) < 12:  # what the mask is outside training is said since then only
+    if d.since(op) < 12:  # the mask outside training is defined since then only
         return d.add(op, [x.name], ratio=d.one([None, 0.25]))
     wanted = [True, d.chance(0.3)]
     ratio = d.scalar(d.one(FLOATS[:1]), d.one([0.0, 0.25])) if d.chance(0.4) else ""

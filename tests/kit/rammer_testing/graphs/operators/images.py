@@ -1,4 +1,4 @@
-"""Windows over images: convolutions, pooling, resizing, and what moves between depth and space."""
+"""Windows over images: convolutions, pooling, resizing, and moves between depth and space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer_testing.graphs.operators.shapes import some_axes
 
 
 def image(d: Draw, op: str, rank: tuple[int, int] = (3, 5)) -> DrawnValue:
-    """A batch of images: an existing one, or fresh with a few pixels more than other tensors."""
+    """Return a batch of images: an existing value, or a fresh one slightly larger than other tensors."""
     found = [v for v in d.values if v.dtype in d.types(op) and rank[0] <= v.rank <= rank[1] and small(v)]
     if found and d.chance(0.6):
         return d.one(found[-6:])
@@ -26,7 +26,7 @@ def image(d: Draw, op: str, rank: tuple[int, int] = (3, 5)) -> DrawnValue:
 
 
 def window(d: Draw, op: str, extents: Sequence[int], kernel: Sequence[int], transposed: bool = False) -> dict[str, Any]:
-    """Strides, dilations and padding."""
+    """Return random strides, dilations and padding."""
     rank, given = len(extents), dict[str, Any]()
     strides = [d.one([1, 1, 2, 3]) for _ in range(rank)]
     dilations = [d.one([1, 1, 1, 2]) for _ in range(rank)]
@@ -37,7 +37,7 @@ def window(d: Draw, op: str, extents: Sequence[int], kernel: Sequence[int], tran
     mode = d.one(["NOTSET", "NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
     if mode == "NOTSET":
         if d.chance(0.6):
-            # A window of padding alone is what pooling leaves undefined.
+            # Pooling leaves a window of padding alone undefined.
             given["pads"] = [d.integer(0, max(k - 1, 0)) for _ in range(2) for k in kernel]
     else:
         given["auto_pad"] = mode
@@ -146,11 +146,11 @@ def resize(d: Draw, op: str) -> DrawnValue:
     if 0 in x.shape:
         raise Reject("nothing to resize")
     modes = [None, "nearest"]
-    if "float" in x.dtype:  # how interpolated integers are rounded is not defined
+    if "float" in x.dtype:  # the rounding of interpolated integers is undefined
         modes += ["linear", "cubic"] if since >= 11 else ["linear"]
     mode = d.one(modes)
     axes = some_axes(d, x.rank, 1) if since >= 18 and d.chance(0.4) else list(range(x.rank))
-    inner = 0 if d.chance(0.15) else 2  # batches and channels keep their extent as a rule
+    inner = 0 if d.chance(0.15) else 2  # batches and channels usually retain their extent
     scaled = [1.0 if a % x.rank < inner else d.one([1.0, 2.0, 0.5, 1.5, 3.0, 0.75]) for a in axes]
     if since < 11:
         shrink = d.chance(0.3)

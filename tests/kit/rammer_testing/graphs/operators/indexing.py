@@ -1,4 +1,4 @@
-"""Gather, Scatter and others whose indices are data."""
+"""Operators with index operands: Gather, Scatter and related ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rammer_testing.graphs.operators.shapes import axis_of
 
 
 def indices(d: Draw, shape: tuple[int, ...], extent: int, unsigned: bool = False, dtype: str = "int64") -> DrawnValue:
-    """Places along an axis of ``extent`` elements, some counted from the end."""
+    """Return indices along an axis of ``extent`` elements, some counted from the end."""
     if extent == 0 and np.prod(shape, dtype=np.int64):
         raise Reject("nothing to index")
     return d.fresh(dtype, shape, 0 if unsigned else -extent, max(extent - 1, 0))
@@ -49,7 +49,7 @@ def gather_nd(d: Draw, op: str) -> DrawnValue:
 
 
 def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> DrawnValue:
-    """Index tuples along the last axis, each within its extent."""
+    """Return index tuples along the last axis, each within its extent."""
     if 0 in extents:
         raise Reject("nothing to index")
     made = d.fresh("int64", shape, 0, 0)
@@ -58,7 +58,7 @@ def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> DrawnV
 
 
 def replaced(d: Draw, made: DrawnValue, array: np.ndarray[Any, Any]) -> DrawnValue:
-    """``made``, a fresh value, with other elements."""
+    """Return ``made``, a fresh value, with other elements."""
     for table in (d.inputs, d.constants):
         if made.name in table:
             table[made.name] = array
@@ -98,7 +98,7 @@ def scatter_elements(d: Draw, op: str) -> DrawnValue:
     mode = d.one(modes)
     shape = [d.integer(min(1, n), n) for n in x.shape]
     if mode in (None, "none"):
-        # Which of two writes to one place wins is not defined: every place along the axis at most once.
+        # The winner of two writes to one element is undefined, so every index occurs at most once along the axis.
         places = np.argsort(d.rng.random(x.shape), axis=axis)
         where = places[tuple(slice(0, n) for n in shape)].astype(np.int64)
     else:

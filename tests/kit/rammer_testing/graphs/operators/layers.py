@@ -1,4 +1,4 @@
-"""Normalisations and softmax."""
+"""Normalisation operators and softmax."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rammer_testing.graphs.operators.shapes import axis_of, some_axes
 
 
 def parameter(d: Draw, dtype: str, shape: tuple[int, ...], positive: bool = False) -> str:
-    """Scales, shifts, means and variances: mostly constants."""
+    """Return a scale, shift, mean or variance, mostly a constant."""
     return d.fresh(dtype, shape, 0.25 if positive else -1.5, 1.5, constant=d.chance(0.75)).name
 
 
 def spread(v: DrawnValue) -> bool:
-    """Whether normalising it is well defined: some elements, and not all equal along any axis that counts."""
+    """Return True if normalisation is well defined: some elements, not all equal along any normalised axis."""
     return small(v) and v.size > 0 and v.array is not None and float(v.array.std()) > 0.05
 
 
@@ -77,7 +77,7 @@ def layer_normalization(d: Draw, op: str) -> DrawnValue:
 def mean_variance(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (4, 4), where=spread) if d.chance(0.5) else d.pick(d.types(op), (1, 4), where=spread)
     axes = [a % x.rank for a in some_axes(d, x.rank, 1)]
-    # Its definition has no epsilon to speak of: what is equal along the axes is 0 by 0 in one library, 0 in another.
+    # The operator has no effective epsilon: for equal elements along the axes, libraries differ on 0 / 0.
     if x.array is None or float(x.array.astype(np.float64).std(axis=tuple(axes)).min()) < 0.05:
         raise Reject("all equal")
     return d.add(op, [x.name], axes=sorted(axes))

@@ -10,7 +10,7 @@ from rammer_testing.graphs.operators.registry import describe
 
 
 def operand(d: Draw, dtype: str, shape: Sequence[int], share: float = 0.5) -> DrawnValue:
-    """A value of exactly this type, of the graph or fresh (a constant more often, as weights are)."""
+    """Return a value of exactly this type, from the graph or fresh (more often a constant, like weights)."""
     found = [v for v in d.values if v.dtype == dtype and v.shape == tuple(shape) and small(v)]
     if found and d.chance(share):
         return d.one(found[-6:])
@@ -72,7 +72,7 @@ def einsum(d: Draw, op: str) -> DrawnValue:
 
 
 def _diagonal(d: Draw, letters: str, shape: Sequence[int]) -> str:
-    """One letter for two axes of one extent."""
+    """Return a subscript that repeats one letter for two axes of equal extent."""
     pairs = [(i, j) for i in range(len(shape)) for j in range(i + 1, len(shape)) if shape[i] == shape[j]]
     i, j = d.one(pairs)
     return letters[:j] + letters[i] + letters[j + 1 :]

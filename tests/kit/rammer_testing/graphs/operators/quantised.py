@@ -1,4 +1,4 @@
-"""Quantised operators, groups of them as quantisers write them, and one that runs on the host."""
+"""Quantised operators, quantised operator groups in the style of quantisers, and one host operator."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rammer_testing.graphs.operators.elementwise import small
 from rammer_testing.graphs.operators.images import image, window
 from rammer_testing.graphs.operators.registry import describe
 
-#: Powers of two: what is quantised then is often exact, and where a tie is, the evaluation sees it.
+#: Powers of two: quantisation is then often exact, and the evaluation detects ties.
 STEPS: Final = (0.03125, 0.0625, 0.25, 1.0)
 #: Scales of sums of products.
 COARSE: Final = (0.25, 1.0, 8.0)
 
 
 def point(d: Draw, dtype: str) -> int:
-    """A zero point."""
+    """Return a random zero point."""
     return d.integer(0, 200) if dtype.startswith("uint") else 0 if dtype == "int32" else d.integer(-50, 50)
 
 
 def steps(d: Draw, dtype: str = "float32", shape: tuple[int, ...] = ()) -> str:
-    """Scales."""
+    """Return an operand of scales."""
     return d.plain(np.asarray(d.rng.choice(STEPS, shape), dtype))
 
 
 def points(d: Draw, dtype: str, shape: tuple[int, ...] = ()) -> str:
-    """Zero points."""
+    """Return an operand of zero points."""
     return d.plain(np.asarray(d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9).reshape(shape), dtype))
 
 
 @dataclass(frozen=True)
 class Grain:
-    """What shares a scale: the whole tensor, an index along an axis, or a block of indices along it."""
+    """The elements that share a scale: the whole tensor, an index along an axis, or a block of indices along it."""
 
     axis: int | None
     block: int | None
@@ -44,7 +44,7 @@ class Grain:
 
 
 def grain(d: Draw, op: str, x: DrawnValue) -> Grain:
-    """One that the operator has at this opset."""
+    """Return a granularity that the operator supports at this opset."""
     if not x.rank or d.since(op) < 13 or d.chance(0.5):
         return Grain(None, None, ())
     axis = d.integer(-x.rank, x.rank - 1)
@@ -65,7 +65,7 @@ def quantize(d: Draw, op: str) -> DrawnValue:
         return group(d)
     narrow = d.since(op) >= 19 and d.chance(0.2)
     x = d.pick(("float16",) if narrow else ("float32",), (0, 4), where=small)
-    if not narrow and d.chance(0.1):  # further than 32 bits reach
+    if not narrow and d.chance(0.1):  # beyond the range of 32 bits
         x = d.fresh("float32", x.shape, -1e11, 1e11)
     target = d.one(["uint8", "int8", "uint16", "int16"] if d.since(op) >= 21 else ["uint8", "int8"])
     g = grain(d, op, x)
@@ -90,7 +90,7 @@ def dequantize(d: Draw, op: str) -> DrawnValue:
 @describe("DynamicQuantizeLinear", weight=0.4)
 def dynamic(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("float32",), (1, 4), where=lambda v: small(v) and v.size > 0)
-    # Other voices depart from ONNX's words over zeros alone; a row of other numbers beside them is none.
+    # Other implementations deviate from ONNX for all-zero tensors only; a row of other numbers prevents this.
     row = d.fresh("float32", (1, *x.shape[1:]), 1, 2)
     joined = d.add("Concat", [x.name, row.name], axis=0)
     return d.add(op, [joined.name], [True, True, True])
@@ -141,12 +141,12 @@ def determinant(d: Draw, op: str) -> DrawnValue:
     return d.add(op, [x.name])
 
 
-# --- groups as quantisers write them: numbers of codes, operators on them, codes again ----------------------------
+# --- quantised groups: dequantised codes, operators on them, codes again -------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Numbers of codes, and the operands by which they were made of them: scale and zero point."""
+    """Dequantised numbers with the scale and zero point used for them."""
 
     value: DrawnValue
     scale: str
@@ -154,13 +154,13 @@ class Scaled:
 
 
 def numbers(d: Draw, codes: DrawnValue) -> Scaled:
-    """What codes stand for, with one scale."""
+    """Return dequantised codes with one scale."""
     scale, zero = steps(d), points(d, codes.dtype)
     return Scaled(d.add("DequantizeLinear", [codes.name, scale, zero]), scale, zero)
 
 
 def weights(d: Draw, kind: str, shape: tuple[int, ...], axis: int) -> DrawnValue:
-    """Numbers of constant codes, with one scale or one for each index of an axis; a zero point more often than not 0."""
+    """Return dequantised constant codes, with one scale or one per index of an axis. The zero point is mostly 0."""
     kind = d.one(["int8", kind])
     codes = d.fresh(kind, shape, -99 if kind == "int8" else 0, 99, constant=True)
     each = (shape[axis],) if d.since("DequantizeLinear") >= 13 and shape[axis] and d.chance(0.4) else ()
@@ -169,7 +169,7 @@ def weights(d: Draw, kind: str, shape: tuple[int, ...], axis: int) -> DrawnValue
 
 
 def group(d: Draw) -> DrawnValue:
-    """DequantizeLinear, one to three operators, QuantizeLinear: of the same scale where elements only move."""
+    """Add DequantizeLinear, one to three operators and QuantizeLinear; the scale is the same if elements only move."""
     x = numbers(d, d.pick(("uint8", "int8"), (1, 4)))
     y = x.value
     kind = "uint8" if str(d.value(x.zero).dtype) == "uint8" else "int8"

@@ -1,4 +1,4 @@
-"""Recurrent layers with all that is optional about them."""
+"""Recurrent layers with all their optional features."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIVATIONS: Final = (
     "Softsign",
     "Softplus",
 )
-#: How many numbers an activation takes; those with defaults of their own are given them here all the same.
+#: Parameters of each activation; they are passed even if the activation has defaults.
 ALPHA: Final = {"Affine": 1.0, "LeakyRelu": 0.1, "ThresholdedRelu": 0.5, "ScaledTanh": 1.5, "HardSigmoid": 0.2, "Elu": 1.0}
 BETA: Final = {"Affine": 0.1, "ScaledTanh": 0.75, "HardSigmoid": 0.5}
 
@@ -67,7 +67,7 @@ def _weight(d: Draw, x: DrawnValue, shape: tuple[int, ...]) -> str:
 
 
 def _activations(d: Draw, op: str, ways: int) -> dict[str, Any]:
-    """Names, and numbers for those that take some, in the order of the names."""
+    """Return activation names, and the parameters of those that need some, in the order of the names."""
     names = [d.one(ACTIVATIONS) if d.chance(0.5) else name for name in DEFAULTS[op] * ways]
     given: dict[str, Any] = {"activations": names}
     for key, table in (("activation_alpha", ALPHA), ("activation_beta", BETA)):

@@ -8,13 +8,13 @@ from typing import Final, TypeAlias
 
 from rammer_testing.graphs.draw import Draw
 
-#: Adds one use of the operator to a graph; raises Reject where nothing fits.
+#: A function that adds one use of the operator to a graph; raises Reject if no value fits.
 Describe: TypeAlias = Callable[[Draw, str], object]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How to draw an operator, and how often (1 is usual)."""
+    """A function that draws an operator, and its weight (1 is usual)."""
 
     draw: Describe
     weight: float = 1.0
@@ -22,7 +22,7 @@ class Entry:
 
 DESCRIBED: Final[dict[str, Entry]] = {}
 
-#: Lowered operators that no graph is drawn from, and why.
+#: Lowered operators that graphs do not draw, and the reasons.
 LEFT_OUT: Final[Mapping[str, str]] = {
     "Constant": "drawn as an operand of others",
     "BitCast": "numbers of any bits are of any size, and NaN; tests/devices/test_stored_types.py has all pairs of types",
@@ -37,7 +37,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 
 
 def describe(*ops: str, weight: float = 1.0) -> Callable[[Describe], Describe]:
-    """Decorator: the function draws these operators."""
+    """Return a decorator that registers a function to draw these operators."""
 
     def register(fn: Describe) -> Describe:
         for op in ops:

@@ -1,4 +1,4 @@
-"""Images read between pixels."""
+"""Operators that sample images between pixels."""
 
 from __future__ import annotations
 

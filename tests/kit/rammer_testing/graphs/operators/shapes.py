@@ -1,4 +1,4 @@
-"""What only moves elements: views, slices, concatenations, padding, and what makes constants from shapes."""
+"""Data movement: views, slices, concatenations, padding, and operators that make constants from shapes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from rammer_testing.graphs.operators.registry import describe
 
 
 def anything(d: Draw, op: str, rank: tuple[int, int] = (0, 5)) -> DrawnValue:
-    """A value of any type that the operator takes."""
+    """Return a value of any type that the operator accepts."""
     return d.pick(d.types(op), rank)
 
 
 def axis_of(d: Draw, rank: int) -> int:
-    """An axis, counted from either end."""
+    """Return an axis, counted from either end."""
     if not rank:
         raise Reject("no axes")
     return d.integer(-rank, rank - 1)
 
 
 def some_axes(d: Draw, rank: int, least: int = 0) -> list[int]:
-    """Distinct axes in any order, counted from either end."""
+    """Return distinct axes in any order, counted from either end."""
     count = d.integer(min(least, rank), rank)
     return [int(a) - (rank if d.chance(0.3) else 0) for a in d.rng.permutation(rank)[:count]]
 
 
 def factors(d: Draw, size: int, most: int = 4) -> list[int]:
-    """A random shape of ``size`` elements."""
+    """Return a random shape of ``size`` elements."""
     shape = []
     for _ in range(d.integer(0, most - 1)):
         divisors = [n for n in range(1, size + 1) if size % n == 0] if 0 < size <= MOST else [1]

@@ -1,4 +1,4 @@
-"""Transforms, blocks put together, determinants, and attention with a state."""
+"""Transforms, assembled blocks, determinants, and attention with a state."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ root_doc = "docs/index"
 #: A page is a file of this list. Other files that pages link to (sources, data) can be downloaded from the site.
 include_patterns = [
     "docs/*.md",
+    "docs/design/*.md",
+    "docs/howto/*.md",
     "README.md",
-    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "benchmarks/README.md",

@@ -172,7 +172,7 @@ def test_a_dump_does_not_replace_the_model(home: Home, rammer: Command) -> None:
 def test_outputs_of_one_command_are_apart(home: Home, rammer: Command) -> None:
     os.symlink("a.npz", "b.npz")
     done = rammer("run", *RUNS["run"], "--save-inputs", "a.npz", "--save-outputs", "b.npz")
-    assert done.code == 2 and "cannot write b.npz: it is the output of --save-inputs, too" in done.err
+    assert done.code == 2 and "cannot write b.npz: it is also the output of --save-inputs" in done.err
     assert not Path("a.npz").exists()
 
 

@@ -205,7 +205,7 @@ def test_requirements_and_missing_units(rammer: Command, model: Path) -> None:
     done = rammer("run", model, "--device", "toy", "--require", "gpu")
     assert (done.code, done.err) == (3, "rammer: error: toy is a cpu, not a gpu\n")
     done = rammer("run", model, "--device", "toy:3")
-    assert (done.code, done.err) == (3, "rammer: error: there is no toy:3\n  hint: found: toy:0 the host, by NumPy\n")
+    assert (done.code, done.err) == (3, "rammer: error: unit toy:3 does not exist\n  hint: found: toy:0 the host, by NumPy\n")
 
 
 def test_the_debug_ladder_shows_tracebacks(rammer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(
     assert good.seen and next(iter(exe.cache.values())).compiled.programs[0].policy == "reluctant"
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1  # once, however often the hook is called
-    assert f"plugin bad fails in {hook}and is skipped there: " in warnings[0] and words in warnings[0]
+    assert f"plugin bad fails in {hook} and is skipped there: " in warnings[0] and words in warnings[0]
     assert "RAMMER_DISABLE=bad" in warnings[0]
     # A program compiled without a failed hook has a separate cache key.
     assert re.fullmatch(r"bad=\+\w* extra=\+\w* bad!" + hook, registry.extension_key())
@@ -302,7 +302,7 @@ def test_two_plugins_with_one_name_are_both_named(hook: str, capsys: pytest.Capt
     value = {"rammer_lowerings": {("", "Abs"): negated}, "rammer_policies": [Reluctant()]}[hook]
     registry = Registry([Point("one", failing(hook, None, value)), Point("two", failing(hook, None, value))])
     assert len(registry.lowerings() if hook == "rammer_lowerings" else registry.policies()) == 1
-    assert f"plugin two fails in {hook}and is skipped there: ValueError: plugin one has" in capsys.readouterr().err
+    assert f"plugin two fails in {hook} and is skipped there: ValueError: plugin one also has" in capsys.readouterr().err
 
 
 def test_extensions_are_part_of_the_key_of_compiled_programs() -> None:

@@ -117,7 +117,7 @@ def test_a_circle_between_devices() -> None:
         first = DeviceStep(program(two, one), {}, (waits,), (), (waits,))
         return DevicePart("toy", (first, DeviceStep(program(one, sends), {}, departures=(f"{sends}_over",))))
 
-    with pytest.raises(ValueError, match="circle: step 0 of device 0, step 0 of device 1"):
+    with pytest.raises(ValueError, match="cycle: step 0 of device 0, step 0 of device 1"):
         DistributedProgram(
             (part("p", "b", "a", "b_over"), part("q", "a", "b", "a_over")),
             (Transfer("a_over", "a", FOUR, 0, 1), Transfer("b_over", "b", FOUR, 1, 0)),

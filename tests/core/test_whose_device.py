@@ -92,4 +92,4 @@ def test_another_api_version_is_told_for_targets_too() -> None:
     for target in ("", "chip"):
         with pytest.raises(DeviceUnavailable, match="api-mismatch") as caught:
             registry.open("toy", target=target)
-        assert f"has API version {API_VERSION - 1}, this core {API_VERSION}" in caught.value.where
+        assert f"has API version {API_VERSION - 1}, this core has {API_VERSION}" in caught.value.where

@@ -105,7 +105,7 @@ class Case:
         found = assign_pipeline(graph, [costs(graph, random) for _ in range(devices)], ways(random, devices))
         if found is not None:
             yield "pipeline", graph, found
-        if self.hosting.apart or self.hosting.ended is not None:
+        if self.hosting.host_nodes or self.hosting.ended is not None:
             return
         steps = every_step(graph)
         found = assign_wavefront(steps, costs(steps, random), devices, random.randint(2, 4)) if steps is not graph else None
@@ -165,9 +165,9 @@ def cases(seed: int, made: Compiler, random: Random) -> Iterator[Case]:
     for whole in bound(seed, made, random):
         kinds, devices = sorted({(n.domain, n.bare) for n in whole.nodes}), random.randint(2, 4)
         hosted = set(random.sample(kinds, min(len(kinds), random.randint(1, 3)))) if random.random() < 0.6 else set()
-        found, apart = lower_whole_graph(whole, {k: f for k, f in made.lowerings.items() if k not in hosted})
+        found, host_nodes = lower_whole_graph(whole, {k: f for k, f in made.lowerings.items() if k not in hosted})
         if found.computes:
-            yield Case(found, Planned(whole, apart), states(found, random) if random.random() < 0.3 else {}, devices)
+            yield Case(found, Planned(whole, host_nodes), states(found, random) if random.random() < 0.3 else {}, devices)
         if random.random() < 0.03:
             model = RANGED[random.choice(list(RANGED))](np.random.default_rng(random.randrange(2**31)))
             ranged = graph_of_range(made, read_model(model.proto), open_shapes(model))
@@ -214,7 +214,12 @@ def search(seed: int, count: int) -> Counter[str]:
     for _, case in zip(range(count), cases(seed, made, random), strict=False):
         for how, part, where in case.placements(random):
             pieces, spread = case.planned(part, where, made, random)
-            features = {how: True, "host": case.hosting.apart, "states": case.states, "range": case.hosting.ended is not None}
+            features = {
+                how: True,
+                "host": case.hosting.host_nodes,
+                "states": case.states,
+                "range": case.hosting.ended is not None,
+            }
             if case.hosting.ended is None and random.random() < 0.2:
                 check_runs(pieces, spread, random)
                 features["run"] = True

@@ -74,7 +74,7 @@ def rolled() -> ProgramSegment:
 def test_the_text_tells_all(rolled: ProgramSegment) -> None:
     program = rolled.program
     again = RProgram.parse(str(program))
-    assert again == program and again.digest == program.digest and "\n  repeat 4 turns\n" in str(program)
+    assert again == program and again.digest == program.digest and "\n  repeat 4 iterations\n" in str(program)
     assert replace(program, repeat=None).digest != program.digest
     assert {m.when for m in program.repeat.moves} == {"first", "before", "after", "last"}
 
@@ -143,6 +143,6 @@ def test_bound_calls_and_files(device: str, rng: np.random.Generator, tmp_path: 
 
 def test_devices_that_do_not_repeat_are_told(rolled: ProgramSegment) -> None:
     exe = rammer.compile(Net("RNN", 3).model(np.random.default_rng(0)), "toy")
-    with pytest.raises(DeviceFailure, match="repeats"):
+    with pytest.raises(DeviceFailure, match="is a loop program"):
         load_segments(exe.backend, Compiled(exe.compile_only({}).graph, (rolled,)))
     exe.close()

@@ -93,7 +93,7 @@ def test_codes_part_at_ties_and_nowhere_else(device: str, rng: np.random.Generat
     (plain,) = compare_outputs(outputs, run_onnxruntime(read_model(proto), feeds), *TOLERANCE)
     ties = found(proto, feeds, device)
     assert ties.good and ties.tensors == LAYERS + 1 == len(find_coded_tensors(proto)) and ties.farthest <= NEAR, str(ties)
-    assert ties.apart and not plain.good, "a network that does not show what it is for"
+    assert ties.differing and not plain.good, "a network that does not show what it is for"
 
 
 @pytest.mark.slow

@@ -92,6 +92,6 @@ def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> flo
     return vector_cost(load_step(unit, load, lane), width)
 
 
-def vector_cost(apart: int | None, width: int) -> float:
-    """Return the cost of one vector with lane stride ``apart``: strides other than 1 and 2 are accessed lane by lane."""
-    return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if apart is None else apart, 1.5 * width)
+def vector_cost(lane_stride: int | None, width: int) -> float:
+    """Return the cost of one vector with lane stride ``lane_stride``: strides other than 1 and 2 are accessed lane by lane."""
+    return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if lane_stride is None else lane_stride, 1.5 * width)

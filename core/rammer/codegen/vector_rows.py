@@ -203,11 +203,11 @@ def whole_rows(
     for r in collect_loads(unit, stage.computes):
         if r.load.tensor in unit.inlined or not any(True for _ in _interior_ranges(unit, r, lane)):
             continue
-        place, apart = unit.places[r.load.tensor], load_step(unit, r.load, lane)
+        place, lane_stride = unit.places[r.load.tensor], load_step(unit, r.load, lane)
         ends = index_span(_load_address(place, r.load), _block_spans(r.ranges, blocking, shift))
-        if place.reach is None or apart is None or ends is None:
+        if place.reach is None or lane_stride is None or ends is None:
             return []
-        last = fold("add", ends[1], integer((row.width - 1) * apart))
+        last = fold("add", ends[1], integer((row.width - 1) * lane_stride))
         if (ends[0], last, place.reach) not in result:
             result.append((ends[0], last, place.reach))
     return result
@@ -315,14 +315,14 @@ def _interior_ranges(unit: FunctionContext, read: StageLoad, lane: str) -> Itera
         return
     for index, extent in zip(read.load.indices, unit.shapes[read.load.tensor], strict=True):
         form, reach = ex.affine_form(index), ex.interval(index, read.ranges)
-        apart = form[0].get(lane, 0) if form is not None else 0
-        if apart <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
+        lane_stride = form[0].get(lane, 0) if form is not None else 0
+        if lane_stride <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
             continue
-        rest = canonicalise_sum(Op("sub", (index, ex.make_mul(lane, apart))))
+        rest = canonicalise_sum(Op("sub", (index, ex.make_mul(lane, lane_stride))))
         free = {n: (integer(r[0]), integer(r[1])) if "." in n else (Ref(n), Ref(n)) for n, r in read.ranges.items()}
         ends = index_span(rest, free)
         if ends is None:
             continue
-        low = canonicalise_sum(ex.make_mul(fold("floordiv", ends[0], integer(apart)), -1))
+        low = canonicalise_sum(ex.make_mul(fold("floordiv", ends[0], integer(lane_stride)), -1))
         room = fold("sub", integer(extent - 1), ends[1])
-        yield low, fold("add", fold("floordiv", room, integer(apart)), integer(1))
+        yield low, fold("add", fold("floordiv", room, integer(lane_stride)), integer(1))

@@ -59,16 +59,16 @@ class SeparateConstants:
 
 
 def save_artifact(
-    path: Path, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
+    path: Path, artifact: Artifact, separate: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
     """Write an artifact to a path in one step, as a cache file if it has a key. Raises OSError if that fails."""
-    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart, verify))
+    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, separate, verify))
 
 
 def write_artifact(
-    file: BinaryIO, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
+    file: BinaryIO, artifact: Artifact, separate: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
-    """Write a compiled model with all constants in it, or large ones in the cache ``apart``. ``verify`` is called when all
+    """Write a compiled model with all constants in it, or large ones in the cache ``separate``. ``verify`` is called when all
     constants have been read; its exception ends the writing."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
@@ -95,9 +95,9 @@ def write_artifact(
     with zipfile.ZipFile(file, "w") as archive:
         needed, known = host_needs(compiled), compiled.graph.constants
         constants = {n: known[n] for n in known if n in needed}  # others may be computed on demand
-        head["constants"] = _pack_arrays(archive, "constants", constants, apart)
+        head["constants"] = _pack_arrays(archive, "constants", constants, separate)
         for number, segment in enumerate(compiled.segments):
-            head["segments"].append(_write_segment(archive, texts, number, segment, apart))
+            head["segments"].append(_write_segment(archive, texts, number, segment, separate))
         texts["head.json"] = json.dumps(head).encode()
         for name, text in texts.items():
             archive.writestr(name, text)
@@ -119,13 +119,13 @@ def is_text(member: str) -> bool:
 
 
 def _write_segment(
-    archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment, apart: SeparateConstants | None
+    archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment, separate: SeparateConstants | None
 ) -> dict[str, Any]:
     if isinstance(segment, HostSegment):
         texts[f"{number}.node"] = segment.node.to_bytes()
         return {"kind": "host", "why": segment.why}
     texts[f"{number}.program"] = str(segment.program).encode()
-    entry = {"kind": "program", "constants": _pack_arrays(archive, f"{number}.constants", segment.constants, apart)}
+    entry = {"kind": "program", "constants": _pack_arrays(archive, f"{number}.constants", segment.constants, separate)}
     if (cases := segment.cases) is not None:
         entry["cases"] = [cases.length, cases.until]
         texts |= {f"{number}.{k}.program": str(table).encode() for k, table in enumerate(cases.tables)}
@@ -137,16 +137,16 @@ def _port_record(value: Value) -> list[str]:
 
 
 def _pack_arrays(
-    archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: SeparateConstants | None
+    archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], separate: SeparateConstants | None
 ) -> list[list[Any]]:
     """Write arrays one after another into a member. Returns name, type, shape, first byte and checksum of each, or its row of
-    ``ConstantCache`` if it is stored in ``apart``."""
+    ``ConstantCache`` if it is stored in ``separate``."""
     index, place = list[list[Any]](), 0
     with archive.open(member, "w", force_zip64=True) as file:
         for name, array in arrays.items():
             check_file(array)
-            if apart is not None and array.nbytes >= LARGE:
-                index.append([name, array.dtype.name, list(array.shape), apart.kept.put(array, apart.sources)])
+            if separate is not None and array.nbytes >= LARGE:
+                index.append([name, array.dtype.name, list(array.shape), separate.kept.put(array, separate.sources)])
                 continue
             data = np.ascontiguousarray(array)
             flat = data.reshape(-1).view(np.uint8).data

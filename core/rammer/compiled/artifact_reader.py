@@ -219,7 +219,7 @@ class _Members:
         info = self.members.pop(member)
         data = np.empty(info.file_size, np.uint8)
         begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
-        apart = [row for row in index if len(row) == 4]
+        separate = [row for row in index if len(row) == 4]
         for name, dtype, shape, place, checksum in (row for row in index if len(row) != 4):
             check_identifier("a constant", name)
             if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
@@ -235,7 +235,7 @@ class _Members:
         arrays = {name: array for part in in_threads(read, _group_entries(entries)) for name, array in part.items()}
         for array in arrays.values():
             array.flags.writeable = False
-        parts = {**arrays, **dict(zip((row[0] for row in apart), in_threads(self._separate_constant, apart), strict=True))}
+        parts = {**arrays, **dict(zip((row[0] for row in separate), in_threads(self._separate_constant, separate), strict=True))}
         return Constants({row[0]: parts[row[0]] for row in index})
 
     def _separate_constant(self, row: list[Any]) -> Part:

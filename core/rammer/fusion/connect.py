@@ -128,11 +128,11 @@ class _Connector:
     def seeds(self) -> list[Compute]:
         """Return the Computes in the order in which groups start, those independent of products first. Otherwise a mask computed
         between the products of an attention would prevent their fusion."""
-        behind = set[str]()
+        downstream = set[str]()
         for c in self.graph.computes:
-            if c.kind == "contraction" or any(r in behind for name in c.reads for r in self.roots(name)):
-                behind.add(c.name)
-        return sorted(self.graph.computes, key=lambda c: c.name in behind)
+            if c.kind == "contraction" or any(r in downstream for name in c.reads for r in self.roots(name)):
+                downstream.add(c.name)
+        return sorted(self.graph.computes, key=lambda c: c.name in downstream)
 
     def grow(self, seed: Compute) -> ROperator:
         """Form the operator that starts at ``seed`` and record its Computes."""
@@ -199,8 +199,8 @@ class _Connector:
 
     def _is_awaiting_product(self, group: list[Compute]) -> bool:
         """Return True if the group ends in row-wise work that pays only before another product of many rows."""
-        behind = group[_last_product(group) + 1 :]
-        return self._many_rows(group[0]) and not all(is_elementwise(c, group) for c in behind)
+        following = group[_last_product(group) + 1 :]
+        return self._many_rows(group[0]) and not all(is_elementwise(c, group) for c in following)
 
     def _group_outputs(self, group: list[Compute]) -> tuple[str, ...]:
         """Return the outputs of the group: its last value and, where supported, partitioned values with outside readers. Returns
@@ -260,11 +260,11 @@ class _Connector:
         """Predict both variants with their best tiles, log the decision and return True if ``wide`` is not slower."""
         rated = wide.holds_operand or (self.device.spills and _has_epilogue_reduction(wide))
         together = self._price_operator(wide, rated)
-        apart = sum(self._price_operator(part, rated) for part in (narrow, *_remaining_operators(narrow, wide)))
-        kept = together <= apart and math.isfinite(together)
+        separate = sum(self._price_operator(part, rated) for part in (narrow, *_remaining_operators(narrow, wide)))
+        kept = together <= separate and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
-        self.decisions.append(ConnectionTrial(subject, layer, apart, together, kept, why))
+        self.decisions.append(ConnectionTrial(subject, layer, separate, together, kept, why))
         return kept
 
     def _price_operator(self, operator: ROperator, rated: bool) -> float:

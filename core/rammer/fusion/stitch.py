@@ -267,10 +267,10 @@ class _Stitcher:
 
         The plans are the unfused plan, the best predicted plans, and the best of these without unprofitable groups. Returns {} if
         a plan cannot be run."""
-        apart, *others = plans
+        separate, *others = plans
         if not others:
             return dict(plans)
-        runs = {p: self.times.run(p.groups, region) for p in (apart, *sorted(others, key=plans.__getitem__)[:RIVALS])}
+        runs = {p: self.times.run(p.groups, region) for p in (separate, *sorted(others, key=plans.__getitem__)[:RIVALS])}
         if math.inf in runs.values():
             return {}
         best = min(list(runs)[1:], key=runs.__getitem__)
@@ -302,15 +302,15 @@ class _Stitcher:
     def _is_profitable(self, group: Members, kept: frozenset[Members], region: Members, least: float) -> bool:
         """Return True if fusing a group saves the fraction ``least`` of its members' time in the region. The groups in ``kept``
         are also fused. Readers of one member wait for all members."""
-        before, behind = (self.times.predicted(groups, region) for groups in (kept, kept | {group}))
-        return behind < (before - least * self.times.predicted((), group) if before < math.inf else before)
+        before, with_group = (self.times.predicted(groups, region) for groups in (kept, kept | {group}))
+        return with_group < (before - least * self.times.predicted((), group) if before < math.inf else before)
 
     def _join_delta(self, a: Members, b: Members) -> float | None:
         """Return the change in seconds if two groups are joined, or None for an invalid move. Cached: plans share most groups."""
         if (a, b) not in self.deltas:
             together = self._price_group(a | b) if a != b else math.inf
-            apart = self._price_group(a) + self._price_group(b) if together < math.inf else 0.0
-            self.deltas[a, b] = together - apart if together < apart * UPHILL else None
+            separate = self._price_group(a) + self._price_group(b) if together < math.inf else 0.0
+            self.deltas[a, b] = together - separate if together < separate * UPHILL else None
         return self.deltas[a, b]
 
     def _best_moves(self, plan: _Plan, region: Iterable[tuple[int, int]], most: int) -> list[_Plan]:
@@ -349,14 +349,14 @@ class _Stitcher:
         return self.costs[key]
 
     def _log_plans(self, plans: Sequence[tuple[_Plan, float]], chosen: _Plan) -> None:
-        apart = next(seconds for plan, seconds in plans if not plan.groups)
+        separate = next(seconds for plan, seconds in plans if not plan.groups)
         for plan, seconds in plans:
             if plan.groups:
                 groups = sorted(plan.groups, key=sorted)
                 subject = " | ".join(" + ".join(self.operators[i].name for i in sorted(g)) for g in groups)
                 why = "another plan is faster" if chosen.groups else "the device's kernels are slower"
                 kept = plan == chosen
-                self.decisions.append(ConnectionTrial(subject, "stitch", apart, seconds, kept, "stitched" if kept else why))
+                self.decisions.append(ConnectionTrial(subject, "stitch", separate, seconds, kept, "stitched" if kept else why))
 
 
 def _row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

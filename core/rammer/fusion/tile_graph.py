@@ -17,8 +17,8 @@ Way: TypeAlias = Literal["stacked", "joined"]
 CLEARLY: Final = 0.99
 
 
-def _format_prices(together: float, apart: float) -> str:
-    return f"{together * 1e6:.3g} us together, {apart * 1e6:.3g} us apart"
+def _format_prices(together: float, separate: float) -> str:
+    return f"{together * 1e6:.3g} us together, {separate * 1e6:.3g} us separately"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class BatchTrial:
 
     subject: str
     way: Way | None
-    apart: float
+    separate: float
     together: float
     why: str
 
     def __str__(self) -> str:
-        verdict = "batched" if self.way else "apart"
-        figures = _format_prices(self.together, self.apart)
-        known = f"{figures}  ({self.why})" if math.isfinite(self.apart) else f"({self.why})"
+        verdict = "batched" if self.way else "separate"
+        figures = _format_prices(self.together, self.separate)
+        known = f"{figures}  ({self.why})" if math.isfinite(self.separate) else f"({self.why})"
         return f"{verdict:<8}{self.subject}  {known}"
 
 
@@ -44,16 +44,16 @@ class CutTrial:
 
     subject: str
     whole: float
-    apart: float
+    separate: float
 
     @property
     def kept(self) -> bool:
         """True if the products are cut."""
-        return self.apart < self.whole * CLEARLY
+        return self.separate < self.whole * CLEARLY
 
     def __str__(self) -> str:
         why = "in blocks of columns, or of the reduction" if self.kept else "in pieces they are not faster"
-        figures = f"{self.apart * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
+        figures = f"{self.separate * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
         return f"{'cut' if self.kept else 'whole':<8}{self.subject}  {figures}  ({why})"
 
 
@@ -63,14 +63,14 @@ class ConnectionTrial:
 
     subject: str
     layer: str
-    apart: float
+    separate: float
     together: float
     kept: bool
     why: str
 
     def __str__(self) -> str:
         verdict = "kept" if self.kept else "dropped"
-        figures = _format_prices(self.together, self.apart)
+        figures = _format_prices(self.together, self.separate)
         return f"{verdict:<8}{self.subject} <{self.layer}>  {figures}  ({self.why})"
 
 

@@ -47,7 +47,7 @@ class Ties:
 
     tensors: int
     codes: int
-    apart: int
+    differing: int
     farthest: float
     faults: tuple[str, ...]
 
@@ -58,8 +58,8 @@ class Ties:
 
     def __str__(self) -> str:
         found = (
-            f"{self.codes} codes in {self.tensors} tensors, each made from the device's own codes before it: {self.apart} are "
-            f"apart by one, at most {self.farthest:.2g} codes from a tie ({NEAR:g} is allowed)"
+            f"{self.codes} codes in {self.tensors} tensors, each made from the device's own codes before it: "
+            f"{self.differing} differ by one, at most {self.farthest:.2g} codes from a tie ({NEAR:g} is allowed)"
         )
         return "; ".join([found, *(f"no tie: {fault}" for fault in self.faults[:3])])
 
@@ -161,7 +161,7 @@ def judge_ties(
         return None
     plain = {n: reference[n] for n in outputs if n in reference and n not in found}
     faults += [f"{d.name} {d.why} from the same codes" for d in compare_outputs(made, plain, *tolerance) if not d.good]
-    apart, farthest, codes = 0, 0.0, 0
+    differing, farthest, codes = 0, 0.0, 0
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
     values: dict[str, Array] = {**constants, **inputs, **reference}
     for name, node in found.items():
@@ -173,8 +173,8 @@ def judge_ties(
             most = "unknown" if away is None else f"{away.max():.2g}"
             faults.append(f"{count} of {name!r} ({node.op_type}), by {np.abs(have - want).max()}, {most} codes from a tie")
         elif count and away is not None:
-            apart, farthest = apart + count, max(farthest, float(away.max()))
-    return Ties(len(found), codes, apart, farthest, tuple(faults))
+            differing, farthest = differing + count, max(farthest, float(away.max()))
+    return Ties(len(found), codes, differing, farthest, tuple(faults))
 
 
 def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Array | None:

@@ -103,7 +103,7 @@ def _kept_apart(order: Sequence[str], after: Mapping[str, Sequence[str]]) -> lis
     reads = [[place[p] for p in after.get(name, ()) if p in place] for name in order]
     size = len(order)
     early, before = [0] * size, [0] * size  # the earliest wave; bit masks of the transitive operands
-    late, behind = [size] * size, [0] * size  # the latest wave without delay; transitive readers
+    late, successors = [size] * size, [0] * size  # the latest wave without delay; transitive readers
     for i, mine in enumerate(reads):
         for p in mine:
             early[i] = max(early[i], early[p] + 1)
@@ -112,14 +112,14 @@ def _kept_apart(order: Sequence[str], after: Mapping[str, Sequence[str]]) -> lis
         late[i] = min(late[i], max(early))
         for p in reads[i]:
             late[p] = min(late[p], late[i] - 1)
-            behind[p] |= behind[i] | 1 << i
+            successors[p] |= successors[i] | 1 << i
     begun, over = _up_to(early), _up_to([wave + 1 for wave in late])  # by wave: operators begun; operators over
     # Moving the cut from before i to after i separates i from the later operators instead of the earlier ones.
     price = [0]
     for i in range(size):
-        beside = begun[late[i]] & ~over[early[i]] & ~before[i] & ~behind[i] & ~(1 << i)
-        earlier = (beside & ((1 << i) - 1)).bit_count()
-        price.append(price[-1] + beside.bit_count() - 2 * earlier)
+        concurrent = begun[late[i]] & ~over[early[i]] & ~before[i] & ~successors[i] & ~(1 << i)
+        earlier = (concurrent & ((1 << i) - 1)).bit_count()
+        price.append(price[-1] + concurrent.bit_count() - 2 * earlier)
     return price
 
 

@@ -76,7 +76,7 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
     target, source = program.buffer[move.target], program.buffer[move.source]
     if target.dtype != source.dtype:
         raise VerifyError(f"{source.dtype} is moved into {target.dtype}", where)
-    behind, once = move.when in ("after", "last"), move.when in ("once", "first", "last")
+    at_end, once = move.when in ("after", "last"), move.when in ("once", "first", "last")
     if once and (move.target_by or move.source_by):
         raise VerifyError("a move that runs once has constant offsets", where)
     if max(abs(move.target_by), abs(move.source_by)) * program.turns >= FARTHEST:
@@ -90,9 +90,9 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
                 raise VerifyError(f"iteration {turn} moves {reach}", where)
     if target.name in ports or target.kind not in _TARGETS[move.when]:
         raise VerifyError(f"a move at this time must not write {target.name}", where)
-    if not behind and (source.kind != "input" or source.name not in ports) and source.kind != "constant":
+    if not at_end and (source.kind != "input" or source.name not in ports) and source.kind != "constant":
         raise VerifyError(f"{source.name} is undefined before an iteration", where)
-    if behind and not (source.kind == "output" and _is_fully_written(source, owners)):
+    if at_end and not (source.kind == "output" and _is_fully_written(source, owners)):
         raise VerifyError(f"{source.name} is not fully written in every iteration", where)
 
 
@@ -122,10 +122,10 @@ def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], ow
         raise VerifyError(f"{buffer.name} is written by more than one move or operator", _move_title(move))
     turns = program.turns if move.when == "after" else 1
     first = min(move.places(turn)[0] for turn in (0, turns - 1))
-    apart = abs(move.target_by) == move.size or turns == 1
+    disjoint = abs(move.target_by) == move.size or turns == 1
     left = move.size * turns - buffer.size
     whole = 0 <= left < max(move.size, 1) if program.repeat is not None and program.repeat.until is not None else not left
-    if first or not apart or not whole:
+    if first or not disjoint or not whole:
         raise VerifyError(f"the iterations do not write each element of {buffer.name} once", _move_title(move))
 
 

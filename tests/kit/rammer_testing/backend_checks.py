@@ -88,7 +88,7 @@ def _offered(device: Subject, what: str, operator: ROperator, binding: Binding) 
     device.expect(made > 0, f"{what}: none of the first {KERNELS} candidates gets a kernel")
     # Without measurements the first candidate is used and scheduled by its price, so rank and price must agree.
     ranked = priced[0] <= MISORDERED * min(priced)
-    device.expect(ranked, f"{what}: the first candidate is priced at {priced[0]} s, one behind it at {min(priced)} s")
+    device.expect(ranked, f"{what}: the first candidate is priced at {priced[0]} s, a later one at {min(priced)} s")
 
 
 def _renamed(operator: ROperator, binding: Binding) -> tuple[ROperator, Binding]:

@@ -27,7 +27,7 @@ _missing: Counter[str] = Counter()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark of this plugin."""
-    config.addinivalue_line("markers", "alone: measures time, so no other test of this run runs beside it")
+    config.addinivalue_line("markers", "alone: measures time, so no other test runs concurrently")
 
 
 @contextmanager

@@ -19,14 +19,14 @@ __all__ = ["pack_transfers"]
 
 
 def pack_transfers(
-    graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
+    graph: ComputeGraph, spots: Mapping[str, Spot], host_nodes: Collection[str] = ()
 ) -> tuple[ComputeGraph, Mapping[str, Spot]]:
     """Return ``graph`` and ``spots`` with one tensor in place of several of one type, one producer spot and equal reader spots.
 
-    Tensors that computes in ``apart`` read or write stay unchanged, except those without elements. So do masked tensors in
-    ``apart``, which cross at their current length. The ``spots`` passed must be in order (``host_steps.order_spots``)."""
+    Tensors that computes in ``host_nodes`` read or write stay unchanged, except those without elements. So do masked tensors in
+    ``host_nodes``, which cross at their current length. The ``spots`` passed must be in order (``host_steps.order_spots``)."""
     graph, spots = _drop_empty_reads(graph, spots)
-    bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
+    bare = {n for c in graph.computes if c.name in host_nodes for n in (c.name, *c.reads)}
     groups = [g for g in _group_transfers(graph, spots, bare) if len(g) > 1 and g[0].type.size]
     packing = _Packing(graph, dict(spots), Names(graph.types))
     for group in groups:

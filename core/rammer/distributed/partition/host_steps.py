@@ -21,24 +21,32 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
 from rammer.ir.types import TensorType
 
-__all__ = ["STEP", "NodeApart", "lower_whole_graph", "make_placeholder", "order_spots", "outline_program", "remove_host_nodes"]
+__all__ = [
+    "STEP",
+    "UnloweredNode",
+    "lower_whole_graph",
+    "make_placeholder",
+    "order_spots",
+    "outline_program",
+    "remove_host_nodes",
+]
 
 #: The kernel family of an operator that represents a whole step.
 STEP: Final = "step"
 
 
 @dataclass(frozen=True, eq=False)
-class NodeApart:
+class UnloweredNode:
     """A node without a tensor expression, and the reason."""
 
     node: Node
     why: str
 
 
-def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, NodeApart]]:
+def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, UnloweredNode]]:
     """Return all of ``graph`` lowered, and the nodes without tensor expressions by the tensors that they write. Tensors without
     elements need not be computed. Outputs that are an input, a constant or another output are copies."""
-    nodes = [NodeApart(n, why) for some, why in split_segments(graph, lowerings) if why for n in some]
+    nodes = [UnloweredNode(n, why) for some, why in split_segments(graph, lowerings) if why for n in some]
     made = {o: one for one in nodes for o in one.node.outputs if o}
 
     def otherwise(node: Node) -> Sequence[Compute]:
@@ -77,27 +85,27 @@ def _with_copies(graph: Graph, found: ComputeGraph) -> ComputeGraph:
     return replace(found, computes=tuple(computes), outputs=tuple(outputs), types=types, aliases=aliases)
 
 
-def remove_host_nodes(graph: ComputeGraph, apart: Collection[str]) -> ComputeGraph:
-    """Return the tensor expressions of ``graph`` without the placeholders ``apart``. Tensors that placeholders read become
+def remove_host_nodes(graph: ComputeGraph, host_nodes: Collection[str]) -> ComputeGraph:
+    """Return the tensor expressions of ``graph`` without the placeholders ``host_nodes``. Tensors that placeholders read become
     outputs, tensors that they write become inputs."""
-    computes = tuple(c for c in graph.computes if c.name not in apart)
+    computes = tuple(c for c in graph.computes if c.name not in host_nodes)
     made, read = {c.name for c in computes}, {n for c in computes for n in c.reads}
-    wanted = {n for c in graph.computes if c.name in apart for n in c.reads} | set(graph.outputs)
-    inputs = tuple(n for n in (*graph.inputs, *(c.name for c in graph.computes if c.name in apart)) if n in read)
+    wanted = {n for c in graph.computes if c.name in host_nodes for n in c.reads} | set(graph.outputs)
+    inputs = tuple(n for n in (*graph.inputs, *(c.name for c in graph.computes if c.name in host_nodes)) if n in read)
     constants = {n: v for n, v in graph.constants.items() if n in read}
     types = {n: t for n, t in graph.types.items() if n in made or n in read}
     outputs = tuple(c.name for c in computes if c.name in wanted)
     return replace(graph, inputs=inputs, outputs=outputs, computes=computes, types=types, constants=constants, aliases={})
 
 
-def order_spots(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
+def order_spots(graph: ComputeGraph, spots: Mapping[str, Spot], host_nodes: Mapping[str, UnloweredNode]) -> dict[str, Spot]:
     """Return ``spots`` at later stages where needed, so that every Compute reads only from its spot or earlier ones.
 
     The order of spots (stage, then device) is then one order of all steps, transfers and host operators on every device. They
-    therefore cannot deadlock. Each node in ``apart`` has a separate odd stage, and other stages are even."""
+    therefore cannot deadlock. Each node in ``host_nodes`` has a separate odd stage, and other stages are even."""
     found = dict[str, Spot]()
-    if apart:
-        return _order_apart(graph, spots, apart)
+    if host_nodes:
+        return _order_host_nodes(graph, spots, host_nodes)
     made = graph.producers
     for c in graph.computes:
         spot = spots[c.name]
@@ -107,11 +115,11 @@ def order_spots(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[s
     return found
 
 
-def _order_apart(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
+def _order_host_nodes(graph: ComputeGraph, spots: Mapping[str, Spot], host_nodes: Mapping[str, UnloweredNode]) -> dict[str, Spot]:
     found, of, taken, made = dict[str, Spot](), dict[int, Spot](), set[Spot](), graph.producers
-    devices = {id(apart[c.name]): spots[c.name].device for c in graph.computes if c.name in apart}
+    devices = {id(host_nodes[c.name]): spots[c.name].device for c in graph.computes if c.name in host_nodes}
     for c in graph.computes:
-        node = apart.get(c.name)
+        node = host_nodes.get(c.name)
         device = devices[id(node)] if node else spots[c.name].device
         before = [found[n] for n in c.reads if n in made]
         stage = max((s.stage + (s.device != device or s.stage % 2) for s in before), default=0)

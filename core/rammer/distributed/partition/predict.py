@@ -77,8 +77,8 @@ def predict_lower_bound(
     alone = {key: replace(way, through=()) for key, way in ways.items()}
     free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each with a separate link
     pairs = zip(free, transfers, strict=True)
-    apart = {(f.source, f.target): replace(alone[t.source, t.target], source=f.source, target=f.target) for f, t in pairs}
-    first = predict_run(devices, free, apart, results)
+    renamed = {(f.source, f.target): replace(alone[t.source, t.target], source=f.source, target=f.target) for f, t in pairs}
+    first = predict_run(devices, free, renamed, results)
     carried = max(_link_seconds(transfers, ways).values(), default=0.0)
     return Prediction(max(first.latency, carried), max(*first.busy, carried), first.busy)
 

@@ -61,8 +61,8 @@ def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without:
 
 
 def _lower_expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
-    found, apart = lower_whole_graph(graph, compiler.lowerings)
-    for one in apart.values():
+    found, host_nodes = lower_whole_graph(graph, compiler.lowerings)
+    for one in host_nodes.values():
         raise NoRange(f"{one.node.op} has no tensor expression: {one.why}", f"node {one.node.name}")
     if not found.computes:
         raise NoRange("the model has no computation to partition", f"model {graph.name}")

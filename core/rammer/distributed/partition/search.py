@@ -101,10 +101,10 @@ def _lower_model(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[in
     with compiler.step("passes"):
         graph, _ = compiler.rewritten(graph, compiler.passes)
     with compiler.step("lower"):
-        found, apart = lower_whole_graph(graph, compiler.lowerings)
+        found, host_nodes = lower_whole_graph(graph, compiler.lowerings)
     if not found.computes:
         raise BadInput("the model has no computation to partition", f"model {graph.name}", "use one device")
-    return found, Hosting(graph, apart)
+    return found, Hosting(graph, host_nodes)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Spreading:
     def _propose_cuts(self) -> Iterator[MadeCut | None]:
         """Yield the best cut of each strategy."""
         yield self._cut_pipeline()
-        if not self.hosting.apart and self.hosting.ended is None:  # they copy nodes and create unmasked tensors
+        if not self.hosting.host_nodes and self.hosting.ended is None:  # they copy nodes and create unmasked tensors
             yield self._cut_wavefront()
             yield from self._cut_products()
 
@@ -229,10 +229,10 @@ class Spreading:
     def made(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> MadeCut | None:
         """Compile ``graph`` cut at ``spots``. Returns None if a piece does not fit on its device. Also returns None if transfers
         and launches alone take as long as the best cut found."""
-        apart, staying = self.hosting.apart, Staying(self.hosting.ended or STATIC, self.states)
+        host_nodes, staying = self.hosting.host_nodes, Staying(self.hosting.ended or STATIC, self.states)
         ended = staying.ended
-        graph, spots = pack_transfers(graph, order_spots(graph, spots, apart), apart.keys() | ended.tensors.keys())
-        found = cut_graph(graph, order_spots(graph, spots, apart), staying)
+        graph, spots = pack_transfers(graph, order_spots(graph, spots, host_nodes), host_nodes.keys() | ended.tensors.keys())
+        found = cut_graph(graph, order_spots(graph, spots, host_nodes), staying)
         if self._objective_value(self.least(found)) >= self.limit:
             return None
         try:

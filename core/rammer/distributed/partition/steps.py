@@ -12,7 +12,7 @@ from rammer.compiled.host_node import HostNode
 from rammer.compiled.segments import HostSegment, Segment
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DeviceStep
-from rammer.distributed.partition.host_steps import NodeApart, outline_program
+from rammer.distributed.partition.host_steps import UnloweredNode, outline_program
 from rammer.distributed.partition.operator_cost import on_its_own
 from rammer.frontend.ranges.range_bounds import Ended, interleave_tasks
 from rammer.ir.compute import ComputeGraph
@@ -51,14 +51,14 @@ class Hosting:
     range of lengths the mapping is empty, and ``ended`` describes the masked tensors."""
 
     graph: Graph | None = None
-    apart: Mapping[str, NodeApart] = field(default_factory=dict)
+    host_nodes: Mapping[str, UnloweredNode] = field(default_factory=dict)
     ended: Ended | None = None
     _made: dict[tuple[int, int], Segment] = field(default_factory=dict)
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
         """Compile a step for ``piece``, which consists of host nodes entirely or not at all. Raises DeviceFailure if memory does
         not suffice."""
-        first = self.apart.get(piece.computes[0].name)
+        first = self.host_nodes.get(piece.computes[0].name)
         if first is None:
             segment = on_its_own(compiler, piece, self.ended)
             program = segment.program if self.ended is None else interleave_tasks(segment.program)
@@ -76,17 +76,17 @@ class Hosting:
         """Return the predicted seconds of each host node on a device, assigned to its first Compute."""
         result, seen = dict[str, float](), set[int]()
         for c in graph.computes:
-            node = self.apart.get(c.name)
+            node = self.host_nodes.get(c.name)
             if node is not None:
                 result[c.name] = 0.0 if id(node) in seen else self._segment_seconds(self._compile_segment(compiler, node), graph)
                 seen.add(id(node))
         return result
 
-    def _compile_segment(self, compiler: Compiler, apart: NodeApart) -> Segment:
-        key = id(compiler), id(apart)
+    def _compile_segment(self, compiler: Compiler, host_nodes: UnloweredNode) -> Segment:
+        key = id(compiler), id(host_nodes)
         if key not in self._made:
             assert self.graph is not None
-            self._made[key] = compiler.host_segment(self.graph, apart.node, apart.why)
+            self._made[key] = compiler.host_segment(self.graph, host_nodes.node, host_nodes.why)
         return self._made[key]
 
     @staticmethod

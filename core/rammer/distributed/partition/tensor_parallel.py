@@ -189,9 +189,9 @@ class _Sharing:
                 return None
             shares = np.stack(np.split(np.broadcast_to(values, list(span.values())), self.devices, [*span].index(axis.name)))
             by = int(shares[1].flat[0] - shares[0].flat[0])
-            apart = shares - by * np.arange(self.devices).reshape(-1, *[1] * (shares.ndim - 1))
-            inside = not by or (by * self.devices == extent and apart.min() >= 0 and apart.max() < by)
-            if not (apart == apart[:1]).all() or not inside:
+            relative = shares - by * np.arange(self.devices).reshape(-1, *[1] * (shares.ndim - 1))
+            inside = not by or (by * self.devices == extent and relative.min() >= 0 and relative.max() < by)
+            if not (relative == relative[:1]).all() or not inside:
                 return None
             result.append(by)
         return tuple(result)

@@ -177,6 +177,6 @@ class Pool:
     def give(self, start: int) -> None:
         """Free the block that starts at ``start``. Raises KeyError for an unknown block."""
         end = start + self._taken.pop(start)
-        behind = self._free.pop(end, 0)
+        following = self._free.pop(end, 0)
         before = next((s for s, size in self._free.items() if s + size == start), start)
-        self._free[before] = end + behind - before
+        self._free[before] = end + following - before

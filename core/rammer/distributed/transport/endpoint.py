@@ -129,10 +129,10 @@ class MemoryEndpoint:
                 self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
                 self.counters.payload_writes += 1
                 self.counters.nbytes += transfer.nbytes
-            behind = log.now() if log is not None else 0.0
+            flag_time = log.now() if log is not None else 0.0
             self.flag(transfer.target, place.flags + WORD * number, run + 1)
         if log is not None:
-            log.add("write", name, run, begin, flag=behind)
+            log.add("write", name, run, begin, flag=flag_time)
 
     @property
     def reads(self) -> Reads:
@@ -173,10 +173,10 @@ class MemoryEndpoint:
             begin = log.now() if log is not None else 0.0
             self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(record.array()))
             self.counters.metadata_writes += 1
-            behind = log.now() if log is not None else 0.0
+            flag_time = log.now() if log is not None else 0.0
             self.flag(transfer.target, place.flags + WORD * number, run + 1)
         if log is not None:
-            log.add("write", transfer.name, run, begin, flag=behind)
+            log.add("write", transfer.name, run, begin, flag=flag_time)
 
     def _read_announced(self, arriving: Arriving) -> None:
         """Read all announced tensors: one read and one acknowledgement flag each."""

@@ -256,8 +256,8 @@ class _Carrying:
         blocks = -(-shape[axis] // block)
         if have != (*shape[:axis], blocks, *shape[axis + 1 :]):
             raise self._make_shape_error(have, shape, node)
-        apart = self._add_shape_op("Reshape", values, (*have[: axis + 1], 1, *have[axis + 1 :]), node)
-        repeated = self._add_shape_op("Expand", apart, (*have[: axis + 1], block, *have[axis + 1 :]), node)
+        expanded = self._add_shape_op("Reshape", values, (*have[: axis + 1], 1, *have[axis + 1 :]), node)
+        repeated = self._add_shape_op("Expand", expanded, (*have[: axis + 1], block, *have[axis + 1 :]), node)
         whole = self._add_shape_op("Reshape", repeated, (*have[:axis], blocks * block, *have[axis + 1 :]), node)
         if blocks * block == shape[axis]:
             return whole

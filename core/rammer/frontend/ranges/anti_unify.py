@@ -252,21 +252,23 @@ class _Generalisation:
         ]
         long = tables[0]
         number = long[len(long) // 2]
-        ahead, behind = (number - long[:MOST_EDGES], number - long[: -MOST_EDGES - 1 : -1])
-        ahead, behind = (np.trim_zeros(edge[: len(long) // 2], "b") for edge in (ahead, behind))
+        head_edge, tail_edge = (number - long[:MOST_EDGES], number - long[: -MOST_EDGES - 1 : -1])
+        head_edge, tail_edge = (np.trim_zeros(edge[: len(long) // 2], "b") for edge in (head_edge, tail_edge))
         for table in tables:
             made = np.full(len(table), number)
-            made[: len(ahead)] -= ahead[: len(table)]
-            made[::-1][: len(behind)] -= behind[: len(table)]
-            if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *ahead, *behind)):
+            made[: len(head_edge)] -= head_edge[: len(table)]
+            made[::-1][: len(tail_edge)] -= tail_edge[: len(table)]
+            if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *head_edge, *tail_edge)):
                 raise _make_affine_error(self.points, [str(e)[:80] for e in same], f"a table of {where}")
         kind = first.dtype
         last: Expr = Const(0.0, kind)
         missed = last
-        for k in range(len(ahead) - 1, -1, -1):
-            missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(ahead[k]), kind), missed))
-        for k in range(len(behind) - 1, -1, -1):  # the entry k before the last
-            last = Op("where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(behind[k]), kind)))
+        for k in range(len(head_edge) - 1, -1, -1):
+            missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(head_edge[k]), kind), missed))
+        for k in range(len(tail_edge) - 1, -1, -1):  # the entry k before the last
+            last = Op(
+                "where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(tail_edge[k]), kind))
+            )
         return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
 
     def _padded(self, load: Load, where: str) -> Expr:

@@ -186,6 +186,6 @@ def _skip_ranges(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tup
     found = rows.pop()
     if found is not None and not rows:
         axes = [a.name for a in operator.anchor.axes]
-        beside = replace(found[3], by=axes[found[2]])
-        made.append(SkipTasks(axes[found[0]], found[1], (None,) * len(outputs), True, beside))
+        window = replace(found[3], by=axes[found[2]])
+        made.append(SkipTasks(axes[found[0]], found[1], (None,) * len(outputs), True, window))
     return tuple(sorted(made, key=lambda e: e.writes))

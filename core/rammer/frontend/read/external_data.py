@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, external_data_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.read import wire_format
-from rammer.frontend.read.mmap_weights import Apart, is_mappable
+from rammer.frontend.read.mmap_weights import MappedWeights, is_mappable
 from rammer.frontend.read.model_checks import all_graphs, bodies_of, graphs_below
 from rammer.frontend.read.proto_checks import check_stored_bytes
 from rammer.ir.names import shorten_name
@@ -28,27 +28,27 @@ def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
     return (t for t in dense if external_data_helper.uses_external_data(t))
 
 
-def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
+def load_external_data(model: ModelProto, folder: Path, mapped_weights: MappedWeights) -> None:
     """Load the external tensor values in files of ``folder``, after ``check_external_data``. Large initialisers of the model's
     graph stay memory-mapped; other values are read."""
     for tensor in model.graph.initializer:
         if external_data_helper.uses_external_data(tensor) and is_mappable(tensor):
-            raw = _bytes_of(tensor, folder, apart)
+            raw = _bytes_of(tensor, folder, mapped_weights)
             if len(raw) >= wire_format.LEAST:
-                apart.put(tensor, raw, folder / str(external_data_helper.ExternalDataInfo(tensor).location))
+                mapped_weights.put(tensor, raw, folder / str(external_data_helper.ExternalDataInfo(tensor).location))
                 tensor.data_location = TensorProto.DEFAULT
                 del tensor.external_data[:]
     for tensor in _external_tensors(model):
-        tensor.raw_data = bytes(_bytes_of(tensor, folder, apart))
+        tensor.raw_data = bytes(_bytes_of(tensor, folder, mapped_weights))
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
 
 
-def _bytes_of(tensor: TensorProto, folder: Path, apart: Apart) -> memoryview:
+def _bytes_of(tensor: TensorProto, folder: Path, mapped_weights: MappedWeights) -> memoryview:
     """Return the bytes of a tensor in an external file. Raise BadInput if the file no longer has them."""
     info = external_data_helper.ExternalDataInfo(tensor)
     path, offset = folder / info.location, info.offset or 0
-    data = apart.bytes_of(path)
+    data = mapped_weights.bytes_of(path)
     end = len(data) if info.length is None else offset + info.length
     if end > len(data):
         raise BadInput(f"external data {info.location!r} is truncated", str(path), "download or copy the file again")

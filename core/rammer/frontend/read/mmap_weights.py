@@ -24,7 +24,7 @@ NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
 
 
 @dataclass
-class Apart:
+class MappedWeights:
     """The bytes of initialisers of the main graph by name, and the files that hold them. ``files`` may be open already. ``noted``
     is called with each newly opened file, before it is read."""
 

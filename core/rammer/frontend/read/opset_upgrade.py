@@ -206,14 +206,14 @@ def _by_channel(node: NodeProto) -> list[NodeProto]:
     """Return PRelu with its slope reshaped to an extent of 1 for each axis after the channels."""
     source, slope, result = node.input[0], node.input[1], node.output[0]
     parts = ("shape", "behind", "ones", "each", "wide", "slope")
-    shape, behind, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
+    shape, spatial, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
     moved = NodeProto()
     moved.CopyFrom(node)
     moved.input[1] = spread
     return [
         helper.make_node("Shape", [source], [shape]),
-        helper.make_node("Slice", [shape], [behind], starts=[2], ends=[(1 << 31) - 1]),
-        helper.make_node("Div", [behind, behind], [ones]),
+        helper.make_node("Slice", [shape], [spatial], starts=[2], ends=[(1 << 31) - 1]),
+        helper.make_node("Div", [spatial, spatial], [ones]),
         helper.make_node("Constant", [], [each], value=helper.make_tensor("each", TensorProto.INT64, [1], [-1])),
         helper.make_node("Concat", [each, ones], [wide], axis=0),
         helper.make_node("Reshape", [slope, wide], [spread]),

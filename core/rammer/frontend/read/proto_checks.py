@@ -66,12 +66,12 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
-def check_tensors(model: ModelProto, graphs: list[GraphProto], apart: Mapping[str, int] = NONE) -> None:
-    """Raise BadInput for the first tensor with inconsistent element type, shape and data. ``apart`` maps initialisers of the main
-    graph to their bytes outside the protobuf."""
+def check_tensors(model: ModelProto, graphs: list[GraphProto], external_bytes: Mapping[str, int] = NONE) -> None:
+    """Raise BadInput for the first tensor with inconsistent element type, shape and data. ``external_bytes`` maps initialisers
+    of the main graph to their bytes outside the protobuf."""
     for graph in graphs:
         for tensor in graph.initializer:
-            check_tensor(tensor, f"initializer {tensor.name!r}", apart.get(tensor.name, 0) if graph is graphs[0] else 0)
+            check_tensor(tensor, f"initializer {tensor.name!r}", external_bytes.get(tensor.name, 0) if graph is graphs[0] else 0)
         for sparse in graph.sparse_initializer:
             _check_sparse(sparse, f"initializer {sparse.values.name!r}")
     for node in (*(n for g in graphs for n in g.node), *(n for f in model.functions for n in f.node)):
@@ -86,8 +86,9 @@ def check_tensors(model: ModelProto, graphs: list[GraphProto], apart: Mapping[st
                 _check_sparse(sparse, where)
 
 
-def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
-    """Raise BadInput unless the data match the tensor's shape and type. ``apart`` counts the bytes outside the protobuf."""
+def check_tensor(tensor: TensorProto, where: str, external_bytes: int = 0) -> None:
+    """Raise BadInput unless the data match the tensor's shape and type. ``external_bytes`` counts the bytes outside the
+    protobuf."""
     kind = tensor.data_type
     if kind not in TensorProto.DataType.values() or kind == TensorProto.UNDEFINED:
         raise BadInput(f"a tensor has the element type {kind}, which ONNX does not define", where, _EXPORT)
@@ -95,7 +96,7 @@ def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
     if tensor.HasField("segment"):
         raise BadInput("a tensor is stored in segments, which is not supported", where, "export the model in one piece")
     count = math.prod(tensor.dims)
-    stored = [f for f in ("raw_data", *_FIELDS) if len(getattr(tensor, f)) or (apart and f == "raw_data")]
+    stored = [f for f in ("raw_data", *_FIELDS) if len(getattr(tensor, f)) or (external_bytes and f == "raw_data")]
     if len(stored) > 1:
         raise BadInput(f"a tensor has its data twice, in {' and '.join(stored)}", where, _EXPORT)
     if tensor.data_location == TensorProto.EXTERNAL and not stored:
@@ -103,7 +104,7 @@ def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
     if not stored:
         have, want, unit = 0, count, "elements"
     elif stored[0] == "raw_data":
-        return check_stored_bytes(tensor, apart or len(tensor.raw_data), where)
+        return check_stored_bytes(tensor, external_bytes or len(tensor.raw_data), where)
     else:
         field = helper.tensor_dtype_to_field(kind)
         if stored[0] != field:

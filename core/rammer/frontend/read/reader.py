@@ -18,7 +18,7 @@ from rammer.errors import BadInput
 from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import limits, model_checks, proto_checks
 from rammer.frontend.read.function_bodies import with_defaults
-from rammer.frontend.read.mmap_weights import Apart, check_files, embed_weights
+from rammer.frontend.read.mmap_weights import MappedWeights, check_files, embed_weights
 from rammer.frontend.read.model_rewrites import counted, dense_model, placed
 from rammer.frontend.read.node_protos import first_line
 from rammer.frontend.read.onnx_inference_guards import open_extents
@@ -75,8 +75,8 @@ def read_model(
     the model have priority over them. ``files`` holds open files; ``noted`` is called with each other file before it is read."""
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
-    apart = Apart(files=dict(files), noted=noted)
-    proto = source if isinstance(source, ModelProto) else _parse_source(source, where, apart)
+    mapped_weights = MappedWeights(files=dict(files), noted=noted)
+    proto = source if isinstance(source, ModelProto) else _parse_source(source, where, mapped_weights)
     model_checks.check_version(proto, where)
     proto = placed(proto)
     graphs = list(model_checks.all_graphs(proto))
@@ -85,10 +85,10 @@ def read_model(
     folder = path.parent if path is not None else None
     external = external_files.check_external_data(proto, folder, where)
     if external and folder is not None:
-        external_files.load_external_data(proto, folder, apart)
-    proto_checks.check_tensors(proto, graphs, apart.sizes())
-    weights = apart.arrays(proto)
-    apart.finish()
+        external_files.load_external_data(proto, folder, mapped_weights)
+    proto_checks.check_tensors(proto, graphs, mapped_weights.sizes())
+    weights = mapped_weights.arrays(proto)
+    mapped_weights.finish()
     model_checks.check_operators(proto, plugins)
     if proto.functions:
         try:
@@ -107,7 +107,7 @@ def read_model(
     check_kinds(proto, mine)
     proto = open_extents(proto)
     proto, notes = upgrade_opset(proto)
-    return replace(_build_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
+    return replace(_build_model(proto, path, notes, external, mine), weights=weights, files=mapped_weights.sources)
 
 
 def _inlining_failure(function: FunctionProto, model: ModelProto) -> str:
@@ -120,16 +120,16 @@ def _inlining_failure(function: FunctionProto, model: ModelProto) -> str:
     return f"function {function.name} calls itself"
 
 
-def _parse_source(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
+def _parse_source(source: str | Path | bytes, where: str, mapped_weights: MappedWeights) -> ModelProto:
     if isinstance(source, bytes):
-        return apart.parsed(source, where)
+        return mapped_weights.parsed(source, where)
     path = Path(source)
     try:
         if path.is_dir():
             raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
         if path.exists() and not path.is_file():
             raise BadInput("the model is not an ordinary file", str(path), "give a .onnx file: a model is read more than once")
-        return apart.parsed(path, where)
+        return mapped_weights.parsed(path, where)
     except FileNotFoundError as error:
         raise BadInput("model file not found", str(path), "check the path") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains a zero byte

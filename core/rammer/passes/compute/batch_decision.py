@@ -128,11 +128,11 @@ class BatchDecision:
         final = self._without_copies(chosen).graph
         small = len(self.graph.computes) <= WHOLE
         if (self.pricing.measured or small) and not self.always and final is not self.graph:
-            apart, together = map(self.pricing.seconds, (self.graph, final))
+            separate, together = map(self.pricing.seconds, (self.graph, final))
             # Operators concurrent with products are outside their region. Predictions cannot resolve differences below 1%.
-            if not together * (1.0 if self.pricing.measured else CLEARLY) <= apart:
+            if not together * (1.0 if self.pricing.measured else CLEARLY) <= separate:
                 final = self.graph
-                self.trials.append(BatchTrial("all", None, apart, together, "the whole program is slower with them merged"))
+                self.trials.append(BatchTrial("all", None, separate, together, "the whole program is slower with them merged"))
         return final, tuple(self.trials)
 
     def cuts(self, model: ComputeGraph, found: CutGraph) -> tuple[tuple[CutTrial, ...], set[str]]:
@@ -154,7 +154,7 @@ class BatchDecision:
             _, batched_as = self._choose_way(region, ways)
             whole = written.seconds_of({found.sources.get(n, n) for n in region} | {*region}, self.producers)
             subject = " + ".join([*dict.fromkeys(found.sources[n] for n in pieces)][:SHOWN])
-            trial = CutTrial(subject, whole, min(batched_as.apart, batched_as.together))
+            trial = CutTrial(subject, whole, min(batched_as.separate, batched_as.together))
             trials.append(trial)
             refused |= set[str]() if trial.kept else {cut for n in pieces for cut in found.cuts[n]}
         return tuple(trials), refused
@@ -172,10 +172,10 @@ class BatchDecision:
                     waiting.append(name)
         region |= self._nodes_between(region)
         ordered = sorted(region, key=self.places.__getitem__)
-        apart, together, _ = self._price_region(
+        separate, together, _ = self._price_region(
             self._part(ordered), [n for n in ordered if self.producers[n].kind == "contraction"]
         )
-        return min(apart, together)
+        return min(separate, together)
 
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
         """Batch siblings by ``ways``, and remove from ``ways`` the products whose results would need copies."""
@@ -254,11 +254,11 @@ class BatchDecision:
         key = _price_key(part, products)
         if key not in self.prices:
             self.prices[key] = self._price_region(part, products)
-        apart, together, way = self.prices[key]
-        kept = together <= apart or (self.always and math.isfinite(together))
+        separate, together, way = self.prices[key]
+        kept = together <= separate or (self.always and math.isfinite(together))
         why = f"{way}, {'windows padded' if self.wide else 'side by side'}" if kept else "merged they are slower"
         chosen = way if kept else None
-        return chosen, BatchTrial(subject, chosen, apart, together, why)
+        return chosen, BatchTrial(subject, chosen, separate, together, why)
 
     def _price_region(self, part: ComputeGraph, products: Collection[str]) -> tuple[float, float, Way]:
         """Return the seconds of a region unbatched and batched in the better way, and that way."""

@@ -223,11 +223,11 @@ class Batcher:
         product = Load(raw, tuple(Ref(f"i{d}") for d in range(len(c.axes))))
         body = replace_loads(given.body, [zero if ld == bias else product for ld in given.loads])
         own: dict[str, Expr] = {f"i{d}": Ref(a.name) for d, a in enumerate(c.axes)}
-        behind = Compute(c.name, c.dtype, c.axes, ex.substitute(body, own), origin=c.origin)
+        epilogue = Compute(c.name, c.dtype, c.axes, ex.substitute(body, own), origin=c.origin)
         moved = replace(c, name=raw)
         self.bare[raw] = c
-        self.computes |= {c.name: behind, raw: moved}
-        self.types[raw], self.places[raw], self.consumers[raw] = moved.type, self.places[c.name], [behind]
+        self.computes |= {c.name: epilogue, raw: moved}
+        self.types[raw], self.places[raw], self.consumers[raw] = moved.type, self.places[c.name], [epilogue]
         self.before.setdefault(c.name, []).append(moved)
         self.forms.pop(c.name, None)
         return replace(form, compute=moved)

@@ -111,8 +111,8 @@ def split_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> tuple[Expr, .
     places = list[Expr]()
     for axis, group in zip(coarse, groups, strict=True):
         for i, part in enumerate(group):
-            before, behind = (math.prod(a.extent for a in some) for some in (group[:i], group[i + 1 :]))
-            place = ex.make_floordiv(axis.name, behind)
+            before, inner = (math.prod(a.extent for a in some) for some in (group[:i], group[i + 1 :]))
+            place = ex.make_floordiv(axis.name, inner)
             places.append(ex.integer(0) if part.extent == 1 else place if before == 1 else ex.make_mod(place, part.extent))
     return tuple(places)
 

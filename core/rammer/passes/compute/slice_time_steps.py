@@ -73,11 +73,11 @@ def _find_chains(graph: ComputeGraph) -> list[_Chain]:
 
 def _behind_others(graph: ComputeGraph, chains: list[_Chain]) -> list[_Chain]:
     """Return the chains that depend, directly or indirectly, on another chain."""
-    members, behind = {m.name for chain in chains for m in chain.members}, set[str]()
+    members, downstream = {m.name for chain in chains for m in chain.members}, set[str]()
     for c in graph.computes:
-        if any(r in members or r in behind for r in c.reads):
-            behind.add(c.name)
-    return [chain for chain in chains if chain.members[0].name in behind]
+        if any(r in members or r in downstream for r in c.reads):
+            downstream.add(c.name)
+    return [chain for chain in chains if chain.members[0].name in downstream]
 
 
 def _match_chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
@@ -102,19 +102,19 @@ class _Slices:
         waiting = [name]
         while waiting:  # iterative, because chains of maps may be long
             at = waiting[-1]
-            behind = [] if at in self.outputs else [r.name for r in self._map_readers(at)]
-            missing = [b for b in behind if (b, dim) not in self.found] if (at, dim) not in self.found else []
+            readers = [] if at in self.outputs else [r.name for r in self._map_readers(at)]
+            missing = [b for b in readers if (b, dim) not in self.found] if (at, dim) not in self.found else []
             if missing:
                 waiting += missing
                 continue
             waiting.pop()
             if (at, dim) not in self.found:
-                self.found[at, dim] = self._join_positions(at, dim, behind)
+                self.found[at, dim] = self._join_positions(at, dim, readers)
         return self.found[name, dim]
 
-    def _join_positions(self, name: str, dim: int, behind: list[str]) -> frozenset[int] | None:
+    def _join_positions(self, name: str, dim: int, readers: list[str]) -> frozenset[int] | None:
         own = self._own(name, dim)
-        parts = [own, *(self.found[b, dim] for b in behind)]
+        parts = [own, *(self.found[b, dim] for b in readers)]
         return None if None in parts else frozenset[int]().union(*(p for p in parts if p is not None))
 
     def _own(self, name: str, dim: int) -> frozenset[int] | None:

@@ -85,7 +85,7 @@ class _Sunk:
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, np.ndarray] = dict(graph.constants)
         self.taken = set(graph.types)
-        self.behind: set[str] = {o for n in graph.nodes if n.op in _PRODUCTS and not n.domain for o in n.outputs}
+        self.after_product: set[str] = {o for n in graph.nodes if n.op in _PRODUCTS and not n.domain for o in n.outputs}
 
     def result(self) -> Graph:
         """Return the rewritten graph."""
@@ -95,8 +95,8 @@ class _Sunk:
         """Append ``node`` or its replacement."""
         if not self._try_sink(node):
             self.nodes.append(node)
-            if self._is_elementwise(node) and any(i in self.behind for i in node.inputs):
-                self.behind.update(node.outputs)
+            if self._is_elementwise(node) and any(i in self.after_product for i in node.inputs):
+                self.after_product.update(node.outputs)
 
     def _is_elementwise(self, node: Node) -> bool:
         return node.op in ELEMENTWISE and not node.domain and len(node.outputs) == 1
@@ -107,7 +107,7 @@ class _Sunk:
             return False
         result = self.types[node.outputs[0]]
         source = next((s for i in node.inputs if (s := self._reshape_source(i)) and self.types[i].shape == result.shape), "")
-        direct = any(i in self.behind and self.types[i].shape == result.shape for i in node.inputs)
+        direct = any(i in self.after_product and self.types[i].shape == result.shape for i in node.inputs)
         if not source or direct or math.prod(result.shape) == 0:
             return False
         shape = self.types[source].shape
@@ -116,7 +116,7 @@ class _Sunk:
             return False
         inner = self._new(node.outputs[0], TensorType(result.dtype, shape))
         self.nodes.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
-        self.behind.add(inner)
+        self.after_product.add(inner)
         self._add_reshape(inner, node.outputs[0], result.shape)
         self.changed = True
         return True
@@ -126,7 +126,7 @@ class _Sunk:
         node = self.made.get(value)
         if node is None or node.domain or node.op not in _RESHAPES:
             return ""
-        return node.inputs[0] if node.inputs[0] in self.behind else ""
+        return node.inputs[0] if node.inputs[0] in self.after_product else ""
 
     def _reshape_operand(self, value: str, old: tuple[int, ...], new: tuple[int, ...]) -> str | None:
         """Return ``value``, broadcast to ``old``, in a form that broadcasts to ``new``, or None if a reshape is not enough."""

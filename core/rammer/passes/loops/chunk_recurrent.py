@@ -124,12 +124,12 @@ class Rolling:
         states = {n.outputs[0]: self.initial(n) for n, _ in self.stack.cells}
         pieces = {key: self._pieces(*key) for key in self.sliced}
         tails = {(v, way): tail for (v, way, _), (_, tail) in pieces.items()}
-        behind = self._part(self.rest, True, states, tails) if self.rest else StackPart([], {}, {})
-        self.made.nodes += behind.nodes
-        turned = self.scan({**states, **behind.states}, [main for main, _ in pieces.values()])
+        remainder = self._part(self.rest, True, states, tails) if self.rest else StackPart([], {}, {})
+        self.made.nodes += remainder.nodes
+        turned = self.scan({**states, **remainder.states}, [main for main, _ in pieces.values()])
         ahead = self._part(self.rest, False, turned.states, tails) if self.rest else StackPart([], {}, {})
         self.made.nodes += ahead.nodes
-        self._finish_outputs(turned, {**behind.values, **ahead.values}, {**turned.states, **ahead.states})
+        self._finish_outputs(turned, {**remainder.values, **ahead.values}, {**turned.states, **ahead.states})
         return self._rebuild_graph()
 
     def initial(self, cell: Node) -> list[str]:

@@ -94,7 +94,7 @@ class _Ahead:
     def scan(self) -> Node:
         """Return the rewritten Scan; all nodes are added to ``made``."""
         node, graph, made = self.node, self.graph, self.made
-        inputs, outputs, behind = list(node.inputs), list(node.outputs), list[Node]()
+        inputs, outputs, restoring = list(node.inputs), list(node.outputs), list[Node]()
         ways = zip(self._each("scan_input_axes", self.scanned), self._each("scan_input_directions", self.scanned), strict=True)
         for i, (axis, back) in enumerate(ways, self.states):
             inputs[i] = self._turned(inputs[i], graph.types[inputs[i]], axis, back)
@@ -103,10 +103,10 @@ class _Ahead:
         for i, name in enumerate(outputs[self.states :], self.states):
             axis, back = ends[i - self.states]
             if name and (axis or back):
-                behind += self._restore_axis(outputs, i, axis, back)
+                restoring += self._restore_axis(outputs, i, axis, back)
         kept = {k: v for k, v in node.attributes.items() if k in ("body", "num_scan_inputs")}
         found = replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=kept)
-        made.nodes += [found, *behind]
+        made.nodes += [found, *restoring]
         return found
 
     def _turned(self, name: str, kind: TensorType, axis: int, back: int) -> str:
@@ -133,9 +133,9 @@ class _Ahead:
             found = self._reverse_steps(found, first, made.fresh(f"{name}_back", first) if axis else name)
         if axis:
             made.node("Transpose", [found], kind, name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
-        behind = made.nodes[before:]
+        restoring = made.nodes[before:]
         del made.nodes[before:]
-        return behind
+        return restoring
 
 
 # --- chunks -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
     If ``plain``, its trip count is a length that is named later; otherwise it is computed. ``same`` are constants that are equal
     at all lengths, up to their extent."""
     steps, made = _trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
-    assert steps is not None, "forward_loops tells which are known"
+    assert steps is not None, "forward_loops reports the known ones"
     formal = len(node.inputs) - len(captured_names(node))
     split = 2 if node.op == "Loop" else 0, formal - int(node.attributes.get("num_scan_inputs", 0))
     given = [_wrap_varying_constant(graph, made, n, same) for n in node.inputs[split[0] : formal]]
@@ -218,12 +218,12 @@ def _mask_body(body: SubGraph, loop: bool, states: int) -> bytes:
         before.append(helper.make_node("Identity", [at.name], [made.input[0].name]))
         before.append(helper.make_node("Constant", [], [made.input[1].name], value=yes))
     before.append(helper.make_node("Less", [at.name, f"{prefix}steps"], [f"{prefix}on"]))
-    behind, ends = list[NodeProto](), list[Any]()
+    restoring, ends = list[NodeProto](), list[Any]()
     for i, (old, new) in enumerate(zip(formal[:states], results[:states], strict=True)):
         ends.append(helper.make_empty_tensor_value_info(f"{prefix}state{i}"))
         ends[-1].type.CopyFrom(new.type)
-        behind.append(helper.make_node("Where", [f"{prefix}on", new.name, old.name], [ends[-1].name]))
-    nodes = [*before, *made.node, *behind]
+        restoring.append(helper.make_node("Where", [f"{prefix}on", new.name, old.name], [ends[-1].name]))
+    nodes = [*before, *made.node, *restoring]
     whole = helper.make_graph(nodes, made.name or "body", [*formal, at], [*ends, *results[states:]], made.initializer)
     data: bytes = whole.SerializeToString()
     return data

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default="wavefront")
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="all unless given")
     parser.add_argument("--sizes", default="500,1000,2000,4000")
-    parser.add_argument("--most", type=float, default=1.3, help="largest exponent that is no finding")
+    parser.add_argument("--most", type=float, default=1.3, help="largest exponent that is not reported")
     parser.add_argument("--seconds", type=float, default=30.0, help="no larger size after a compile of so many CPU seconds")
     parser.add_argument("--processes", type=int, default=1, help="shapes side by side, which disturb each other's times")
     given = parser.parse_args(arguments)

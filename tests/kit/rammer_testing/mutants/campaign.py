@@ -92,7 +92,7 @@ class Campaign:
     def _verdict(self, mutant: Mutant, end: Outcome, place: Path) -> tuple[str, str]:
         fault = "ran what the file says" if (place / CANARY).exists() else end.fault
         if not fault and end.code and self.kind.forgiving:
-            fault = f"a damaged cache is no reason for exit code {end.code}: {end.err.splitlines()[0]}"
+            fault = f"a damaged cache must not cause exit code {end.code}: {end.err.splitlines()[0]}"
         if fault or end.code:
             return (FAULT, fault) if fault else (REFUSED, "")
         if not (place / OUTPUTS).exists():

@@ -28,8 +28,8 @@ def pair_distances(b: FunctionBody) -> str:
         raise Declined(
             f"the metric {metric!r} of rows of {columns} and {others} elements; euclidean and sqeuclidean are supported"
         )
-    apart = b.Sub(b.Unsqueeze(b.input(0), b.constant([1])), b.Unsqueeze(b.input(1), b.constant([0])))
-    total = b.ReduceSum(b.Mul(apart, apart), b.constant([2]), keepdims=0)
+    difference = b.Sub(b.Unsqueeze(b.input(0), b.constant([1])), b.Unsqueeze(b.input(1), b.constant([0])))
+    total = b.ReduceSum(b.Mul(difference, difference), b.constant([2]), keepdims=0)
     return b.Sqrt(total) if metric == "euclidean" else total
 
 

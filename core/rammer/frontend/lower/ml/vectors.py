@@ -127,8 +127,8 @@ def _kernel_matrix(b: FunctionBody, x: str, vectors: Array) -> str:
     gamma, offset, degree = (b.constant(float(v), "float32") for v in (*b.attr("kernel_params"), 0.0, 0.0, 0.0)[:3])
     kind = str(b.attr("kernel_type") or "LINEAR")
     if kind == "RBF":
-        apart = b.Sub(b.Unsqueeze(x, b.constant([1])), b.constant(vectors[None]))
-        return b.Exp(b.Neg(b.Mul(b.ReduceSum(b.Mul(apart, apart), b.constant([2]), keepdims=0), gamma)))
+        difference = b.Sub(b.Unsqueeze(x, b.constant([1])), b.constant(vectors[None]))
+        return b.Exp(b.Neg(b.Mul(b.ReduceSum(b.Mul(difference, difference), b.constant([2]), keepdims=0), gamma)))
     product = b.MatMul(x, b.constant(np.ascontiguousarray(vectors.T)))
     if kind == "LINEAR":
         return product
@@ -175,8 +175,8 @@ def _sweep_body(b: FunctionBody, rows: int, classes: int) -> GraphProto:
     one, two, last = made.constant(1.0, "float32"), made.constant(2.0, "float32"), made.constant([1])
     qp = made.Squeeze(made.MatMul("q", made.Unsqueeze("p", made.constant([2]))), made.constant([2]))
     pqp = made.ReduceSum(made.Mul("p", qp), last)
-    apart = made.ReduceMax(made.Abs(made.Sub(qp, pqp)), last)
-    going = made.GreaterOrEqual(apart, made.constant(np.float32(_LEFT) / np.float32(classes), "float32"))
+    difference = made.ReduceMax(made.Abs(made.Sub(qp, pqp)), last)
+    going = made.GreaterOrEqual(difference, made.constant(np.float32(_LEFT) / np.float32(classes), "float32"))
     new = "p"
     for i in range(classes):
         row, place = made.Squeeze(made.slice("q", 1, i, i + 1), last), np.eye(classes, dtype=np.float32)[i : i + 1]

@@ -148,9 +148,9 @@ def _emit_bin_weights(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str
     first = real.of("floor", real.of("sub", real.of("div", real.of("sub", real.of("sub", here, 1), start), step), 0.5))
     number = real.of("add", real.clamped(first, 0, 1e9), Cast(real.dtype, ex.as_index("k")))
     at = real.of("add", start, real.of("mul", real.of("add", number, 0.5), step))
-    apart = real.of("abs", real.of("sub", real.clamped(at, 0, extent - 1), here))
+    offset = real.of("abs", real.of("sub", real.clamped(at, 0, extent - 1), here))
     counts = real.of("and_", real.of("lt", number, real.of("ceil", size)), boxes.inside(at, dim))
-    part = real.of("where", counts, real.of("max", real.of("sub", 1, apart), 0), 0)
+    part = real.of("where", counts, real.of("max", real.of("sub", 1, offset), 0), 0)
     total = ctx.emit(
         (*spots, Axis(pixel, extent)), real.of("div", part, grid), (Axis("k", _NEAR),), "sum", dtype=real.dtype, into="falls"
     )

@@ -33,10 +33,10 @@ def batch_statistics(ctx: Lowering) -> None:
 
     x = wide(0, *[a.name for a in axes])
     centre = mean(x, "mean")
-    apart = make_op("sub", x, centre)
-    spread = mean(make_op("mul", apart, apart), "variance")
+    centred = make_op("sub", x, centre)
+    spread = mean(make_op("mul", centred, centred), "variance")
     deviation = make_op("sqrt", make_op("add", spread, make_literal(float(ctx.attr("epsilon", 1e-5)), working)))
-    y = make_op("add", make_op("mul", make_op("div", apart, deviation), wide(1, "c")), wide(2, "c"))
+    y = make_op("add", make_op("mul", make_op("div", centred, deviation), wide(1, "c")), wide(2, "c"))
     ctx.emit(axes, y if working == dtype else Cast(dtype, y), into=0)
     momentum = float(ctx.attr("momentum", 0.9))
     for output, (place, current) in enumerate(((3, centre), (4, spread)), 1):

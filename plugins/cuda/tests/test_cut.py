@@ -141,7 +141,7 @@ def test_convolutions_are_launched_before_recurrent_layers_and_what_is_read_behi
     assert cut is not None and cut.before is not None and cut.after is not None
     assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:3]]
     assert [o.name for o in cut.after.operators] == [program.operators[-1].name]
-    assert all(family_of(o).own for o in some(cut.rows.operators))
+    assert all(family_of(o).persistent for o in some(cut.rows.operators))
     flow = plan_words(cut.rows, Binding.of(cut.rows, segment.constants))
     (awaited,) = {program.storage[t].buffer for o in cut.after.operators for t in o.inputs} & {
         program.storage[t].buffer for o in cut.rows.operators for t in o.outputs

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from rammer.codegen.prologue import Prologue, parts_of
 from rammer.codegen.task_parameters import Unsuited
@@ -22,10 +23,10 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 #: Suffix of the pseudo-axis that replaces ``axis // d``.
-QUOTIENT = "__over__"
-#: Element types of ``BYTE`` products, which are summed in int32; the operands may differ in their signs.
-BYTES = ("uint8", "int8")
-BYTE = "int8"
+QUOTIENT: Final = "__over__"
+#: The element type of products of bytes, and those of their operands, whose signs may differ. They are summed in int32.
+BYTE: Final = "int8"
+BYTES: Final = ("uint8", "int8")
 #: Maximum element offset within a tensor: offsets have 32 bits.
 MAX_SPAN = 2**31 - 2**20
 

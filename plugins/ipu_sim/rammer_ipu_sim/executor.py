@@ -14,8 +14,7 @@ from rammer.device.shared_constants import ConstantForm, SharedConstants, Wanted
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
-from rammer.ir.constants.mapped_files import in_memory
-from rammer.ir.constants.recipes import as_array, parts_of
+from rammer.ir.constants import as_array, in_memory, parts_of
 from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize

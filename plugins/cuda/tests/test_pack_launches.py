@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rammer.plan.horizontal_fusion import LaunchPiece, pack_launches
+from rammer_cuda.horizontal_fusion import LaunchPiece, pack_launches
 
 US = 1e-6
 

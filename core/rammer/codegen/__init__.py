@@ -12,6 +12,7 @@ from rammer.codegen.contraction_form import (
     Operand,
     PaddedAxis,
     Product,
+    Prologue,
     Roles,
     affine_address,
     check_followers,
@@ -42,8 +43,6 @@ from rammer.codegen.operations import (
 )
 from rammer.codegen.packed_constants import in_tiles, make_packing
 from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.prologue import Prologue
 from rammer.codegen.rowform import (
     Accesses,
     RowForm,
@@ -54,82 +53,19 @@ from rammer.codegen.rowform import (
     map_form,
     row_form,
 )
-from rammer.codegen.scalar import Block
+from rammer.codegen.scalar import Block, preload_elements, stored_loads
 from rammer.codegen.skip_unchanged import rest_of
 from rammer.codegen.stage_layout import Layout, Stage, last_stages
 from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.task_parameters import Argument, Packing, Unsuited, hash_of, packing_key, pad_axis
 
-__all__ = [
-    "BYTE",
-    "BYTES",
-    "QUOTIENT",
-    "Accesses",
-    "Argument",
-    "Block",
-    "Choice",
-    "EndText",
-    "FamilyBackend",
-    "Forms",
-    "FunctionContext",
-    "GuardedBuffer",
-    "KernelFamily",
-    "Layout",
-    "Limits",
-    "Operand",
-    "Packing",
-    "PaddedAxis",
-    "Place",
-    "Product",
-    "Prologue",
-    "Roles",
-    "RowForm",
-    "Side",
-    "Stage",
-    "Text",
-    "Unsuited",
-    "Val",
-    "address_step",
-    "affine_address",
-    "block_sizes",
-    "by_seconds",
-    "can_join_axes",
-    "canonicalise_sum",
-    "check_followers",
-    "collect_accesses",
-    "combine_digits",
-    "compute_type",
-    "convert_value",
-    "find_shared_reductions",
-    "format_load",
-    "format_store",
-    "format_sum",
-    "hash_of",
-    "in_tiles",
-    "initial_value",
-    "inline_producers",
-    "is_consecutive",
-    "is_length",
-    "last_stages",
-    "length_under",
-    "make_packing",
-    "map_form",
-    "operand_of",
-    "packing_key",
-    "pad_axis",
-    "preload_elements",
-    "product_of",
-    "quotient_divisors",
-    "rest_of",
-    "roles_of",
-    "roles_of_axes",
-    "row_form",
-    "sides_of",
-    "spell_literal",
-    "spell_type",
-    "split_digits",
-    "stored_loads",
-    "weighted_terms",
-    "with_quotients",
-    "write_in_blocks",
-]
+__all__ = ["BYTE", "BYTES", "QUOTIENT", "Accesses", "Argument", "Block", "Choice", "EndText", "FamilyBackend", "Forms"]
+__all__ += ["FunctionContext", "GuardedBuffer", "KernelFamily", "Layout", "Limits", "Operand", "Packing", "PaddedAxis"]
+__all__ += ["Place", "Product", "Prologue", "Roles", "RowForm", "Side", "Stage", "Text", "Unsuited", "Val", "address_step"]
+__all__ += ["affine_address", "block_sizes", "by_seconds", "can_join_axes", "canonicalise_sum", "check_followers"]
+__all__ += ["collect_accesses", "combine_digits", "compute_type", "convert_value", "find_shared_reductions", "format_load"]
+__all__ += ["format_store", "format_sum", "hash_of", "in_tiles", "initial_value", "inline_producers", "is_consecutive"]
+__all__ += ["is_length", "last_stages", "length_under", "make_packing", "map_form", "operand_of", "packing_key", "pad_axis"]
+__all__ += ["preload_elements", "product_of", "quotient_divisors", "rest_of", "roles_of", "roles_of_axes", "row_form"]
+__all__ += ["sides_of", "spell_literal", "spell_type", "split_digits", "stored_loads", "weighted_terms", "with_quotients"]
+__all__ += ["write_in_blocks"]

@@ -2,8 +2,7 @@
 
 The launch of a small operator leaves most of a GPU idle. Launches with the same predecessors are independent and start no later
 as one kernel than alone. Consumers of one launch then wait for all. Their times may therefore differ by at most the launch
-overhead, unless all have the same consumers. Each block of the kernel runs one operator's task.
-"""
+overhead, unless all have the same consumers. Each block of the kernel runs one operator's task."""
 
 from __future__ import annotations
 

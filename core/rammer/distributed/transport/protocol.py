@@ -9,17 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
-from rammer.device.manifest import Backend
+from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.watchdog import TIMEOUT
 
-__all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Runs", "RunsParts", "Site", "TimesItself", "Transport"]
+__all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Runs", "RunsParts", "Site", "TimesItself"]
+__all__ += ["Transport"]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Callbacks of a run: one returns the model's inputs by name when the run starts, the other receives its outputs.
 Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
 Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]

@@ -17,7 +17,7 @@ import onnx
 from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry

@@ -20,6 +20,8 @@ from rammer.errors import DeviceUnavailable, print_warning
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
+__all__ = ["find_program", "python_command", "run_program"]
+
 #: Search paths of the dynamic loader, which a process reads once, when it starts.
 LOADER_PATHS: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH")
 #: Environment variables that hold search paths. Relative entries are dropped.

@@ -14,7 +14,7 @@ from cases import Capture
 
 import rammer
 from rammer.cache import file_digests
-from rammer.cache.cache_folder import make_private, why_untrusted
+from rammer.cache.cache_location import make_private, why_untrusted
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some

@@ -11,8 +11,8 @@ import pytest
 from cases import Capture, arrays, model, saved
 
 import rammer
-from rammer.cache import cache_folder as folder
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache import cache_location as folder
+from rammer.cache.cache_location import cache_folder
 
 
 def run(rng: np.random.Generator, path: Path) -> None:

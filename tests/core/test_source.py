@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 import rammer.frontend.read.reader
 from rammer.cache import file_digests
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.file_digests import SHARE
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.errors import BadInput

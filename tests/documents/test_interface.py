@@ -29,6 +29,9 @@ STRANGERS = {
     },
 }
 
+#: Number of private modules that each plugin imports.
+PRIVATE_MODULES = {"cuda": 9, "rocm": 6, "ipu_sim": 5}
+
 
 def test_signatures_are_those_that_are_committed() -> None:
     """Check committed signatures, which show interface changes in reviews."""
@@ -67,6 +70,14 @@ def test_the_page_lists_them_all() -> None:
 @pytest.mark.parametrize("where", STRANGERS)
 def test_strangers_use_public_names_alone(where: str) -> None:
     assert not private_uses(STRANGERS[where])
+
+
+@pytest.mark.parametrize("plugin", PRIVATE_MODULES)
+def test_plugins_import_few_private_modules(plugin: str) -> None:
+    files = some(sorted((ROOT / f"plugins/{plugin}/rammer_{plugin}").rglob("*.py")))
+    names = [use.partition(": ")[2] for file in files for use in private_uses(file.read_text())]
+    private = {name.rpartition(".")[0] for name in names} - {*MODULES}
+    assert len(private) == PRIVATE_MODULES[plugin], sorted(private)
 
 
 def test_there_is_code_of_strangers() -> None:

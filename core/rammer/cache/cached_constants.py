@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.cache.cache_folder import why_untrusted
+from rammer.cache.cache_location import why_untrusted
 from rammer.cache.whole_files import is_trusted, write_cached
 from rammer.ir.constants.digest import digest_array, record_digest
 from rammer.ir.constants.mapped_files import Mapped, dense_order, place_of, release_pages

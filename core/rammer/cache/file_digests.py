@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.parallel_io import in_threads
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.ir.constants.mapped_files import Content, Mapped, state_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rammer.cache.cache_folder import make_private, why_untrusted
+from rammer.cache.cache_location import make_private, why_untrusted
 from rammer.errors import print_warning
 
 #: Suffix of files that are being written. Readers ignore them, and ``rammer cache clear`` removes those of killed processes.

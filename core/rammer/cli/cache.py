@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.whole_files import PARTIAL
 from rammer.errors import BadInput
 from rammer.report.text_table import format_size, plain_table

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.whole_files import output_target, write_folder, write_whole
 from rammer.errors import BadInput
 

@@ -1,10 +1,13 @@
 """Scalar expressions to C text. A ``Block`` is a C scope under construction. ``value`` returns the text of an expression and
-appends the statements that it needs to the block first. They are the reductions and guarded producers computed in place."""
+appends the statements that it needs to the block first. They are the reductions and guarded producers computed in place.
+
+A kernel preloads the stored elements of an expression before it computes anything. Loads that are issued together wait for memory
+together. Constants may even be loaded before a kernel may read the results of other kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
@@ -395,3 +398,30 @@ def _fix_axis(axes: Mapping[str, Expr], name: str, value: int) -> dict[str, Expr
 
 def _add_parentheses(value: Val) -> str:
     return value.text if value.atom or value.text.startswith("(") else f"({value.text})"
+
+
+def stored_loads(e: Expr, inlined: Mapping[str, Compute]) -> list[Load]:
+    """Return the distinct loads of stored tensors that evaluating ``e`` makes, including those of in-place producers. Loads of a
+    reduction, loads that only a padded producer needs, and data-dependent addresses are left out."""
+    found: dict[Load, None] = {}
+    _collect_loads(e, inlined, found, set())
+    return list(found)
+
+
+def _collect_loads(e: Expr, inlined: Mapping[str, Compute], found: dict[Load, None], seen: set[Load]) -> None:
+    for load in ex.loads(e):
+        if load in seen or any(map(ex.has_loads, load.indices)):
+            continue
+        seen.add(load)
+        producer = inlined.get(load.tensor)
+        if producer is None:
+            found[Load(load.tensor, tuple(canonicalise_sum(i) for i in load.indices), load.fill)] = None
+        elif not producer.reduce and load.fill is None:
+            axes = dict(zip((a.name for a in producer.axes), load.indices, strict=True))
+            _collect_loads(ex.substitute(producer.body, axes), inlined, found, seen)
+
+
+def preload_elements(block: Block, loads: Iterable[Load]) -> None:
+    """Load each element into a variable of ``block``; later uses of the same load find it."""
+    for load in loads:
+        block.load(load)

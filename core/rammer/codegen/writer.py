@@ -14,7 +14,7 @@ from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
-__all__ = ["KernelWriter", "Named"]
+__all__ = ["KernelWriter", "Named", "generator_hash", "kinds_of", "make_refusal", "rename_arguments", "tensor_renaming"]
 
 
 class Named(Protocol):

@@ -28,7 +28,7 @@ from rammer.cache.parallel_io import in_threads, read_into
 from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
 from rammer.compiled.segments import Cases, Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.custom_operators import CustomOperators
-from rammer.device.manifest import Backend, Families
+from rammer.device.manifest import Array, Backend, Families
 from rammer.errors import BadInput
 from rammer.ir.constants.recipes import Constants, Part, parts_of
 from rammer.ir.extent import Ranged
@@ -40,7 +40,6 @@ from rammer.ir.types import SHORT, TensorType
 from rammer.ir.untrusted_json import load_json
 from rammer.verify.verifier import VerifyError, verify
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Plugins: TypeAlias = "Callable[[], CustomOperators]"
 
 #: Maximum bytes of a head and of a program's text: a hundred times those of the largest observed.

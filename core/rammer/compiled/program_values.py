@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.codegen.task_parameters import Argument
 from rammer.codegen.writer import KernelWriter, Named, generator_hash

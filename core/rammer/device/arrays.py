@@ -10,6 +10,8 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.types import TensorType
 
+__all__ = ["check_names", "host_view", "on_host"]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Device types of DLPack (dlpack.h) with host-readable memory: kDLCPU, and page-locked memory of a GPU driver.

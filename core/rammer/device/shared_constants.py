@@ -12,6 +12,8 @@ import numpy as np
 from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import Part, as_array, content_of
 
+__all__ = ["ConstantForm", "SharedConstants", "Upload", "WantedForm", "form_of"]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Held = TypeVar("Held")
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from rammer.ir.names import SHOWN, check_identifier, quote_text, unquote_text
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
-__all__ = ["Axis", "Combiner", "Compute", "ComputeGraph"]
+__all__ = ["Axis", "Combiner", "Compute", "ComputeGraph", "Decoded", "contraction_operands", "identity_load"]
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
 Kind: TypeAlias = Literal["contraction", "window", "reduction", "map"]

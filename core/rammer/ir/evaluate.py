@@ -21,6 +21,8 @@ from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
+__all__ = ["evaluate_compute"]
+
 Array = np.ndarray[Any, np.dtype[Any]]
 #: A callback that receives every evaluation step (expression, axes, operands, value) and returns the value to use.
 Watch: TypeAlias = Callable[[Expr, tuple[Axis, ...], list[Array], Array], Array]

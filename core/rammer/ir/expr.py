@@ -30,8 +30,9 @@ class Hashed:
             return made
 
 
-__all__ = ["OPS", "Cast", "Const", "Expr", "Load", "Number", "Op", "Ref", "Table", "as_index", "children", "dtype_of"]
-__all__ += ["integer", "interval", "loads", "rename_tensors", "substitute", "transform", "walk"]
+__all__ = ["OPS", "Cast", "Const", "Expr", "Interval", "Load", "Number", "Op", "Ref", "Table", "affine_form", "as_index"]
+__all__ += ["axes_of", "children", "count_flops", "dtype_of", "integer", "interval", "loads", "make_add", "make_mul"]
+__all__ += ["rename_tensors", "substitute", "transform", "walk"]
 
 Number: TypeAlias = "int | float | bool"
 Interval: TypeAlias = "tuple[int, int]"  # inclusive bounds

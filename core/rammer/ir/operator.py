@@ -15,7 +15,7 @@ from rammer.ir.extent import Point, ReduceBound, SkipTasks
 from rammer.ir.names import check_identifier
 from rammer.ir.types import TensorType
 
-__all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
+__all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written", "prologue_variants"]
 
 #: Name of the generic kernel family in texts.
 GENERIC: Final = "generic"

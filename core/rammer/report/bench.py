@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Bound
+from rammer.device.manifest import Array, Bound
 from rammer.report.peers import Prepared, StreamDelay, stream_delays
 from rammer.runtime.host_bound import WHOLE
 from rammer.runtime.loaded_model import LoadedModel
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 @dataclass(frozen=True, slots=True)

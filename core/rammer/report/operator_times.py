@@ -6,22 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
-
-import numpy as np
+from typing import Final
 
 from rammer.compiled.host_timing import collect_host_times
 from rammer.compiled.segments import HostSegment, ProgramSegment
 from rammer.device.guard import compile_lock
-from rammer.device.manifest import Backend, Binding, Tracer
+from rammer.device.manifest import Array, Backend, Binding, Tracer
 from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.report.measured_trace import union_length
 from rammer.report.text_table import format_duration
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.loaded_model import LoadedModel
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Sources of seconds: the device's record of a run; each operator alone, by the device's clock; simulated cycles; the cost model;
 #: the host's clock.

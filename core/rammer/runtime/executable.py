@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
@@ -19,7 +17,7 @@ from rammer.compiler.compile_options import RESIDENT, CompileOptions, Progress, 
 from rammer.device.capabilities import ProgramsBeside
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend
+from rammer.device.manifest import Array, Backend
 from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.frontend.read.reader import Model
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
 MOST_NOTED = 4096
 

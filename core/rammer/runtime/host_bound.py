@@ -15,7 +15,7 @@ from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 from rammer.verify.in_place_state import state_ports
 
-__all__ = ["HostBound"]
+__all__ = ["HostBound", "check_apart", "check_values"]
 
 #: Clock of bound calls that include reading the bound arrays and writing into them.
 WHOLE: Final = "wall, NumPy in and out"

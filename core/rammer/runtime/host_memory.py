@@ -22,7 +22,7 @@ from rammer.plan.process_memory import available_bytes
 from rammer.tuning.kernel_probe import random_inputs as random_inputs  # imported for plugins
 from rammer.tuning.kernel_probe import random_values as random_values
 
-__all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "storage_view"]
+__all__ = ["HostMemory", "buffer_image", "evaluate_task", "is_whole_buffer", "random_inputs", "random_values", "storage_view"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

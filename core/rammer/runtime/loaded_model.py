@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, RLock, get_ident
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.capabilities import can_repeat
-from rammer.device.manifest import Backend, Loaded
+from rammer.device.manifest import Array, Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.mapped_files import release_pages
@@ -28,8 +28,6 @@ from rammer.runtime.variant_call import load_tables
 if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.loops.control_operators import BodyRunner
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 @dataclass(frozen=True, slots=True)

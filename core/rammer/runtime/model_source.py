@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.cache.file_digests import content_digest
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.compiler.compile_options import CompileOptions

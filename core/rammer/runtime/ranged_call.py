@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from rammer.compiled.segments import Compiled
 from rammer.device.arrays import by_name, on_host, shape_of
-from rammer.device.manifest import Loaded
+from rammer.device.manifest import Array, Loaded
 from rammer.errors import BadInput
 from rammer.ir.extent import Point
 from rammer.ir.graph import Value
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.shape_buckets import Span
 from rammer.verify.in_place_state import state_pairs
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 @dataclass(frozen=True)

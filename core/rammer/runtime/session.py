@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.cache.cache_folder import cache_folder
+from rammer.cache.cache_location import cache_folder
 from rammer.compiled.artifact import Artifact, is_artifact
 from rammer.compiled.artifact_reader import as_refusal, check_device, load_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from rammer.compiled.segments import Cases, ProgramSegment
 from rammer.device.capabilities import Cased
-from rammer.device.manifest import Backend, Bound, Loaded, RunResult
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
 
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:

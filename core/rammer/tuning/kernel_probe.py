@@ -6,18 +6,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import ALIGNED_ELEMENTS, Binding, Loaded
+from rammer.device.manifest import ALIGNED_ELEMENTS, Array, Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Storage, Task
 from rammer.ir.types import TensorType, is_float
 
 __all__ = ["OwnTensors", "own_buffer", "probe_program", "random_inputs", "random_values", "task_times", "usual_lengths"]
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: The minimum seconds of one timed run, so that its start takes about 1%; the number of runs; the maximum number of tasks in a
 #: row.

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rammer.cache.cache_folder import cache_folder, why_untrusted
+from rammer.cache.cache_location import cache_folder, why_untrusted
 from rammer.device.manifest import Backend
 from rammer.ir.operator import Resources
 from rammer.ir.untrusted_json import load_json

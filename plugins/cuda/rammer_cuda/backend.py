@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rammer.codegen.family_backend import FamilyBackend, Limits
+from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable

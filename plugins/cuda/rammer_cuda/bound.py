@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rammer.device.arrays import Array, check_names, host_view, on_host
-from rammer.device.manifest import Bound, RunResult
+from rammer.device.arrays import check_names, host_view, on_host
+from rammer.device.manifest import Array, Bound, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import ALIGNMENT
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import check_apart, check_values
-from rammer.verify.in_place_state import state_ports
+from rammer.verify import state_ports
 
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.device import device_source

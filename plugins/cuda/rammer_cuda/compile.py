@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rammer.cache.cache_folder import cache_folder
-from rammer.cache.whole_files import cache_text, cached_bytes, cached_text, warn_of_cached, write_cached
+from rammer.cache import cache_folder, cache_text, cached_bytes, cached_text, warn_of_cached, write_cached
 from rammer.errors import DeviceFailure
 
 from rammer_cuda.driver import check_result, import_nvrtc

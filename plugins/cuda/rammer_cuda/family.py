@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rammer.codegen.kernel_family import KernelFamily
+from rammer.codegen import KernelFamily
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

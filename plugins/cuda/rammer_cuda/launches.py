@@ -16,7 +16,6 @@ import numpy as np
 
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
-from rammer.ir.program_text import MOST_TASKS
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import has_overlap
 
@@ -67,7 +66,7 @@ def _encode_plan(plan: list[Launch]) -> list[list[object]]:
 
 def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
     """Decode a cached plan. Raises ValueError or a similar error unless it launches every task once, after earlier launches."""
-    plan = [Launch(operator, _decode_tasks(tasks), tuple(after)) for operator, tasks, after in record]
+    plan = [Launch(operator, _decode_tasks(tasks, program.task_count), tuple(after)) for operator, tasks, after in record]
     found: dict[str, set[int]] = {}
     for place, launch in enumerate(plan):
         found.setdefault(launch.operator, set()).update(launch.tasks)
@@ -81,9 +80,9 @@ def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
     return plan
 
 
-def _decode_tasks(listed: list[int]) -> tuple[int, ...]:
-    """Return tasks from [first, number], or from a list that ends in None."""
-    if listed[-1] is not None and not 0 <= listed[1] <= MOST_TASKS:
+def _decode_tasks(listed: list[int], most: int) -> tuple[int, ...]:
+    """Return tasks from [first, number], with ``number`` of at most ``most``, or from a list that ends in None."""
+    if listed[-1] is not None and not 0 <= listed[1] <= most:
         raise ValueError(f"a launch has {listed[1]} tasks")
     return tuple(listed[:-1]) if listed[-1] is None else tuple(range(listed[0], listed[0] + listed[1]))
 

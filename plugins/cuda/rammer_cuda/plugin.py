@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
-from rammer.distributed.transport.protocol import Fabric, Party, Site, Transport
+from rammer.distributed.transport import Fabric, Party, Site, Transport
 
 from rammer_cuda.gpu import TARGETS
 

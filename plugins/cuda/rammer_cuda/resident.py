@@ -14,13 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.codegen.task_parameters import Argument, Packing
+from rammer.codegen import Argument, Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
-from rammer.ir.constants.digest import digest_array
-from rammer.ir.constants.mapped_files import release_pages
-from rammer.ir.constants.recipes import ArrayRecipe, Part, parts_of
+from rammer.ir.constants import ArrayRecipe, Part, digest_array, parts_of, release_pages
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import buffer_image, is_whole_buffer, storage_view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited
 from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator

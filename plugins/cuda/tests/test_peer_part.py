@@ -20,7 +20,7 @@ from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram
 from rammer.distributed.partition.ranged_model import OpenShapes
 from rammer.distributed.partition.search import compile_open, compile_spread
-from rammer.distributed.runtime.device_part import Runs
+from rammer.distributed.transport import Runs
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.measure_links import ROUNDS, WARM, measured_links
 from rammer.distributed.transport.memory_layout import Exposed

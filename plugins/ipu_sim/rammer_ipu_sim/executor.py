@@ -9,13 +9,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Bound, RunResult
+from rammer.device.manifest import Array, Bound, RunResult
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
-from rammer.ir.constants.mapped_files import in_memory
-from rammer.ir.constants.recipes import as_array, parts_of
+from rammer.ir.constants import as_array, in_memory, parts_of
 from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
@@ -30,8 +29,6 @@ from rammer_ipu_sim.cycles import Accountant, StepCycles, cycle_report, task_cos
 from rammer_ipu_sim.deliver import fill_outside, gather_boxes, scatter_tiles, tensor_view
 from rammer_ipu_sim.memory import Home, HomeMemory, make_poisoned, peak_tile_bytes
 from rammer_ipu_sim.supersteps import Batch, group_batches, halve_batch, isolate_task, lengths_of, mask_batch, split_supersteps
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Number of length sets whose superstep plans are cached.
 PLANNED = 4

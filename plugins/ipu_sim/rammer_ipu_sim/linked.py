@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rammer.distributed.distributed_program import DistributedProgram, Link
-from rammer.distributed.transport.local import LOCAL
-from rammer.distributed.transport.protocol import Site
+from rammer.distributed.transport import LOCAL, Site
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import format_duration, format_size
 from rammer.verify.multi_device import TRANSFER

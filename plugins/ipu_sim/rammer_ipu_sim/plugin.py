@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 from rammer.distributed.distributed_program import DistributedProgram, Link
-from rammer.distributed.transport.local import LOCAL
-from rammer.distributed.transport.protocol import Site, Transport
+from rammer.distributed.transport import LOCAL, Site, Transport
 
 from rammer_ipu_sim.chip import make_hardware
 

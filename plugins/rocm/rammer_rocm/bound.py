@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rammer.device.arrays import Array, check_names, host_view, on_host
+from rammer.device.arrays import check_names, host_view, on_host
+from rammer.device.manifest import Array
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import Port, RProgram
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
-from rammer.verify.in_place_state import state_ports
+from rammer.verify import state_ports
 
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import ROOM, Placement

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import platformdirs
 
-from rammer.cache.cache_folder import why_shared
+from rammer.cache import why_shared
 from rammer.errors import DeviceFailure, print_warning
 
 from rammer_rocm.opencl_runtime import import_opencl

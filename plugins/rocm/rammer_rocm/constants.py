@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.cache.parallel_io import by_bytes, reader_pool
-from rammer.codegen.task_parameters import Packing
+from rammer.codegen import Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
-from rammer.ir.constants.recipes import Part
+from rammer.ir.constants import Part
 from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import buffer_image, is_whole_buffer

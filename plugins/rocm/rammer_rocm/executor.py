@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from rammer.codegen.task_parameters import Argument
+from rammer.codegen import Argument
 from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
-from rammer.ir.constants.recipes import parts_of
+from rammer.ir.constants import parts_of
 from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import is_whole_buffer, storage_view

@@ -28,8 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rammer.cache.cache_folder import cache_folder, make_private, why_untrusted
-from rammer.cache.whole_files import warn_of_cached, write_cached
+from rammer.cache import cache_folder, make_private, warn_of_cached, why_untrusted, write_cached
 
 VENDORS_VARIABLE: Final = "OCL_ICD_VENDORS"
 SYSTEM_VENDORS: Final = Path("/etc/OpenCL/vendors")

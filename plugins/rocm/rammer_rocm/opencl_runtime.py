@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import platformdirs
 
-from rammer.cache.cache_folder import why_shared
+from rammer.cache import why_shared
 from rammer.errors import MissingDependency
 
 from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd

@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from rammer.cache.cache_folder import cache_folder
-from rammer.cache.whole_files import cache_text, cached_text
+from rammer.cache import cache_folder, cache_text, cached_text
 from rammer.child_processes import python_command, run_program
 
 from rammer_rocm.opencl_runtime import import_opencl, units

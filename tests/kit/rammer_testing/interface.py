@@ -22,11 +22,18 @@ __all__ = ["GROUPS", "MEMBERS", "names_of", "private_uses", "signatures"]
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend"),
     "To write a device": (
+        "rammer.child_processes",
+        "rammer.cache",
+        "rammer.compiled.program_values",
+        "rammer.device.arrays",
         "rammer.device.manifest",
         "rammer.device.hooks",
         "rammer.device.lazy_sequence",
         "rammer.device.loader",
+        "rammer.device.shared_constants",
+        "rammer.ir.constants",
         "rammer.ir.device",
+        "rammer.ir.evaluate",
         "rammer.ir.operator",
         "rammer.ir.program",
         "rammer.ir.types",
@@ -36,8 +43,14 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.tuning.kernel_probe",
         "rammer.runtime.host_memory",
         "rammer.runtime.host_bound",
+        "rammer.verify",
+    ),
+    "To join devices": (
+        "rammer.distributed.distributed_program",
+        "rammer.distributed.transport",
     ),
     "To write kernels in C": (
+        "rammer.codegen",
         "rammer.codegen.emit",
         "rammer.codegen.c_target",
         "rammer.codegen.dialects",

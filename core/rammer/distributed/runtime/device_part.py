@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,26 +14,12 @@ from rammer.device.in_place import HostRoom, copied_by, room_of
 from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
 from rammer.distributed.transport.event_log import Log
-from rammer.distributed.transport.protocol import Endpoint
+from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs
 from rammer.errors import BadInput
 from rammer.runtime.host_bound import HostBound
 
 #: Requirements that arrays of a part meet on any device.
 ROOM: Final = HostRoom(256, 256)
-#: Callbacks of a run: one returns the model's inputs by name when the run starts, the other receives its outputs.
-Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
-Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A numbered sequence of runs from ``first`` on. ``feed`` returns a run's inputs, ``deliver`` receives its outputs on device
-    0."""
-
-    first: int
-    count: int
-    feed: Feed
-    deliver: Deliver
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom, room_of
 from rammer.device.manifest import Backend
 from rammer.distributed.distributed_program import DistributedProgram
-from rammer.distributed.runtime.device_part import BoundPart, Runs
+from rammer.distributed.runtime.device_part import BoundPart
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.event_log import Log, Logs
 from rammer.distributed.transport.handshake import check_agreement, component_versions, gather_counters, said_by_all
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
+from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Runs, RunsParts, Site, Transport
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.graph import Value
 from rammer.runtime.shape_buckets import crop_outputs, format_spans, pad_inputs, point_of

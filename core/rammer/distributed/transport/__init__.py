@@ -1,1 +1,24 @@
-"""One-sided transfers between devices."""
+"""One-sided transfers between devices: the manifest of a transport, its protocols, and the transports of the core.
+
+This package has the names with which plugins add a transport. Modules of the core import from the submodules."""
+
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi import MPI
+from rammer.distributed.transport.mpi_launch import start_timeout, watch_collective
+from rammer.distributed.transport.protocol import (
+    Deliver,
+    Endpoint,
+    Fabric,
+    Feed,
+    Party,
+    Runs,
+    RunsParts,
+    Site,
+    TimesItself,
+    Transport,
+)
+
+__all__ = ["LOCAL", "MPI", "Counters", "Deliver", "Endpoint", "Exposed", "Fabric", "Feed", "Party", "Runs", "RunsParts"]
+__all__ += ["Site", "TimesItself", "Transport", "start_timeout", "watch_collective"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from threading import Condition
+from typing import Final
 
 import numpy as np
 
@@ -80,4 +81,4 @@ def _open(party: Party) -> Fabric:
 
 
 #: The transport for devices of one process with host-visible memory.
-LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _link_refusal, _open, reads=True)
+LOCAL: Final = Transport("local", "memory of this process, a thread a device", lambda: None, _link_refusal, _open, reads=True)

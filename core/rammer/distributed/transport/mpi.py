@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -197,4 +197,4 @@ def _open(party: Party) -> Fabric:
 
 
 #: The transport for devices of several processes, on one host or several.
-MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe_mpi, _link_refusal, _open, reads=True)
+MPI: Final = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe_mpi, _link_refusal, _open, reads=True)

@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
-from rammer.device.manifest import Backend
+from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.watchdog import TIMEOUT
 
-__all__ = ["TIMEOUT", "Endpoint", "Fabric", "Party", "RunsParts", "Site", "TimesItself", "Transport"]
+__all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Runs", "RunsParts", "Site", "TimesItself"]
+__all__ += ["Transport"]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Callbacks of a run: one returns the model's inputs by name when the run starts, the other receives its outputs.
+Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
+Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,17 @@ class Party:
 
     sites: tuple[Site, ...]
     timeout: float = TIMEOUT
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A numbered sequence of runs from ``first`` on. ``feed`` returns a run's inputs, ``deliver`` receives its outputs on device
+    0."""
+
+    first: int
+    count: int
+    feed: Feed
+    deliver: Deliver
 
 
 class Endpoint(Protocol):

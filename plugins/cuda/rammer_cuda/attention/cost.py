@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from rammer.codegen.kernel_family import Choice, Forms, by_seconds
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Choice, Forms, Unsuited, by_seconds
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

@@ -14,12 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rammer.codegen import operations as ops
-from rammer.codegen.c_text import format_sum, weighted_terms
-from rammer.codegen.contraction_form import Operand
-from rammer.codegen.operations import Val
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Block, Operand, Unsuited, Val, convert_value, format_sum, initial_value, weighted_terms
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -331,7 +326,7 @@ class _Attention:
                 continue
             with self.frame.block.nest(self._each()) as scope:
                 point = self._define_element(scope)
-                value = ops.convert_value(CUDA, scope.load(Load(c.name, point)), "float32").text
+                value = convert_value(CUDA, scope.load(Load(c.name, point)), "float32").text
                 # Padded keys add zero to sums.
                 scope.line(f"s[i / 4][i % 4] = {f'place < {self.limit} ? {value} : 0.0f' if self._is_ragged else value};")
             self.own = c.name
@@ -340,7 +335,7 @@ class _Attention:
     def _write_reduction(self, number: int, c: Compute) -> None:
         """Write reduction ``c`` of the thread's two rows, with the result in every thread of these rows."""
         b, block, rows, t = self.b, self.frame.block, self.b.groups * ROWS, f"t{number}"
-        begin = ops.initial_value(CUDA, c)
+        begin = initial_value(CUDA, c)
         block.line(f"// Reduction {number} along rows.")
         block.line(f"float {t}[2] = {{{begin}, {begin}}};")
         with block.nest(self._each()) as scope:

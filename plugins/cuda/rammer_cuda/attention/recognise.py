@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rammer.codegen.contraction_form import Operand, check_followers, operand_of
-from rammer.codegen.symbolic_bounds import canonicalise_sum
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Operand, Unsuited, canonicalise_sum, check_followers, operand_of
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands

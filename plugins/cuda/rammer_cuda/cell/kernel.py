@@ -15,10 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from rammer.codegen.c_text import Text, format_sum, split_digits
-from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Argument, hash_of
+from rammer.codegen import Argument, Block, FunctionContext, Place, Text, format_sum, hash_of, split_digits
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator

@@ -14,11 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rammer.codegen.contraction_form import affine_address
-from rammer.codegen.kernel_family import Choice
-from rammer.codegen.packed_constants import in_tiles, make_packing
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, pad_axis
-from rammer.device.manifest import Binding
+from rammer.codegen import Choice, Packing, Unsuited, affine_address, in_tiles, make_packing, pad_axis
+from rammer.device.manifest import Array, Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
 from rammer.ir.expr import Expr, Load, Ref, integer

@@ -12,11 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.c_text import Text, format_sum, split_digits, weighted_terms
-from rammer.codegen.context import FunctionContext
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Argument, Unsuited
+from rammer.codegen import Argument, Block, Forms, FunctionContext, Text, Unsuited, format_sum, split_digits, weighted_terms
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 

@@ -14,9 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rammer.codegen.contraction_form import Operand, operand_of
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key
-from rammer.device.manifest import Binding
+from rammer.codegen import Operand, Packing, Unsuited, operand_of, packing_key
+from rammer.device.manifest import Array, Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
 from rammer.ir.evaluate import evaluate_compute

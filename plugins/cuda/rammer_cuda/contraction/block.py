@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand: 128
 #: results and as many partial sums a thread would not fit its registers.

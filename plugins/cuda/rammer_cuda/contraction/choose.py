@@ -11,9 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from rammer.codegen.contraction_form import BYTE, BYTES, Operand, Roles, operand_of, roles_of, with_quotients
-from rammer.codegen.kernel_family import Choice
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import BYTE, BYTES, Choice, Operand, Roles, Unsuited, operand_of, roles_of, with_quotients
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.codegen.halo import length_under
+from rammer.codegen import length_under
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 

@@ -12,10 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rammer.codegen.c_text import Text, format_sum, split_digits, weighted_terms
-from rammer.codegen.contraction_form import Operand, Product
-from rammer.codegen.halo import Side, sides_of
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Operand, Product, Side, Text, Unsuited, format_sum, sides_of, split_digits, weighted_terms
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

@@ -18,8 +18,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rammer.codegen.contraction_form import BYTE, Product, product_of
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import BYTE, Product, Unsuited, product_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -18,9 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rammer.codegen.c_text import Text
-from rammer.codegen.contraction_form import BYTE, Product
-from rammer.codegen.task_parameters import Argument, Unsuited
+from rammer.codegen import BYTE, Argument, Product, Text, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -12,9 +12,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rammer.codegen.c_text import Text, combine_digits, format_sum, split_digits, weighted_terms
-from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, is_consecutive
-from rammer.codegen.task_parameters import Packing, Unsuited
+from rammer.codegen import (
+    QUOTIENT,
+    Operand,
+    Packing,
+    PaddedAxis,
+    Product,
+    Text,
+    Unsuited,
+    combine_digits,
+    format_sum,
+    is_consecutive,
+    split_digits,
+    weighted_terms,
+)
 
 from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack_common, pack_operand

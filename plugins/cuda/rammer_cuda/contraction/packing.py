@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rammer.codegen.contraction_form import Operand, Product
-from rammer.codegen.packed_constants import in_tiles, make_packing
-from rammer.codegen.task_parameters import Array, Packing, pad_axis
+from rammer.codegen import Operand, Packing, Product, in_tiles, make_packing, pad_axis
+from rammer.device.manifest import Array
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 

@@ -11,13 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.c_text import Text, format_sum, weighted_terms
-from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.contraction_form import Operand
-from rammer.codegen.operations import Val
-from rammer.codegen.prologue import Prologue
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Block, FunctionContext, Operand, Place, Prologue, Text, Unsuited, Val, format_sum, weighted_terms
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer

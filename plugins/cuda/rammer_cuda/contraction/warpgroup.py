@@ -20,9 +20,8 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rammer.codegen.c_text import Text
-from rammer.codegen.contraction_form import BYTE, Product
-from rammer.codegen.task_parameters import Array, Unsuited
+from rammer.codegen import BYTE, Product, Text, Unsuited
+from rammer.device.manifest import Array
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.depth import Depth

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from rammer.child_processes import find_program, run_program
+from rammer.codegen import Argument, GuardedBuffer
 from rammer.codegen.dialects import helper_functions
-from rammer.codegen.guarded_buffer import Array, GuardedBuffer
-from rammer.codegen.task_parameters import Argument
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Array, Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize
 

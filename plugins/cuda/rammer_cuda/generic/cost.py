@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.kernel_family import Choice
+from rammer.codegen import Choice
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rammer.codegen import Argument, Text
 from rammer.codegen.c_target import CFunction
-from rammer.codegen.c_text import Text
 from rammer.codegen.emit import emit_operator
-from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from rammer.codegen.cooperate import find_shared_reductions
-from rammer.codegen.stage_layout import Layout, Stage
+from rammer.codegen import Layout, Stage, find_shared_reductions
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute

@@ -11,13 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rammer.codegen.c_text import Text, split_digits
-from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.contraction_form import Product, is_length
-from rammer.codegen.operations import Val, spell_type
-from rammer.codegen.preload import stored_loads
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Argument
+from rammer.codegen import (
+    Argument,
+    Block,
+    FunctionContext,
+    Place,
+    Product,
+    Text,
+    Val,
+    is_length,
+    spell_type,
+    split_digits,
+    stored_loads,
+)
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 

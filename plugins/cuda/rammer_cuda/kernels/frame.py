@@ -7,12 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from rammer.codegen.c_text import Text
-from rammer.codegen.context import FunctionContext
-from rammer.codegen.contraction_form import affine_address
-from rammer.codegen.operations import Val, spell_type
-from rammer.codegen.scalar import Block
-from rammer.codegen.task_parameters import Argument, Packing, Unsuited
+from rammer.codegen import Argument, Block, FunctionContext, Packing, Text, Unsuited, Val, affine_address, spell_type
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import Text, format_sum
-from rammer.codegen.early_exit import EndText
-from rammer.codegen.task_parameters import Argument
+from rammer.codegen import Argument, EndText, Text, format_sum
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.operator import ROperator

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from rammer.codegen import operations as ops
-from rammer.codegen.operations import Val
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.scalar import Block
-from rammer.codegen.symbolic_bounds import canonicalise_sum
+from rammer.codegen import Block, Val, canonicalise_sum, convert_value, preload_elements, spell_type, stored_loads
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
 
@@ -153,7 +149,7 @@ class Quads(Epilogue):
         if self._is_same_element(k):
             value = read.load(ld)
             maps.memo[ld] = Val(f"held{k}[u]", value.dtype, value.small, True, half=value.half)
-            return ops.spell_type(CUDA, value.cdtype), value.text
+            return spell_type(CUDA, value.cdtype), value.text
         kind, elements, _ = _WORDS[dtype]
         for found, element in zip(self.loads, elements, strict=True):
             maps.memo[found[k]] = Val(f"({element.format(f'held{k}[u]')})", dtype, atom=True, half=dtype == "float16")
@@ -178,8 +174,6 @@ class Quads(Epilogue):
     def _store_word(self, block: Block, name: str) -> None:
         """Store the four elements of a result as one word."""
         place = self.unit.places[name]
-        values = [
-            block.let(ops.convert_value(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points
-        ]
+        values = [block.let(convert_value(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points]
         kind, _, word = _WORDS[place.dtype]
         block.line(f"*({kind} *)({place.pointer} + {block.address(place, self.points[0])}) = {word.format(*values)};")

@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from rammer.codegen.symbolic_bounds import canonicalise_sum
+from rammer.codegen import canonicalise_sum
 from rammer.ir.expr import Expr, integer, make_add
 from rammer.ir.operator import ROperator
 

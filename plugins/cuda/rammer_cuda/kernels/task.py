@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import split_digits
-from rammer.codegen.context import Place
-from rammer.codegen.task_parameters import Argument, hash_of
+from rammer.codegen import Argument, Place, hash_of, split_digits
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator

@@ -15,11 +15,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DistributedProgram
-from rammer.distributed.transport.counters import Counters
-from rammer.distributed.transport.local import LOCAL
-from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.mpi import MPI
-from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
+from rammer.distributed.transport import LOCAL, MPI, Counters, Endpoint, Exposed, Fabric, Party, Site
 from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
 
 from rammer_cuda.hardware import gpu_count, import_cupy

@@ -12,8 +12,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram
-from rammer.distributed.runtime.device_part import Runs
-from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport import Counters, Runs
 from rammer.errors import DeviceFailure
 from rammer.ir.types import TensorType
 

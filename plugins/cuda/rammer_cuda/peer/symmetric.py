@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
-from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.mpi import MPI
-from rammer.distributed.transport.mpi_launch import start_timeout, watch_collective
-from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
+from rammer.distributed.transport import MPI, Endpoint, Exposed, Fabric, Party, Site, start_timeout, watch_collective
 from rammer.errors import DeviceFailure, MissingDependency
 
 from rammer_cuda.hardware import Unit, import_cupy

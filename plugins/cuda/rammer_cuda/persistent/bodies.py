@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rammer.codegen import Argument
 from rammer.codegen.emit import emit_operator
-from rammer.codegen.task_parameters import Argument
 from rammer.codegen.writer import rename_arguments, tensor_renaming
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure

@@ -16,7 +16,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
 from rammer.plan.overlap import has_overlap
-from rammer.verify.in_place_state import state_pairs
+from rammer.verify import state_pairs
 
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held

@@ -14,8 +14,7 @@ from itertools import islice
 from math import inf
 from types import MappingProxyType
 
-from rammer.codegen.kernel_family import Choice
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Choice, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
@@ -28,7 +27,7 @@ from rammer.schedule.policy import Memory, OperatorGraph, Policy
 from rammer.schedule.policy_registry import parse_policy
 from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
 from rammer.schedule.wavefront import Wavefront
-from rammer.verify.expressions import VerifyError
+from rammer.verify import VerifyError
 
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.gpu import Gpu

@@ -10,7 +10,7 @@ from rammer.compiled.program_values import of_generators
 from rammer.device.manifest import Binding
 from rammer.errors import RammerError
 from rammer.ir.program import Counter, RProgram, Task, Wait
-from rammer.verify.verifier import verify
+from rammer.verify import verify
 
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu

@@ -17,8 +17,7 @@ from rammer.ir.program import Port, RProgram, Storage, dense
 from rammer.plan.program_builder import Interface, build_program
 from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import Schedule
-from rammer.verify.expressions import VerifyError
-from rammer.verify.in_place_state import state_pairs
+from rammer.verify import VerifyError, state_pairs
 
 from rammer_cuda.families import family_of
 from rammer_cuda.persistent.dataflow import MOST_PRIVATE, with_private_buffers

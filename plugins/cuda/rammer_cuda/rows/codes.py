@@ -15,13 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from rammer.codegen.contraction_form import check_followers
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.operations import Val
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, pad_axis
-from rammer.device.manifest import Binding
-from rammer.ir.dequantized_product import Decoded
+from rammer.codegen import Forms, Packing, Unsuited, Val, check_followers, packing_key, pad_axis, preload_elements, stored_loads
+from rammer.device.manifest import Array, Binding
+from rammer.ir.compute import Decoded
 from rammer.ir.expr import Load, integer
 from rammer.ir.operator import ROperator
 

@@ -15,13 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from rammer.codegen.contraction_form import Roles, roles_of
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.operations import Val
-from rammer.codegen.packed_constants import make_packing
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.symbolic_bounds import canonicalise_sum
-from rammer.codegen.task_parameters import Packing, Unsuited
+from rammer.codegen import (
+    Forms,
+    Packing,
+    Roles,
+    Unsuited,
+    Val,
+    canonicalise_sum,
+    make_packing,
+    preload_elements,
+    roles_of,
+    stored_loads,
+)
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

@@ -6,9 +6,17 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rammer.codegen import operations as ops
-from rammer.codegen.rowform import Accesses, RowForm, address_step, can_join_axes, collect_accesses, map_form, row_form
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import (
+    Accesses,
+    RowForm,
+    Unsuited,
+    address_step,
+    can_join_axes,
+    collect_accesses,
+    compute_type,
+    map_form,
+    row_form,
+)
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
@@ -156,6 +164,6 @@ def rows_of(operator: ROperator, binding: Binding) -> PlacedRows:
         raise Unsuited("no operator on rows")
     if any(c.kind != "reduction" for c in form.reductions):
         raise Unsuited("sums of products and windows read their operands many times")
-    if any(ops.compute_type(c.dtype) not in SHUFFLED for c in form.reductions):
+    if any(compute_type(c.dtype) not in SHUFFLED for c in form.reductions):
         raise Unsuited("a reduction of a type that warps do not shuffle")
     return PlacedRows(form, binding)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from rammer.codegen.rowform import RowForm
+from rammer.codegen import RowForm
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.gpu import Gpu

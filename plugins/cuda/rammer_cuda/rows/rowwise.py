@@ -13,12 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen import operations as ops
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.operations import Val, spell_type
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.symbolic_bounds import canonicalise_sum
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import (
+    Forms,
+    Unsuited,
+    Val,
+    canonicalise_sum,
+    convert_value,
+    format_store,
+    preload_elements,
+    spell_literal,
+    spell_type,
+    stored_loads,
+)
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, integer, make_add
@@ -262,7 +268,7 @@ class _Rowwise:
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
         """Store one chunk's results, by one 16-byte store if their addresses are 16 aligned bytes."""
         place = self.frame.places[name]
-        values = [ops.convert_value(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
+        values = [convert_value(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
         with self.block.nest(f"if ({tests or 'true'})") as scope:
             if self.s.vector == VECTOR and self.joined and self.aligned(Load(name, points[0])):
                 parts = ", ".join(v.text for v in values)
@@ -280,9 +286,7 @@ class _Rowwise:
             start = f.variable(f"beyond{chunk}", self._chunk_place(chunk), n)
             for v in range(s.vector):
                 at = self.block.address(place, self.form.point(name, self.rows, self._element_axes(start, v)))
-                self.block.line(
-                    ops.format_store(CUDA, place.pointer, at, place.dtype, ops.spell_literal(CUDA, value, place.dtype))
-                )
+                self.block.line(format_store(CUDA, place.pointer, at, place.dtype, spell_literal(CUDA, value, place.dtype)))
 
 
 _ROWS: Final = Forms(rows_of, enumerate_tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())

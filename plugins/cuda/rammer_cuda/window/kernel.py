@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.preload import preload_elements, stored_loads
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Forms, Unsuited, preload_elements, stored_loads
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands, identity_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import isfinite
 
-from rammer.codegen.family_backend import FamilyBackend, Limits
+from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import KernelWriter
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rammer.codegen.c_text import Text
+from rammer.codegen import Text
 from rammer.device.manifest import Binding
 
 from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct

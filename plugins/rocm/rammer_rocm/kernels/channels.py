@@ -12,11 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import format_sum
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.packed_constants import make_packing
-from rammer.codegen.task_parameters import Array, Unsuited, pad_axis
-from rammer.device.manifest import Binding
+from rammer.codegen import Forms, Unsuited, format_sum, make_packing, pad_axis
+from rammer.device.manifest import Array, Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Load

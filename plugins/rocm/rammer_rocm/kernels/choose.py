@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from rammer.codegen.contraction_form import quotient_divisors
-from rammer.codegen.kernel_family import Choice, Forms
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Choice, Forms, Unsuited, quotient_divisors
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice

@@ -12,14 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.codegen.contraction_form import check_followers
-from rammer.codegen.packed_constants import in_tiles, make_packing
-from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, pad_axis
+from rammer.codegen import (
+    Packing,
+    Unsuited,
+    block_sizes,
+    check_followers,
+    in_tiles,
+    make_packing,
+    packing_key,
+    pad_axis,
+    write_in_blocks,
+)
 from rammer.codegen.vector_text import STORED
-from rammer.device.manifest import Binding
-from rammer.ir.compute import Axis, Compute
-from rammer.ir.dequantized_product import Decoded
+from rammer.device.manifest import Array, Binding
+from rammer.ir.compute import Axis, Compute, Decoded
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rammer.codegen.kernel_family import Forms
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Forms, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator

@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rammer.codegen.contraction_form import (
-    affine_address,
-    check_followers,
-    is_consecutive,
-    is_length,
-    roles_of_axes,
-    with_quotients,
-)
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, affine_address, check_followers, is_consecutive, is_length, roles_of_axes, with_quotients
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import Text
-from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Text, Unsuited, block_sizes, write_in_blocks
 
 from rammer_rocm.kernels.contraction import PanelProduct
 from rammer_rocm.kernels.skipping import Skip

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rammer.codegen.c_text import combine_digits
-from rammer.codegen.contraction_form import QUOTIENT, is_length
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import QUOTIENT, Unsuited, combine_digits, is_length
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rammer.codegen.c_text import combine_digits
-from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.operations import spell_literal
-from rammer.codegen.rowform import inline_producers
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import QUOTIENT, Unsuited, combine_digits, inline_producers, spell_literal
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rammer.codegen import Argument, Choice
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit_operator
-from rammer.codegen.kernel_family import Choice
-from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.tile_traffic import task_cost

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rammer.codegen.c_text import format_sum
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, format_sum
 from rammer.ir.extent import AffineExtent
 
 from rammer_rocm.kernels.contraction import PanelProduct, ended_axes

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rammer.codegen import FunctionContext, Place, last_stages
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.stage_layout import last_stages
 from rammer.codegen.stage_reads import collect_bodies, load_step, vector_cost
 from rammer.codegen.vector_rows import FOLDED, LINE, side_by_side
 from rammer.codegen.vector_text import STORED

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.packed_constants import in_tiles, make_packing
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, pad_axis
+from rammer.codegen import QUOTIENT, Packing, Unsuited, in_tiles, make_packing, pad_axis
+from rammer.device.manifest import Array
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Load

@@ -14,10 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from rammer.codegen.c_text import combine_digits, split_digits
-from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.operations import format_store
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import QUOTIENT, Unsuited, combine_digits, format_store, split_digits
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex

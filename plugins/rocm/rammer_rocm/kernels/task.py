@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rammer.codegen.kernel_family import KernelFamily
-from rammer.codegen.task_parameters import Argument
+from rammer.codegen import Argument, KernelFamily
 from rammer.ir.device import VDevice
 
 

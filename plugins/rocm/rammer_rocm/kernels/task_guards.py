@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rammer.codegen import Argument, EndText, hash_of, rest_of
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.early_exit import EndText
-from rammer.codegen.skip_unchanged import rest_of
-from rammer.codegen.task_parameters import Argument, hash_of
 from rammer.codegen.writer import KernelWriter
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from rammer.codegen import Argument, Packing, Text, hash_of
 from rammer.codegen.c_target import head_of
-from rammer.codegen.c_text import Text
-from rammer.codegen.task_parameters import Argument, Packing, hash_of
 from rammer.device.manifest import Binding
 
 from rammer_rocm.kernels.generic import CPU_DIALECT

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rammer.codegen.operations import spell_literal
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, spell_literal
 from rammer.codegen.vector_text import STORED
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref

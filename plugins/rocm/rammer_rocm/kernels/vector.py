@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rammer.codegen.operations import format_load, spell_literal
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, format_load, spell_literal
 from rammer.codegen.vector_text import STORED
 from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op, Ref
 from rammer.ir.operator import ROperator

@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rammer.codegen.halo import sides_of
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, sides_of
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, integer
 

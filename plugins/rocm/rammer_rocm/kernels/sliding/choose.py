@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from rammer.codegen.kernel_family import Choice, Forms, by_seconds
+from rammer.codegen import Choice, Forms, by_seconds
 from rammer.ir.device import VDevice
 
 from rammer_rocm.kernels.sliding.cost import cycles, plain_cycles, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from rammer.codegen.c_text import combine_digits, format_sum
-from rammer.codegen.packed_constants import make_packing
+from rammer.codegen import combine_digits, format_sum, make_packing
 from rammer.ir import expr as ex
 from rammer.ir.types import row_major
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rammer.codegen.contraction_form import check_followers, is_length
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, check_followers, is_length
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex

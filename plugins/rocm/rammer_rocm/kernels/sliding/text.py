@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from rammer.codegen.c_text import format_sum, split_digits
-from rammer.codegen.contraction_form import affine_address
-from rammer.codegen.operations import format_store, spell_literal
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, affine_address, format_store, format_sum, spell_literal, split_digits
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load, Ref

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from rammer.codegen.kernel_family import Forms
+from rammer.codegen import Forms
 from rammer.ir.device import VDevice
 
 from rammer_rocm.kernels.task import Family

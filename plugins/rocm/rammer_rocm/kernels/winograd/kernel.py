@@ -7,10 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from rammer.codegen.c_text import format_sum
-from rammer.codegen.packed_constants import in_tiles, make_packing
-from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task_parameters import Array, Packing, Unsuited
+from rammer.codegen import Packing, Unsuited, block_sizes, format_sum, in_tiles, make_packing, write_in_blocks
+from rammer.device.manifest import Array
 from rammer.ir.compute import Axis
 
 from rammer_rocm.kernels.generic import CPU_DIALECT

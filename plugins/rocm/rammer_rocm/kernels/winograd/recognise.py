@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rammer.codegen.contraction_form import check_followers, is_length
-from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen import Unsuited, check_followers, is_length
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex

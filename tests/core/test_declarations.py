@@ -18,7 +18,7 @@ from plugin_points import Point
 
 import rammer
 from rammer.cli.group import LazyGroup
-from rammer.compiler.compile_options import CompileOptions, Request, declaration_of, default_of, parameter_of
+from rammer.compiler.compile_options import CompileOptions, Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.device import capabilities, in_place, loader, manifest
 from rammer.device.capabilities import CAPABILITIES, Capability, capabilities_of
 from rammer.device.guard import Guard
@@ -61,7 +61,7 @@ def test_parameters_of_compile_are_the_declared_options() -> None:
 
 def test_every_flag_of_compile_is_declared() -> None:
     group = LazyGroup()
-    flags = {declaration_of(f).flag for f in fields(Request)} - {""}
+    flags = {flag_of(f) for f in fields(Request)} - {""}
     for name in ("run", "compare", "inspect", "bench", "compile"):
         command = group.get_command(click.Context(group), name)
         assert command is not None

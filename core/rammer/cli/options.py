@@ -14,7 +14,7 @@ import click
 
 from rammer.cli.files import InputPath, used_files
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import Request, declaration_of, default_of, parameter_of
+from rammer.compiler.compile_options import Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.errors import BadInput
 from rammer.ir.untrusted_json import LARGEST
 
@@ -58,14 +58,14 @@ def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     """Return the option of the command line that is declared as a field of ``Request``."""
     declared, default = declaration_of(entry), default_of(entry)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
-    kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.metavar}
-    facts = {**shown, **kind, "multiple": declared.repeatable, "help": declared.help, "names": declared.names}
-    return click.option(declared.flag, parameter_of(entry), cls=ListingOption, **facts)
+    kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
+    facts = {**shown, **kind, "multiple": declared.convert in (dict, tuple), "help": declared.help, "names": declared.names}
+    return click.option(flag_of(entry), parameter_of(entry), cls=ListingOption, **facts)
 
 
 def compile_options(fn: F) -> F:
     """Add the declared options except --target as ``request``, and the shapes of inputs in --shape as ``shapes``."""
-    entries = [f for f in fields(Request) if declaration_of(f).flag and f.name != "target"]
+    entries = [f for f in fields(Request) if flag_of(f) and f.name != "target"]
 
     @wraps(fn)
     def taking(**given: Any) -> Any:

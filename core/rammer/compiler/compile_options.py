@@ -51,32 +51,39 @@ class Declaration:
     """The facts about an option that are not its name, type and default.
 
     - ``help``: the help text. ``{names}`` stands for the result of ``names``, which lists a registry.
-    - ``flag``, ``metavar``: the spelling on the command line; "" for an option of Python only.
-    - ``choices``: all legal values; empty if any value is legal. ``noun`` is the name of the option in messages.
-    - ``repeatable``: the option may occur several times on the command line.
-    - ``parameter``: the parameter of ``rammer.compile``, if its name is not that of the field. ``convert`` converts its value.
+    - ``values``: all legal values, or the placeholder of any value; "" for an option of Python only.
+    - ``flag``: the spelling on the command line, if it does not follow from the name. ``noun``: the name in messages.
+    - ``parameter``: the parameter of ``rammer.compile``, if its name is not that of the field. ``convert`` converts its value;
+      the conversion to a collection makes the option repeatable on the command line.
     - ``key``: the option is part of the key of cached programs.
     - ``file``: a compiled file records the option, or fixes it, so that another value is refused."""
 
     help: str
+    values: str | tuple[str, ...] = ""
     flag: str = ""
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
     names: Callable[[], Iterable[str]] | None = None
     noun: str = ""
-    repeatable: bool = False
     parameter: str = ""
     convert: Callable[[Any], Any] = lambda value: value
     key: bool = False
     file: Literal["", "recorded", "fixed"] = ""
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All legal values; empty if any value is legal."""
+        return self.values if isinstance(self.values, tuple) else ()
 
-def option(default: Any, text: str, *, kw_only: bool = True, **facts: Any) -> Any:
-    """Return a dataclass field that declares an option. A callable ``default`` makes the default value."""
-    metadata = {"declaration": Declaration(text, **facts)}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata, kw_only=kw_only)
-    return field(default=default, metadata=metadata, kw_only=kw_only)
+
+#: The facts of options of the program that a compiled file records, or that it fixes.
+_RECORDED: Final[dict[str, Any]] = {"key": True, "file": "recorded"}
+_FIXED: Final[dict[str, Any]] = {"key": True, "file": "fixed"}
+
+
+def option(default: Any, text: str, values: str | tuple[str, ...] = "", kw_only: bool = True, **facts: Any) -> Any:
+    """Return a dataclass field that declares an option. ``values`` are all legal values, or a placeholder for any value. A
+    callable ``default`` makes the default value."""
+    made = {"default_factory" if callable(default) else "default": default}
+    return field(**made, metadata={"declaration": Declaration(text, values, **facts)}, kw_only=kw_only)
 
 
 def declaration_of(entry: Field[Any]) -> Declaration:
@@ -91,6 +98,12 @@ def default_of(entry: Field[Any]) -> Any:
     return entry.default_factory() if callable(entry.default_factory) else entry.default
 
 
+def flag_of(entry: Field[Any]) -> str:
+    """Return the spelling of a field on the command line, or "" for an option of Python only."""
+    declared = declaration_of(entry)
+    return (declared.flag or f"--{entry.name.replace('_', '-')}") if declared.values else ""
+
+
 def parameter_of(entry: Field[Any]) -> str:
     """Return the name of a field as a parameter of ``rammer.compile`` and of the commands."""
     return declaration_of(entry).parameter or entry.name
@@ -101,21 +114,13 @@ class Options(Generic[P]):
     """The options of a compilation. The precision may be open (None) in a request."""
 
     policy: str = option(
-        "wavefront",
-        "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}.",
-        kw_only=False,
-        flag="--policy",
-        metavar="NAME",
-        names=policy_names,
-        key=True,
-        file="recorded",
+        "wavefront", "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}.", "NAME", False, names=policy_names, **_RECORDED
     )
     tune: str = option(
         "off",
         f"off: cost model only; quick: measure {MEASURED['quick']} tiles an operator; full: {MEASURED['full']}.",
-        kw_only=False,
-        flag="--tune",
-        choices=TUNING_LEVELS,
+        TUNING_LEVELS,
+        False,
         noun="tuning level",
         key=True,
     )
@@ -123,45 +128,32 @@ class Options(Generic[P]):
         None,
         "tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
         "Default: float32, or the precision of a compiled file.",
-        flag="--precision",
-        choices=PRECISIONS,
-        key=True,
-        file="recorded",
+        PRECISIONS,
+        **_RECORDED,
     )
     layout: str = option(
         "keep",
         "Image layout inside the program: the model's order (for 8-bit codes the faster order), channels last, or the "
         "faster order for each tensor.",
-        flag="--layout",
-        choices=LAYOUTS,
-        key=True,
-        file="fixed",
+        LAYOUTS,
+        **_FIXED,
     )
     batching: str = option(
         "auto",
         "Merge independent products: if not slower by prediction, never, wherever no copy is needed, or as auto with "
         "differing windows.",
-        flag="--batching",
-        choices=BATCHING,
-        key=True,
-        file="fixed",
+        BATCHING,
+        **_FIXED,
     )
     keep_float32: tuple[str, ...] = option(
         (),
         "With float16: operators whose name or type matches stay float32, e.g. '*/norm/*' or Exp; repeatable.",
-        flag="--keep-float32",
-        metavar="PATTERN",
-        repeatable=True,
+        "PATTERN",
         convert=tuple,
-        key=True,
-        file="fixed",
+        **_FIXED,
     )
     target: str = option(
-        "",
-        "Compile for named hardware, e.g. sm_90a or gfx90a, which need not be present.",
-        flag="--target",
-        metavar="NAME",
-        file="recorded",
+        "", "Compile for named hardware, e.g. sm_90a or gfx90a, which need not be present.", "NAME", file="recorded"
     )
 
 
@@ -199,22 +191,20 @@ class Request(Options[str | None]):
     """The options of a model that is opened: those of the compilation and some for the run. Precision None is that of a compiled
     file, and float32 for a model."""
 
-    require: str = option("", "Fail unless the device is of this kind, e.g. gpu.", flag="--require", metavar="KIND")
+    require: str = option("", "Fail unless the device is of this kind, e.g. gpu.", "KIND")
     lengths: Mapping[str, tuple[int, int] | str] = option(
         dict,
         "Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
+        "NAME:1x3x224x224|DIM=1..512",
         flag="--shape",
-        metavar="NAME:1x3x224x224|DIM=1..512",
-        repeatable=True,
         parameter="shapes",
         convert=dict,
     )
     device_options: Mapping[str, str] = option(
         dict,
         "Option of the device; repeatable. The error for an unknown option lists the known ones.",
+        "KEY=VALUE",
         flag="--option",
-        metavar="KEY=VALUE",
-        repeatable=True,
         parameter="options",
         convert=dict,
         key=True,
@@ -251,13 +241,13 @@ def _check_choice(entry: Field[Any], value: str) -> None:
     declared = declaration_of(entry)
     if declared.choices and value not in declared.choices:
         noun = declared.noun or entry.name
-        raise BadInput(f"unknown {noun} {value!r}", declared.flag, f"one of: {', '.join(declared.choices)}")
+        raise BadInput(f"unknown {noun} {value!r}", flag_of(entry), f"one of: {', '.join(declared.choices)}")
 
 
 def check_fixed(request: Request, name: str) -> None:
     """Raise BadInput for an option that differs from its default, but is fixed in the compiled file ``name``."""
     for entry in fields(request):
-        flag = declaration_of(entry).flag
+        flag = flag_of(entry)
         if declaration_of(entry).file == "fixed" and getattr(request, entry.name) != default_of(entry):
             raise BadInput(
                 f"{name} was compiled before, with its {flag.removeprefix('--')}",

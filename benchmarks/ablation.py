@@ -23,6 +23,7 @@ from measuring import Measured, Settings, Way, measured, subject
 from tables.scheduling import BARS, EXECUTORS
 from zoo import SEED
 
+from rammer.compiler.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import format_duration, markdown_table
 
@@ -78,7 +79,7 @@ def _executor(bar: Measured) -> str:
 @click.command()
 @click.option("--model", default="lstm_tc_bs4", show_default=True, help="Key of the zoo.")
 @click.option("--folder", default="ablation", type=click.Path(path_type=Path), show_default=True, help="Results.")
-@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="off", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
 def main(model: str, folder: Path, tune: str, seed: int) -> None:
     """Measure all bars and write the table and the plot."""

@@ -25,7 +25,7 @@ from measuring import ROUNDS, Measured, Settings, Way, measured
 from sibling_models import attention, cell, onnx_cell
 from zoo import SEED, find
 
-from rammer.compiler.compile_options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.report.text_table import format_duration, markdown_table
 
 HEADERS: Final = ("model", "batching", "operators", "copies", "predicted", "median", "off / this", "rel. L2 to off")
@@ -63,7 +63,7 @@ def row(model: str, one: Measured, first: float) -> list[str]:
 @click.option("--models", default=",".join((*OWN, "bert_base", "inception_v3")), show_default=True, help="With commas.")
 @click.option("--device", default="rocm", show_default=True)
 @click.option("--precision", default="float32", type=click.Choice(PRECISIONS), show_default=True)
-@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="off", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
 @click.option("--rounds", default=ROUNDS, show_default=True, help="Turns of each program.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 import rammer
+from rammer.compiler.compile_options import TUNING_LEVELS
 from rammer_testing.models import LIGHT_MODELS, fetch, light_model
 from rammer_testing.weights import reseed
 
@@ -41,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", action="append", help="default: every device that works here")
     parser.add_argument("--peer", action="append", help="default: onnxruntime; on a GPU torch and torch-graph")
-    parser.add_argument("--tune", default="off", choices=["off", "quick", "full"])
+    parser.add_argument("--tune", default="off", choices=TUNING_LEVELS)
     parser.add_argument("--duration", default="2", help="least seconds of timed runs")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--name", default="devices", help="name of the result files")

@@ -29,7 +29,7 @@ from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO, find
 
 import rammer
-from rammer.compiler.compile_options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.report.peers import Prepared
@@ -147,7 +147,7 @@ def _chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
 @click.option("--precision", default="float32", type=click.Choice(PRECISIONS), show_default=True)
 @click.option("--device", default="", help="rammer's device; default cuda, with --quick rocm.")
 @click.option("--quick", is_flag=True, help="No GPU: rammer on rocm against peers on the CPU.")
-@click.option("--tune", default="quick", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="quick", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For rammer's device. Repeatable.")
 @click.option("--out", default="peers.jsonl", type=click.Path(path_type=Path), show_default=True, help="The rows.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table of all kept rows.")

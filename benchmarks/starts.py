@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from entry import run
 from facts import environment_of
 
+from rammer.compiler.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import markdown_table
 
@@ -146,7 +147,7 @@ def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: 
 @click.command()
 @click.option("--models", default="", help="Keys of the zoo, with commas; all if none is given.")
 @click.option("--device", default="cuda", show_default=True)
-@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="off", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--repeats", default=5, show_default=True, help="Warm starts; the median counts.")
 @click.option("--seed", default=2026, show_default=True, help="Of weights and inputs.")
 @click.option("--keep", is_flag=True, help="Rows of other models that the file has stay.")

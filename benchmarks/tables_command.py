@@ -21,7 +21,7 @@ from zoo import SEED, SMALL
 
 import rammer
 from rammer.cli.options import parse_options
-from rammer.compiler.compile_options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.report.text_table import markdown_table, plain_table
 
@@ -96,7 +96,7 @@ def _say(begin: float) -> Any:
 @click.option("--models", default="", help=f"Keys of the zoo, with commas; '*' for all, KEY{SMALL} for a small form.")
 @click.option("--small", is_flag=True, help="Small forms of all models.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the result.")
-@click.option("--tune", default="", type=click.Choice(["", "off", "quick", "full"]), show_choices=True)
+@click.option("--tune", default="", type=click.Choice(["", *TUNING_LEVELS]), show_choices=True)
 @click.option("--precision", default="", type=click.Choice(["", *PRECISIONS]))
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For the device. Repeatable.")
 @click.option("--rounds", type=click.IntRange(1), help=f"Turns of each program ({ROUNDS}).")

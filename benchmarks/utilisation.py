@@ -28,6 +28,7 @@ from tables.scheduling import RAMMER
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
 from zoo import SEED
 
+from rammer.compiler.compile_options import TUNING_LEVELS
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.measured_trace import Summary, measured_trace, summarise_run
@@ -199,7 +200,7 @@ def document(results: Mapping[str, Sequence[Result]], settings: Settings, units:
 @click.option("--models", default=",".join(RAMMER), show_default=True, help="Keys of the zoo, with commas.")
 @click.option("--folder", default="utilisation", type=click.Path(path_type=Path), show_default=True, help="Results.")
 @click.option("--name", default="utilisation", show_default=True, help="Of the result's files.")
-@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="off", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--rounds", default=ROUNDS, show_default=True, help="Turns of each program.")
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
 @click.option("--ahead", default=0, metavar="N", help="N processes compile before anything is measured.")

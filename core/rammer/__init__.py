@@ -42,28 +42,20 @@ def compile(
     at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
     it is running or bound. Any thread may call the result; its runs are serialised.
 
-    ``precision`` is ``float32`` (the default), ``tf32`` (matrix products and convolutions round their operands to 10 bits of
-    mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and outputs keep their types, sums are float32). A precision
-    that the device lacks, or that differs from that of a compiled file, is bad input. ``keep_float32`` are patterns
-    (``*/norm/*``) of the names or types of operators that ``float16`` leaves in float32.
-
-    ``layout`` is the order of image axes inside the program: ``keep`` (the model's; 8-bit quantised images channels last if that
-    is faster), ``nhwc`` (channels last) or ``auto`` (the faster order for each tensor). ``batching`` merges independent products:
-    if predicted to be no slower (``auto``), never (``off``), wherever nothing is copied for it (``all``), or as ``auto`` and also
-    for windows that differ (``pad``). Both are fixed in a compiled file.
+    The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``, ``batching``
+    and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs from that of a compiled
+    file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
     range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
+    parameters = dict(locals())  # first, so that it has the parameters only
     from rammer.compiler.compile_options import Request
     from rammer.runtime.session import open_executable
 
-    spans = dict(shapes or {})
-    given = dict(options or {})
-    request = Request(policy, tune, target, precision, layout, batching, require, given, resident, spans, tuple(keep_float32))
-    return open_executable(model, device, request)
+    return open_executable(parameters.pop("model"), parameters.pop("device"), Request.from_parameters(parameters))
 
 
 def devices() -> list[DeviceStatus]:

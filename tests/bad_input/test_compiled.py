@@ -208,7 +208,8 @@ HEADS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "a port that is none": (lambda h: {**h, "outputs": [["y\n", "f32[1,3,5]", "y"]]}, "not an identifier"),
     "one name for two": (lambda h: {**h, "inputs": [["x", "f32[1,3,8]", "a"], ["w", "f32[8,5]", "a"]]}, "have the same name"),
     "a type that is none": (lambda h: {**h, "outputs": [["y", "f32[-1]", "y"]]}, "not a tensor type"),
-    "a precision that is none": (lambda h: {**h, "precision": "float99"}, "float99"),
+    "a precision that is none": (lambda h: with_option(h, precision="float99"), "unknown precision 'float99'"),
+    "an option of another version": (lambda h: with_option(h, unroll="2"), "records the options policy, .*unroll"),
     "a constant that is none": (lambda h: with_constant(h, 0, "evil()"), "not an identifier"),
     "a constant of objects": (lambda h: with_constant(h, 1, "O"), "invalid type"),
     "a constant of void": (lambda h: with_constant(h, 1, "V999999999"), "invalid type"),
@@ -219,6 +220,12 @@ HEADS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "a constant behind the end": (lambda h: with_constant(h, 3, 10**12), "does not hold each of its constants"),
     "a constant of another content": (lambda h: with_constant(h, 4, 1), "is damaged"),
 }
+
+
+def with_option(head: dict[str, object], **options: str) -> object:
+    record = head["record"]
+    assert isinstance(record, dict)
+    return {**head, "record": record | options}
 
 
 def with_constant(head: dict[str, object], field: int, value: object) -> object:

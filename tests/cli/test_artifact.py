@@ -128,7 +128,7 @@ def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: 
     here = api.compile(model, device="toy")
     assert made.compiled.programs[0].veus == 7 > here.backend.vdevice.veus
     path = tmp_path / "t.rammer"
-    save_artifact(path, replace(made, device="toy:0", target="gfx90a", options={}))
+    save_artifact(path, replace(made, device="toy:0", record={**made.record, "target": "gfx90a"}, options={}))
     rammer("run", model, "--device", "toy", "--save-outputs", tmp_path / "a.npz")
     done = rammer("run", path, "--expected", tmp_path / "a.npz")
     assert done.code == 0

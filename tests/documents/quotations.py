@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from onnx import numpy_helper, parser
 
 from rammer.cli.group import COMMANDS, LazyGroup
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compile_options import CompileOptions, Request, declaration_of, default_of, parameter_of
 from rammer.compiler.compiler import Compiler
+from rammer.device.capabilities import CAPABILITIES
 from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.lower.contrib import FUNCTIONS, HOST_ONLY
 from rammer.frontend.lower.emulated_types import DOMAIN
@@ -280,6 +282,24 @@ def options() -> str:
     return "\n".join(["| option | what it does | commands |", "|---|---|---|", *rows]) + "\n"
 
 
+def arguments() -> str:
+    """Return the keyword parameters of ``rammer.compile`` with their defaults and help texts."""
+    rows = ["| argument | default | what it does |", "|---|---|---|"]
+    for entry in some(fields(Request)):
+        declared, default = declaration_of(entry), default_of(entry)
+        text = declared.help.replace("{names}", ", ".join(declared.names())) if declared.names else declared.help
+        listed = f" One of {', '.join(f'`{c}`' for c in declared.choices)}." if declared.choices else ""
+        shown = f"`{default}`" if default or default == () else "none"
+        rows.append(f"| `{parameter_of(entry)}` | {shown} | {text}{listed} |")
+    return "\n".join(rows) + "\n"
+
+
+def capabilities() -> str:
+    """Return the optional protocols of a plugin's objects."""
+    rows = [f"| `{c.name}` | `{c.owner}` | {c.meaning} |" for c in CAPABILITIES]
+    return "\n".join(["| protocol | object | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
 def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:
     """Yield every runnable command with its words."""
     for name in some(group.list_commands(click.Context(group))):
@@ -343,6 +363,8 @@ QUOTED: dict[str, Callable[[], str]] = {
     "c plugin": c_plugin,
     "operators": operators,
     "commands": commands,
+    "arguments": arguments,
+    "capabilities": capabilities,
     "options": options,
     "results": results,
     "interface": interface,

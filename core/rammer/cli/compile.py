@@ -20,7 +20,7 @@ from rammer.report.text_table import format_duration, format_size, plain_table
 @click.option("--device", required=True, metavar="NAME[:INDEX]", help="Compile for this device.")
 @click.option("-o", "output", type=OutputPath(), help="File to write; `rammer run FILE` runs it.")
 @compile_options
-@target_option("Compile for named hardware, e.g. sm_90a or gfx90a, which need not be present.")
+@target_option
 def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ...], request: Request) -> None:
     """Compile MODEL for a device and print the resources of each kernel.
 

@@ -11,9 +11,11 @@ import click
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
+from rammer.cli.several import partition_options
 from rammer.commands import gather_options
 from rammer.compiler.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
+from rammer.distributed.partition.predict import GOALS
 from rammer.distributed.report.distributed_text import describe_spread
 from rammer.distributed.runtime.distributed_session import (
     SEVERAL,
@@ -44,7 +46,7 @@ class Printed:
 
     stage: str
     dump: Path | None = None
-    goal: str = "throughput"
+    goal: str = GOALS[0]
     place: Path | None = None
 
 
@@ -60,17 +62,10 @@ class Printed:
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")
-@click.option(
-    "--goal",
-    type=click.Choice(["throughput", "latency"]),
-    default="throughput",
-    show_default=True,
-    help="Several devices: goal of the partition.",
-)
-@click.option("--place", type=InputPath(), help="Several devices: a file that assigns operators to devices.")
+@partition_options
 @gather_options("printed", Printed, "stage", "dump", "goal", "place")
 @compile_options
-@target_option("Compile for named hardware without running it, e.g. sm_90a.")
+@target_option
 def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...], request: Request) -> None:
     """Print one STAGE of MODEL on its way to the device.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,7 +14,7 @@ import click
 
 from rammer.cli.files import InputPath, used_files
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import BATCHING, LAYOUTS, PRECISIONS, Request
+from rammer.compiler.compile_options import Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.errors import BadInput
 from rammer.ir.untrusted_json import LARGEST
 
@@ -39,98 +39,55 @@ class Finite(click.FloatRange):
         return number
 
 
-_SHAPE = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME:1x3x224x224|DIM=1..512",
-    help="Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
-)
+class ListingOption(click.Option):
+    """An option whose help lists a registry: ``{names}`` in its text stands for the result of ``names``."""
+
+    def __init__(self, *args: Any, names: Callable[[], Iterable[str]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.names = names
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the spelling and the help text. Plugins are loaded only for the names in a help text."""
+        found = super().get_help_record(ctx)
+        if found is None or self.names is None:
+            return found
+        return found[0], found[1].replace("{names}", ", ".join(self.names()))
 
 
-def _compile_options() -> tuple[Callable[[F], F], ...]:
-    return (
-        click.option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Option of the device; repeatable. The error for an unknown option lists the known ones.",
-        ),
-        _SHAPE,
-        click.option(
-            "--tune",
-            type=click.Choice(["off", "quick", "full"]),
-            default="off",
-            show_default=True,
-            help="off: cost model only; quick: measure 4 tiles an operator; full: 12.",
-        ),
-        click.option(
-            "--layout",
-            type=click.Choice(LAYOUTS),
-            default="keep",
-            show_default=True,
-            help="Image layout inside the program: the model's order (for 8-bit codes the faster order), channels last, or the "
-            "faster order for each tensor.",
-        ),
-        click.option(
-            "--batching",
-            type=click.Choice(BATCHING),
-            default="auto",
-            show_default=True,
-            help="Merge independent products: if not slower by prediction, never, wherever no copy is needed, or as auto with "
-            "differing windows.",
-        ),
-        click.option(
-            "--keep-float32",
-            multiple=True,
-            metavar="PATTERN",
-            help="With float16: operators whose name or type matches stay float32, e.g. '*/norm/*' or Exp; repeatable.",
-        ),
-        click.option(
-            "--precision",
-            type=click.Choice(PRECISIONS),
-            help="tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
-            "Default: float32, or the precision of a compiled file.",
-        ),
-        click.option(
-            "--policy",
-            default="wavefront",
-            show_default=True,
-            metavar="NAME",
-            help="Scheduling: sequential, greedy, wavefront, ios, ios{r=3,s=8} or auto.",
-        ),
-        click.option("--require", default="", metavar="KIND", help="Fail unless the device is of this kind, e.g. gpu."),
-    )
+def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
+    """Return the option of the command line that is declared as a field of ``Request``."""
+    declared, default = declaration_of(entry), default_of(entry)
+    shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
+    kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
+    facts = {**shown, **kind, "multiple": declared.convert in (dict, tuple), "help": declared.help, "names": declared.names}
+    return click.option(flag_of(entry), parameter_of(entry), cls=ListingOption, **facts)
 
 
 def compile_options(fn: F) -> F:
-    """Add the compile options as ``request``, and --shape. They are --require, --policy, --precision, --keep-float32, --layout,
-    --batching, --tune and --option."""
+    """Add the declared options except --target as ``request``, and the shapes of inputs in --shape as ``shapes``."""
+    entries = [f for f in fields(Request) if flag_of(f) and f.name != "target"]
 
     @wraps(fn)
-    def taking(options: tuple[str, ...], **given: Any) -> Any:
-        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require", "keep_float32")}
-        given["shapes"], lengths = _split_shapes(given["shapes"])
-        return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
+    def taking(**given: Any) -> Any:
+        asked = {parameter_of(f): given.pop(parameter_of(f)) for f in entries}
+        given["shapes"], asked["shapes"] = _split_shapes(asked["shapes"])
+        asked["options"] = parse_options(asked["options"])
+        return fn(request=Request.from_parameters(asked), **given)
 
     made = cast(F, taking)
-    for option in _compile_options():
-        made = option(made)
+    for entry in reversed(entries):
+        made = _declared_option(entry)(made)
     return made
 
 
-def target_option(text: str) -> Callable[[F], F]:
-    """Add --target with this help to ``request``. The decorator is placed below ``compile_options``."""
+def target_option(fn: F) -> F:
+    """Add --target to ``request``. The decorator is placed below ``compile_options``."""
 
-    def decorate(fn: F) -> F:
-        @wraps(fn)
-        def taking(target: str, request: Request, **given: Any) -> Any:
-            return fn(request=replace(request, target=target), **given)
+    @wraps(fn)
+    def taking(target: str, request: Request, **given: Any) -> Any:
+        return fn(request=replace(request, target=target), **given)
 
-        return click.option("--target", default="", metavar="NAME", help=text)(cast(F, taking))
-
-    return decorate
+    return _declared_option(Request.__dataclass_fields__["target"])(cast(F, taking))
 
 
 #: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds operands of products to 11 bits, bfloat16 to 8.

@@ -11,21 +11,38 @@ import click
 
 from rammer.cli.common import Array, collect_inputs, describe_array, show_progress
 from rammer.cli.files import InputPath, note_source
-from rammer.cli.options import SECONDS, Finite, InputChoice
+from rammer.cli.options import SECONDS, Finite, InputChoice, ListingOption
 from rammer.commands import gather_options
 from rammer.compiler.compile_options import Request
+from rammer.device.loader import Registry
+from rammer.distributed.partition.predict import GOALS
 from rammer.distributed.report.distributed_text import SpreadTrace
 from rammer.distributed.runtime.distributed_run import SpreadRuns, Timed
 from rammer.distributed.runtime.distributed_session import Joining, SpreadModel, open_spread, resolve_devices
 from rammer.distributed.runtime.run_trace import traced_runs
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.protocol import TIMEOUT
+from rammer.distributed.transport.transport_registry import list_transports
 from rammer.errors import BadInput, to_printable
 from rammer.ir.names import shorten_name
 from rammer.report.text_table import format_duration, format_size, plain_table
 from rammer.runtime.shape_buckets import describe_lengths
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def transport_names() -> list[str]:
+    """Return the names of all transports, best first."""
+    return [transport.name for transport in list_transports(Registry())]
+
+
+def partition_options(fn: F) -> F:
+    """Add --goal and --place."""
+    fn = click.option("--place", type=InputPath(), help="Several devices: a file that assigns operators to devices.")(fn)
+    kind = click.Choice(GOALS)
+    return click.option("--goal", type=kind, default=GOALS[0], show_default=True, help="Several devices: goal of the partition.")(
+        fn
+    )
 
 
 def joining_options(fn: F) -> F:
@@ -39,14 +56,7 @@ def joining_options(fn: F) -> F:
             metavar="OUTPUT=INPUT",
             help="Several devices, repeatable: an output that is an input of the next run and stays on its device.",
         ),
-        click.option("--place", type=InputPath(), help="Several devices: a file that assigns operators to devices."),
-        click.option(
-            "--goal",
-            type=click.Choice(["throughput", "latency"]),
-            default="throughput",
-            show_default=True,
-            help="Several devices: goal of the partition.",
-        ),
+        partition_options,
         click.option(
             "--in-flight",
             "depth",
@@ -64,9 +74,11 @@ def joining_options(fn: F) -> F:
         ),
         click.option(
             "--transport",
+            cls=ListingOption,
             default="",
             metavar="NAME",
-            help="Several devices: mechanism of the transfers. Default: the best available.",
+            names=transport_names,
+            help="Several devices: mechanism of the transfers, {names}. Default: the best available.",
         ),
     ):
         fn = option(fn)

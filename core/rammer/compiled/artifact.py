@@ -27,7 +27,7 @@ from rammer.ir.graph import Value
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever the meaning of written data changes.
-FORMAT = 8
+FORMAT = 9
 #: Alignment of constants in their member, and bytes that are read at a time.
 ALIGNED, SHARE = 64, 4 << 20
 #: A zip's local header: offset of the lengths of name and extra field, their format, and the bytes before the name.
@@ -36,16 +36,15 @@ LENGTHS_AT, LENGTHS, HEADER = 26, "<HH", 30
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled model with the facts to check and run it: the device, its ``--option`` values and its fingerprint. ``key`` is
-    its key in the cache, "" in a file of the user's; ``seal`` is that of a file that was read."""
+    """A compiled model with the facts to check and run it: the device, its fingerprint, the ``record`` of its compile options and
+    the device's ``options``. ``key`` is its key in the cache, "" in a file of the user's; ``seal`` is that of a file that was
+    read."""
 
     compiled: Compiled
     device: str
-    target: str
     fingerprint: str
-    policy: str
+    record: Mapping[str, str]
     options: Mapping[str, str] = field(default_factory=dict)
-    precision: str = "float32"
     key: str = ""
     seal: str = field(default="", compare=False)
 
@@ -74,10 +73,8 @@ def write_artifact(
     head: dict[str, Any] = {
         "format": FORMAT,
         "device": artifact.device,
-        "target": artifact.target,
         "fingerprint": artifact.fingerprint,
-        "policy": artifact.policy,
-        "precision": artifact.precision,
+        "record": dict(artifact.record),
         "name": compiled.graph.name,
         "inputs": [_port_record(v) for v in compiled.graph.inputs],
         "outputs": [_port_record(v) for v in compiled.graph.outputs],

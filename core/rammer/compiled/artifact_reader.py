@@ -165,12 +165,10 @@ class _Members:
         if self.members:
             raise ValueError(f"member {shorten_name(next(iter(self.members)))!r} is not used")
         _check_flow(compiled)
-        options = {_check_text(k): _check_text(v) for k, v in head["options"].items()}
-        device, target, fingerprint, policy, precision, key = (
-            _check_text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
-        )
+        record, options = ({_check_text(k): _check_text(v) for k, v in head[name].items()} for name in ("record", "options"))
+        device, fingerprint, key = (_check_text(head[k]) for k in ("device", "fingerprint", "key"))
         seal = self.archive.comment.decode()  # compared above
-        return Artifact(compiled, device, target, fingerprint, policy, options, precision, key, seal)
+        return Artifact(compiled, device, fingerprint, record, options, key, seal)
 
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
         """Return a program, verified, or an operator for the host."""

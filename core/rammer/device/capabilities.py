@@ -1,12 +1,25 @@
-"""Optional capabilities of a Backend, as protocols: arranged constants, length variants, small kernels, loop programs."""
+"""Optional capabilities of devices: protocols for constants, length variants, small kernels and loops, and the list of all."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from rammer.device.manifest import Array, Backend, Binding, Loaded
+from rammer.device.in_place import Copying, InPlace
+from rammer.device.manifest import (
+    Array,
+    Backend,
+    Binding,
+    Exhaustive,
+    Families,
+    Loaded,
+    Poisoned,
+    Preparing,
+    PrologueRated,
+    Rated,
+    Tracer,
+)
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
@@ -140,3 +153,56 @@ def iteration_cost(backend: Backend) -> Between | None:
 def can_repeat(backend: Backend) -> bool:
     """Return True if a device runs repeated programs."""
     return isinstance(backend, Repeating) and backend.repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """An optional protocol, the kind of object that may implement it (Backend, Profiler, Loaded, Bound), and its meaning."""
+
+    protocol: type[Any]
+    owner: str
+    meaning: str
+
+    @property
+    def name(self) -> str:
+        """The name of the protocol."""
+        return self.protocol.__name__
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The methods and properties of the protocol."""
+        return tuple(name for name in vars(self.protocol) if not name.startswith("_"))
+
+    @property
+    def properties(self) -> tuple[str, ...]:
+        """The properties of the protocol."""
+        return tuple(name for name in self.members if isinstance(vars(self.protocol)[name], property))
+
+
+#: All capabilities. The table of docs/device.md, the self-test and the conformance kit read this list.
+CAPABILITIES: Final = (
+    Capability(Rated, "Backend", "Rates kernels that keep an operand on chip; decides which operators are fused."),
+    Capability(PrologueRated, "Backend", "Rates kernels with maps before a contraction; decides if the maps are fused with it."),
+    Capability(Thrifty, "Backend", "Offers a kernel with the least vEU time, for operators that run concurrently."),
+    Capability(
+        Arranging, "Backend", "Reports the layouts of constants that kernels read, so that programs share packed constants."
+    ),
+    Capability(Cased, "Backend", "Runs length variants of a ranged program, each with tiles for a part of the range."),
+    Capability(Repeating, "Backend", "Runs loop programs: the table once per iteration, with moves between buffers around each."),
+    Capability(Seaming, "Backend", "Reports the cost between two iterations; decides the number of steps per iteration."),
+    Capability(InPlace, "Backend", "Reports the alignment and padding of host arrays that programs access in place."),
+    Capability(Families, "Backend", "Lists kernel families and configurations, so that a file with unknown ones is rejected."),
+    Capability(Exhaustive, "Backend", "Lists every candidate, for the search over kernels."),
+    Capability(Tracer, "Backend", "Records when and where each task ran, for `rammer run --trace`."),
+    Capability(Preparing, "Profiler", "Compiles several candidates concurrently before they are measured."),
+    Capability(Poisoned, "Loaded", "Fills the memory of runs with NaN, for the search over kernels."),
+    Capability(Copying, "Bound", "Reports which arrays a run copies; without it, all of them are assumed to be copied."),
+)
+
+
+def capabilities_of(thing: object) -> tuple[Capability, ...]:
+    """Return the capabilities that an object of a plugin has, after reading their properties. Raises what a property raises."""
+    found = tuple(c for c in CAPABILITIES if isinstance(thing, c.protocol))
+    for name in (name for capability in found for name in capability.properties):
+        getattr(thing, name)
+    return found

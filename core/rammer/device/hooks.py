@@ -59,5 +59,5 @@ class Hooks:
 
     @hookspec
     def rammer_transports(self) -> Sequence[Transport]:  # type: ignore[empty-body]
-        """Return transports that carry tensors between devices, besides ``local`` and ``mpi``
-        (``rammer.distributed.transport.protocol``)."""
+        """Return transports that carry tensors between devices, in addition to those of the core
+        (``rammer.distributed.transport.transport_registry``)."""

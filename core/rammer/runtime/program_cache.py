@@ -46,28 +46,21 @@ class ProgramCache:
     def artifact(self, compiled: Compiled, path: Path | None = None) -> Artifact:
         """Return ``compiled`` with the data that a later process needs to run it. Its key is the name of ``path``, so that a
         renamed file is detected."""
-        options, key = self.options, path.stem if path is not None else ""
-        of = (self.device, options.target, self.backend.fingerprint, options.policy, self.device_options, options.precision)
-        return Artifact(compiled, *of, key)
+        key = path.stem if path is not None else ""
+        return Artifact(compiled, self.device, self.backend.fingerprint, self.options.record(), self.device_options, key)
 
     def path(self, what: ShapeKey | str) -> Path | None:
         """Return the file of a program, by its shapes or by ``part_key``. Return None if caching is off or the model has no
         digest (a model in memory)."""
         if self.folder is None or not self.source.digest:
             return None
-        options = self.options
         parts = (
             self.source.digest,
             repr(what),
             unit_key(self.backend),
             self.device,
             repr(sorted(self.device_options.items())),
-            options.policy,
-            options.tune,
-            options.precision,
-            options.layout,
-            options.batching,
-            repr(options.keep_float32),
+            *self.options.key(),
             self.registry.extension_key() if self.registry else "",
         )
         return self.folder / f"{key_of(*parts)}.rammer"

@@ -14,11 +14,11 @@ from rammer.compiled.artifact_reader import as_refusal, check_device, load_artif
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler.compile_options import (
     ANY,
-    DEFAULT,
     CompileOptions,
     Progress,
     Request,
-    check_forms,
+    check_choices,
+    check_fixed,
     check_precision,
     ignore_progress,
 )
@@ -33,7 +33,6 @@ from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource, check_kept, open_source
 from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
 from rammer.tuning.kernel_store import KernelStore
-from rammer.tuning.tuner import MEASURED
 
 if TYPE_CHECKING:
     import onnx
@@ -57,20 +56,11 @@ def open_executable(
     A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching and precision
     are fixed. A request for a layout, batching or a different precision is refused.
     """
-    if request.tune not in MEASURED:
-        raise BadInput(f"unknown tuning level {request.tune!r}", hint=f"one of: {', '.join(MEASURED)}")
-    check_forms(request.layout, request.batching)
+    check_choices(request)
     check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
-        for option in ("layout", "batching", "keep_float32"):
-            if getattr(request, option) != getattr(DEFAULT, option):
-                spelled = option.replace("_", "-")
-                raise BadInput(
-                    f"{model} was compiled before, with its {spelled}",
-                    f"--{spelled}",
-                    f"leave out --{spelled}, or compile the model again with it",
-                )
+        check_fixed(request, str(model))
         return open_artifact(Path(model), device, request, registry)
     source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
@@ -127,9 +117,10 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
             f"{path} was compiled for device {made_for}, not for {asked}",
             hint="leave out --device, or compile the model for that device",
         )
-    if request.precision not in (None, artifact.precision):
+    recorded = CompileOptions.from_record(artifact.record)
+    if request.precision not in (None, recorded.precision):
         raise BadInput(
-            f"{path} was compiled in {artifact.precision}, not in {request.precision}",
+            f"{path} was compiled in {recorded.precision}, not in {request.precision}",
             "--precision",
             "leave out --precision, or compile the model again with it",
         )
@@ -144,8 +135,9 @@ def _load_artifact(
 ) -> Executable:
     """Load the compiled model on an opened device."""
     made_for, compiled = artifact.device.partition(":")[0], artifact.compiled
-    if artifact.target:
-        print_warning(f"{path} was compiled for target {quote_text(artifact.target)}; here is {backend.hardware.name}")
+    recorded = CompileOptions.from_record(artifact.record)
+    if recorded.target:
+        print_warning(f"{path} was compiled for target {quote_text(recorded.target)}; here is {backend.hardware.name}")
         compiled = _fold_compiled(compiled, backend.vdevice.veus)
     elif backend.fingerprint != artifact.fingerprint:
         where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"
@@ -161,21 +153,20 @@ def _load_artifact(
             "compile the model again",
         )
     check_device(path, compiled, backend)
-    check_precision(artifact.precision, spec, backend.vdevice)
+    check_precision(recorded.precision, spec, backend.vdevice)
     graph = compiled.graph
     ports, lengths = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs), FIXED
     if compiled.ranged is not None:
         lengths, ports = Lengths.of_file(compiled.ranged, graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
-    chosen = CompileOptions(artifact.policy, precision=artifact.precision)
     # The seal identifies the file, so programs that a run compiles (loop bodies) are cached as for a model.
     source, kept = ModelSource(_no_model(path, lengths), artifact.seal, path, head), cache_folder() / "programs"
     exe = Executable(
         source,
         backend,
         name,
-        chosen,
+        replace(recorded, target=""),
         registry,
         programs=kept,
         device_options=device_options,

@@ -39,6 +39,7 @@ from zoo import SEED, find
 from zoo.entry import Entry
 
 import rammer
+from rammer.compiler.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.text_table import markdown_table
 from rammer_testing.cases import Sampler
@@ -197,7 +198,7 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
     help="Keys of the zoo, with commas; with :persistent or :mixed by that executor; families for kernels.",
 )
 @click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
-@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--tune", default="off", show_default=True, type=click.Choice(TUNING_LEVELS))
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Processes checked for each row.")
 @click.option("--limit", default=200, show_default=True, help="Seconds for one check.")

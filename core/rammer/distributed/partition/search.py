@@ -17,7 +17,7 @@ from rammer.distributed.partition.manual import by_hand
 from rammer.distributed.partition.measured_links import Clock, MeasuredDevices
 from rammer.distributed.partition.operator_cost import Costs, costs_of
 from rammer.distributed.partition.pipeline_parallel import assign_pipeline
-from rammer.distributed.partition.predict import StepTime, link_between, predict_lower_bound, predict_run, step_times
+from rammer.distributed.partition.predict import GOALS, StepTime, link_between, predict_lower_bound, predict_run, step_times
 from rammer.distributed.partition.ranged_model import OpenShapes, graph_of_range
 from rammer.distributed.partition.steps import Hosting
 from rammer.distributed.partition.tensor_parallel import shared_out
@@ -29,10 +29,8 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import Ranged
 from rammer.passes.compute.slice_time_steps import every_step
 
-__all__ = ["GOALS", "compile_open", "compile_spread"]
+__all__ = ["compile_open", "compile_spread"]
 
-#: The objectives of a partition.
-GOALS: Final = ("throughput", "latency")
 #: Number of times that a pipeline is rebalanced by the actual times of its sections.
 ROUNDS: Final = 3
 
@@ -42,7 +40,7 @@ def compile_spread(
     model: Model,
     shapes: Mapping[str, tuple[int, ...]],
     links: Sequence[Link] | MeasuredDevices = (),
-    goal: str = "throughput",
+    goal: str = GOALS[0],
     place: str = "",
 ) -> DistributedProgram:
     """Compile ``model`` at ``shapes`` over all ``devices``: names and compilers, of which one may serve several.
@@ -60,7 +58,7 @@ def compile_open(
     model: Model,
     at: OpenShapes,
     links: Sequence[Link] | MeasuredDevices = (),
-    goal: str = "throughput",
+    goal: str = GOALS[0],
     place: str = "",
 ) -> DistributedProgram:
     """Compile like ``compile_spread``, for every length of dimensions with a range. With a range, the partition is a pipeline or

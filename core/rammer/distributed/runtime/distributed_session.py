@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rammer.compiled.artifact import is_artifact
-from rammer.compiler.compile_options import Progress, Request, check_forms, check_precision, ignore_progress
+from rammer.compiler.compile_options import Progress, Request, check_choices, check_precision, ignore_progress
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Device
 from rammer.distributed.distributed_program import DevicePart, Link
+from rammer.distributed.partition.predict import GOALS
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.handshake import check_agreement, component_versions
@@ -54,7 +55,7 @@ class Joining:
     transport: str = ""
     timeout: float = TIMEOUT
     depth: int = 2
-    goal: str = "throughput"
+    goal: str = GOALS[0]
     place: Path | None = None
     states: tuple[str, ...] = ()
 
@@ -292,7 +293,7 @@ def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) 
 
 def check_spread(model: Path, request: Request) -> None:
     """Raise BadInput for options that only a single device supports."""
-    check_forms(request.layout, request.batching)
+    check_choices(request)
     if is_artifact(model):
         raise BadInput(f"{model} was compiled for one device", "--device", "give the model itself, or one device")
     if request.tune != "off":

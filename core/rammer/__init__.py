@@ -57,7 +57,7 @@ def compile(
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
-    from rammer.compiler.compile_options import Request
+    from rammer.compile_options import Request
     from rammer.runtime.session import open_executable
 
     spans = dict(shapes or {})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.guard import opening_of
 from rammer.device.loader import GROUP, Registry
@@ -90,7 +90,11 @@ def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "seconds", "said"),
-    [("hangs", 2.0, "not measured within 2 s"), ("dies", 60.0, "terminated by signal 11"), ("raises", 60.0, "an illegal address")],
+    [
+        ("hangs", 2.0, "not measured within 2 s"),
+        ("dies", 60.0, "terminated by signal 11"),
+        ("raises", 60.0, "an illegal address"),
+    ],
 )
 def test_a_candidate_that_breaks_the_device_costs_itself(
     deed: str,

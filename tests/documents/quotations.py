@@ -17,8 +17,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 from rammer.cli.group import COMMANDS, LazyGroup
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.lower.contrib import FUNCTIONS, HOST_ONLY
@@ -28,9 +28,9 @@ from rammer.frontend.lower.operators.gather import data_dependent
 from rammer.frontend.read.reader import read_model
 from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.fold_rows import fold
 from rammer.ir.program import RProgram, waves
 from rammer.report.stage_text import STAGES
-from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.interface import GROUPS, MEMBERS, names_of

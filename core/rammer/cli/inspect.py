@@ -12,7 +12,7 @@ from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import Progress, Request, check_precision
+from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
 from rammer.distributed.report.distributed_text import describe_spread
 from rammer.distributed.runtime.distributed_session import (
@@ -29,7 +29,7 @@ from rammer.distributed.transport.transport_registry import known_links
 from rammer.errors import BadInput
 from rammer.report.stage_text import STAGES, dump_texts
 from rammer.runtime.input_checks import check_inputs
-from rammer.runtime.model_source import check_kept, open_source
+from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, describe_scope
 from rammer.tuning.kernel_store import KernelStore
 

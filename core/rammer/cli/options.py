@@ -14,7 +14,7 @@ import click
 
 from rammer.cli.files import InputPath, used_files
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import BATCHING, LAYOUTS, PRECISIONS, Request
+from rammer.compile_options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
 from rammer.ir.untrusted_json import LARGEST
 

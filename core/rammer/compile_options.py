@@ -18,6 +18,9 @@ LAYOUTS: Final = ("keep", "nhwc", "auto")
 #: convolutions of windows that differ, padded with zeros.
 BATCHING: Final = ("auto", "off", "all", "pad")
 
+#: Candidates that a device measures for each operator, by tuning level.
+MEASURED: Final[Mapping[str, int]] = {"off": 0, "quick": 4, "full": 12}
+
 #: Default number of sets of input shapes whose programs stay on the device.
 RESIDENT: Final = 8
 

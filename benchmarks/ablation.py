@@ -23,7 +23,7 @@ from measuring import Measured, Settings, Way, measured, subject
 from tables.scheduling import BARS, EXECUTORS
 from zoo import SEED
 
-from rammer.compiler.compile_options import TUNING_LEVELS
+from rammer.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import format_duration, markdown_table
 

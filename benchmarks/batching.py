@@ -25,7 +25,7 @@ from measuring import ROUNDS, Measured, Settings, Way, measured
 from sibling_models import attention, cell, onnx_cell
 from zoo import SEED, find
 
-from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
+from rammer.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.report.text_table import format_duration, markdown_table
 
 HEADERS: Final = ("model", "batching", "operators", "copies", "predicted", "median", "off / this", "rel. L2 to off")

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 import rammer
-from rammer.compiler.compile_options import TUNING_LEVELS
+from rammer.compile_options import TUNING_LEVELS
 from rammer_testing.models import LIGHT_MODELS, fetch, light_model
 from rammer_testing.weights import reseed
 

@@ -18,8 +18,8 @@ from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
 from rammer.cache.cache_location import cache_folder
+from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.piecewise import piecewise_regions

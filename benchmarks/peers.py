@@ -29,7 +29,7 @@ from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO, find
 
 import rammer
-from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
+from rammer.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.report.peers import Prepared

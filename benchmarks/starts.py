@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from entry import run
 from facts import environment_of
 
-from rammer.compiler.compile_options import TUNING_LEVELS
+from rammer.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import markdown_table
 

@@ -21,7 +21,7 @@ from zoo import SEED, SMALL
 
 import rammer
 from rammer.cli.options import parse_options
-from rammer.compiler.compile_options import PRECISIONS, TUNING_LEVELS
+from rammer.compile_options import PRECISIONS, TUNING_LEVELS
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.report.text_table import markdown_table, plain_table
 

@@ -28,7 +28,7 @@ from tables.scheduling import RAMMER
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
 from zoo import SEED
 
-from rammer.compiler.compile_options import TUNING_LEVELS
+from rammer.compile_options import TUNING_LEVELS
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.measured_trace import Summary, measured_trace, summarise_run

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import onnx
 
-from rammer.compiler.compile_options import PRECISIONS
+from rammer.compile_options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.report.peers import Prepared
 from rammer_bench.graph import Array

@@ -52,7 +52,7 @@ def compile(
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     parameters = dict(locals())  # first, so that it has the parameters only
-    from rammer.compiler.compile_options import Request
+    from rammer.compile_options import Request
     from rammer.runtime.session import open_executable
 
     return open_executable(parameters.pop("model"), parameters.pop("device"), Request.from_parameters(parameters))

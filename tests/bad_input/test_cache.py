@@ -19,12 +19,13 @@ import pytest
 from cases import Capture, Patch, arrays, model, saved
 
 import rammer
+from rammer.cache.cache_keys import key_of
 from rammer.cache.whole_files import cache_text
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.artifact_reader import load_artifact
 from rammer.device.manifest import OpenOptions
 from rammer.ir.untrusted_json import load_json
-from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of
+from rammer.tuning.kernel_store import KernelStore, TunedKernel
 
 from rammer_toy import ToyBackend
 

@@ -14,8 +14,8 @@ from cases import LITTLE, Capture, Patch, command, message, model, saved
 
 import rammer
 from rammer.cache.whole_files import cached_text, write_whole
+from rammer.compile_options import Request
 from rammer.compiled.artifact import is_artifact
-from rammer.compiler.compile_options import Request
 from rammer.errors import BadInput
 from rammer.runtime.session import open_executable
 from rammer.tuning.kernel_store import KernelStore, TunedKernel

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject
 from rammer_testing.small_models import SmallModel

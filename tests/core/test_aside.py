@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.guard import opening_of
 from rammer.device.loader import GROUP, Registry

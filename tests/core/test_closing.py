@@ -13,15 +13,15 @@ import pytest
 from onnx import parser
 
 from rammer.cli.main import main
+from rammer.compile_options import Request
 from rammer.compiled.artifact import save_artifact
-from rammer.compiler.compile_options import Request
 from rammer.device import loader
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Device, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.runtime.session import open_executable
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from onnx import defs, parser
 
+from rammer.compile_options import Request
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.artifact_reader import load_artifact
-from rammer.compiler.compile_options import Request
 from rammer.device.custom_operators import CustomOperator, Use
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import Registry

@@ -18,7 +18,7 @@ from plugin_points import Point
 
 import rammer
 from rammer.cli.group import LazyGroup
-from rammer.compiler.compile_options import CompileOptions, Request, declaration_of, default_of, flag_of, parameter_of
+from rammer.compile_options import CompileOptions, Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.device import capabilities, in_place, loader, manifest
 from rammer.device.capabilities import CAPABILITIES, Capability, capabilities_of
 from rammer.device.guard import Guard
@@ -30,12 +30,12 @@ from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import Policy
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ROOT / "core/rammer/compiler/compile_options.py"
+OPTIONS = ROOT / "core/rammer/compile_options.py"
 
 #: Prints the help of ``rammer compile``, two keys and a request, with the edited declarations.
 EDITED = """
 import inspect, sys, types
-name = "rammer.compiler.compile_options"
+name = "rammer.compile_options"
 module = sys.modules[name] = types.ModuleType(name)
 exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), module.__dict__)
 package = types.ModuleType("edited")

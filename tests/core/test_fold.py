@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rammer.errors import DeviceFailure
+from rammer.ir.fold_rows import fold
 from rammer.ir.program import Counter, RProgram, Wait, tasks_of, waves
 from rammer.runtime.host_memory import HostMemory
-from rammer.schedule.fold_rows import fold
 from rammer.schedule.policy_registry import list_policies
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.nonempty import some

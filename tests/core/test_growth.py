@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.read.reader import read_model

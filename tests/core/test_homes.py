@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from task_oracle import is_legal
 
 from rammer.ir.evaluate import evaluate_compute
+from rammer.ir.fold_rows import fold
 from rammer.ir.program import RProgram
-from rammer.schedule.fold_rows import fold
 from rammer.verify.multi_device import FETCH
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.spreads import Play, Stuck

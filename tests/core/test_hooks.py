@@ -15,7 +15,7 @@ import pytest
 from onnx import parser
 from plugin_points import DEVICE, Point
 
-from rammer.compiler.compile_options import Request
+from rammer.compile_options import Request
 from rammer.device.code_hash import code_hash
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry

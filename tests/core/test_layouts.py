@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import policy_choice
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding

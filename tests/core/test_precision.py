@@ -8,7 +8,7 @@ import pytest
 from precision_model import LITTLE
 
 import rammer
-from rammer.compiler.compile_options import check_precision
+from rammer.compile_options import check_precision
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput

@@ -21,7 +21,7 @@ from rammer.cache.whole_files import cache_text, cached_text
 from rammer.errors import BadInput
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 
 SIZE = 2 * SHARE + 12_345
 

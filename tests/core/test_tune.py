@@ -12,8 +12,9 @@ from typing import cast
 import onnx
 import pytest
 
+from rammer.cache.cache_keys import key_of
+from rammer.compile_options import MEASURED, CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array, Backend, Binding, OpenOptions
 from rammer.errors import DeviceFailure
@@ -22,8 +23,8 @@ from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port, RProgram
 from rammer.runtime.self_test import tiny_graph
-from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of
-from rammer.tuning.tuner import MEASURED, Tuner
+from rammer.tuning.kernel_store import KernelStore, TunedKernel
+from rammer.tuning.tuner import Tuner
 from rammer_testing.nonempty import some
 
 from rammer_toy import ToyBackend, ToyProfiler

@@ -11,11 +11,11 @@ import pytest
 from corpus_inputs import HERE, Entry, corpus
 from onnx import numpy_helper
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.seeds import seed_of

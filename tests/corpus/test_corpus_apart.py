@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from corpus_inputs import Entry, corpus
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.partition.search import compile_spread
@@ -18,7 +18,7 @@ from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
 from rammer.ir.formats import from_carrier, to_carrier
 from rammer.runtime.input_checks import check_inputs, shapes_of
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

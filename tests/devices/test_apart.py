@@ -13,7 +13,7 @@ import pytest
 from recurrent_models import Net
 from test_place import compiler, spread_of
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry

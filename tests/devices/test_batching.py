@@ -11,8 +11,8 @@ from sibling_graphs import sibling_model
 from sibling_models import attention, branches, cell, onnx_cell, widths
 from view_graphs import failure, opened
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.read.reader import read_model
@@ -21,7 +21,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.piecewise import piecewise_regions
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

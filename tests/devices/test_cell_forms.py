@@ -10,8 +10,8 @@ import pytest
 from cell_forms import WRITTEN, CellForm, cell_form
 from view_graphs import failure, opened
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend

@@ -12,8 +12,8 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array
 from rammer.errors import BadInput
+from rammer.ir.fold_rows import fold
 from rammer.ir.program import RProgram
-from rammer.schedule.fold_rows import fold
 from rammer.verify.verifier import verify
 from rammer_testing.conformance import (
     CHECKS,

@@ -16,10 +16,10 @@ from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding, Poisoned
 from rammer.ir.extent import AffineExtent, Ranged, ReduceBound, SkipTasks
+from rammer.ir.fold_rows import fold
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.runtime.shape_buckets import crop_outputs, find_bucket, pad_inputs
-from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import USUAL, probe_program, random_inputs
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.nonempty import some

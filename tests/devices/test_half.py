@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from precision_model import LITTLE
 
 import rammer
+from rammer.compile_options import CompileOptions, Request
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.artifact_reader import load_artifact
-from rammer.compiler.compile_options import CompileOptions, Request
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind

@@ -15,7 +15,7 @@ import products
 import pytest
 from onnx_models import model, tensor
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import ALIGNED_ELEMENTS, Backend, Binding

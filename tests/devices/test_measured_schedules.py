@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
+from rammer.compile_options import CompileOptions, Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.partition.search import compile_spread

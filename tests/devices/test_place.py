@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DevicePart, DistributedProgram, Link

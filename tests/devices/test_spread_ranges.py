@@ -16,7 +16,7 @@ from ranged_models import RANGED, UNRANGED, RangedModel
 from spread_launch import needs_mpi, surroundings
 
 import rammer
-from rammer.compiler.compile_options import CompileOptions, Request
+from rammer.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram

@@ -15,7 +15,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from spread_launch import needs_mpi, surroundings
 
-from rammer.compiler.compile_options import CompileOptions, Request
+from rammer.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram

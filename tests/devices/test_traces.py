@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from rammer.cli.main import cli
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Span, Tracer
 from rammer.ir.program import RProgram, waves
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS

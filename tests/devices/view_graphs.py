@@ -15,13 +15,13 @@ import pytest
 from onnx import helper
 from onnx_models import model, tensor
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import TOLERANCE
 

@@ -18,8 +18,9 @@ import pytest
 from onnx import numpy_helper, parser
 
 from rammer.cli.group import COMMANDS, LazyGroup
+from rammer.cli.options import REGISTRIES
+from rammer.compile_options import CompileOptions, Request, declaration_of, default_of, parameter_of
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.compile_options import CompileOptions, Request, declaration_of, default_of, parameter_of
 from rammer.compiler.compiler import Compiler
 from rammer.device.capabilities import CAPABILITIES
 from rammer.device.manifest import Backend, OpenOptions
@@ -30,9 +31,9 @@ from rammer.frontend.lower.operators.gather import data_dependent
 from rammer.frontend.read.reader import read_model
 from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.fold_rows import fold
 from rammer.ir.program import RProgram, waves
 from rammer.report.stage_text import STAGES
-from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.interface import GROUPS, MEMBERS, names_of
@@ -287,7 +288,7 @@ def arguments() -> str:
     rows = ["| argument | default | what it does |", "|---|---|---|"]
     for entry in some(fields(Request)):
         declared, default = declaration_of(entry), default_of(entry)
-        text = declared.help.replace("{names}", ", ".join(declared.names())) if declared.names else declared.help
+        text = declared.help.replace("{names}", ", ".join(REGISTRIES[declared.listed]())) if declared.listed else declared.help
         listed = f" One of {', '.join(f'`{c}`' for c in declared.choices)}." if declared.choices else ""
         shown = f"`{default}`" if default or default == () else "none"
         rows.append(f"| `{parameter_of(entry)}` | {shown} | {text}{listed} |")

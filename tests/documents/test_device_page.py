@@ -13,8 +13,8 @@ import pytest
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit_operator
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding
 from rammer.frontend.read.reader import read_model

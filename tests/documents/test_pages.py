@@ -14,8 +14,8 @@ import pytest
 from onnx import parser
 
 import rammer
+from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
 from rammer.runtime.session import open_executable

@@ -21,8 +21,8 @@ from golden_cubin import code_digest
 from golden_text import digest, digits, text_digest
 
 from rammer.codegen.task_parameters import Argument
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure

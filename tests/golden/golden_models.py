@@ -15,8 +15,8 @@ from typing import Any
 
 from golden_text import digest, digits
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
 from rammer.errors import RammerError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.frontend.read.reader import read_model

@@ -16,7 +16,7 @@ from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_t
 from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import DEFAULT, Request
+from rammer.compile_options import DEFAULT, Request
 from rammer.distributed.runtime.distributed_session import Joining
 from rammer.distributed.transport.mpi_launch import launched_processes, rank_and_size
 from rammer.errors import BadInput
@@ -164,7 +164,7 @@ def first_elsewhere() -> bool:
 def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Return the --shape options of each model's inputs. Raises BadInput for a name that matches no input."""
     from rammer.device.loader import Registry
-    from rammer.runtime.model_source import open_source
+    from rammer.runtime.onnx_source import open_source
 
     given, plugins = parse_shapes(shapes), Registry().operators
     sources = [open_source(model, plugins) for model in models]
@@ -204,7 +204,7 @@ def _time_device(model: Path, device: str, request: Request, choice: InputChoice
 
 def _time_peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
     from rammer.device.loader import Registry
-    from rammer.runtime.model_source import open_source
+    from rammer.runtime.onnx_source import open_source
 
     source = open_source(model, Registry().operators)
     inputs = collect_inputs(source.head, choice)

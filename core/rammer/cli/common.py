@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rammer.cli.files import note_source
 from rammer.cli.options import InputChoice
-from rammer.compiler.compile_options import Progress, Request
+from rammer.compile_options import Progress, Request
 from rammer.ir.formats import to_readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.model_source import Head

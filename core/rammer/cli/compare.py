@@ -19,7 +19,7 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
-from rammer.compiler.compile_options import Request
+from rammer.compile_options import Request
 from rammer.errors import Mismatch
 from rammer.report.output_errors import HEADERS, Difference, compare_outputs, difference_rows, outlier_differences, perturb_inputs
 from rammer.report.text_table import plain_table

@@ -9,7 +9,7 @@ import click
 from rammer.cli.common import open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
-from rammer.compiler.compile_options import Request
+from rammer.compile_options import Request
 from rammer.ir.operator import RKernel
 from rammer.report.operator_times import grouped, summarise_float32
 from rammer.report.text_table import format_duration, format_size, plain_table

@@ -13,7 +13,7 @@ from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.cli.several import partition_options
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import Progress, Request, check_precision
+from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
 from rammer.distributed.partition.predict import GOALS
 from rammer.distributed.report.distributed_text import describe_spread
@@ -31,7 +31,7 @@ from rammer.distributed.transport.transport_registry import known_links
 from rammer.errors import BadInput
 from rammer.report.stage_text import STAGES, dump_texts
 from rammer.runtime.input_checks import check_inputs
-from rammer.runtime.model_source import check_kept, open_source
+from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, describe_scope
 from rammer.tuning.kernel_store import KernelStore
 

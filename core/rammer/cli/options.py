@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
 
 from rammer.cli.files import InputPath, used_files
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import Request, declaration_of, default_of, flag_of, parameter_of
+from rammer.compile_options import Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.errors import BadInput
 from rammer.ir.untrusted_json import LARGEST
 
@@ -54,12 +54,30 @@ class ListingOption(click.Option):
         return found[0], found[1].replace("{names}", ", ".join(self.names()))
 
 
+def policy_names() -> list[str]:
+    """Return the names of all policies, including those of plugins."""
+    from rammer.device.loader import Registry
+    from rammer.schedule.policy_registry import list_policies
+
+    return list(list_policies(Registry().policies()))
+
+
+#: The names that help texts list, by the registry that a declaration names.
+REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {"policies": policy_names}
+
+
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     """Return the option of the command line that is declared as a field of ``Request``."""
     declared, default = declaration_of(entry), default_of(entry)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
     kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
-    facts = {**shown, **kind, "multiple": declared.convert in (dict, tuple), "help": declared.help, "names": declared.names}
+    facts = {
+        **shown,
+        **kind,
+        "multiple": declared.convert in (dict, tuple),
+        "help": declared.help,
+        "names": REGISTRIES.get(declared.listed),
+    }
     return click.option(flag_of(entry), parameter_of(entry), cls=ListingOption, **facts)
 
 

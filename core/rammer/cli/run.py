@@ -32,8 +32,8 @@ from rammer.cli.several import (
     trace_spread,
 )
 from rammer.commands import gather_options
+from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import Request
 from rammer.device.manifest import Tracer
 from rammer.distributed.runtime.distributed_session import Joining
 from rammer.errors import BadInput, Mismatch, to_printable
@@ -42,10 +42,9 @@ from rammer.report.measured_trace import measured_trace, summarise_run
 from rammer.report.operator_times import grouped, summarise_float32
 from rammer.report.output_errors import HEADERS, compare_outputs, difference_rows
 from rammer.report.text_table import format_duration, plain_table
-from rammer.runtime.executable import Executable
+from rammer.runtime.executable import Executable, is_check_requested
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.loaded_model import LoadedModel, Timing
-from rammer.runtime.operator_check import is_asked
 from rammer.runtime.shape_buckets import describe_lengths
 
 
@@ -113,7 +112,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
         if wanted.trace_file is not None:
             require_tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
-        if wanted.check or is_asked():
+        if wanted.check or is_check_requested():
             exe.check_run(inputs)
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, wanted.iterations)

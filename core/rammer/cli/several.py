@@ -13,7 +13,7 @@ from rammer.cli.common import Array, collect_inputs, describe_array, show_progre
 from rammer.cli.files import InputPath, note_source
 from rammer.cli.options import SECONDS, Finite, InputChoice, ListingOption
 from rammer.commands import gather_options
-from rammer.compiler.compile_options import Request
+from rammer.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.distributed.partition.predict import GOALS
 from rammer.distributed.report.distributed_text import SpreadTrace

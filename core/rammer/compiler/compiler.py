@@ -12,10 +12,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
+from rammer.compile_options import DEFAULT, MEASURED, CompileOptions, Progress, ignore_progress
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
-from rammer.compiler.compile_options import DEFAULT, CompileOptions, Progress, ignore_progress
 from rammer.compiler.length_variants import verify_tables, with_cases
 from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
@@ -61,7 +61,7 @@ from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.policy_registry import parse_policy
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import task_timer
-from rammer.tuning.tuner import MEASURED, Tuner
+from rammer.tuning.tuner import Tuner
 
 #: Default aliases: outputs do not alias inputs.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})

@@ -37,7 +37,7 @@ class VDevice:
     - ``staged``: a task can address only its vEU's memory, so all its operands count towards the footprint.
     - ``few_rows``: a product of constant weights is bound by their bytes if at most this many results share each weight. The
       device's kernels combine these products.
-    - ``precisions``: those that a user may select (``rammer.compiler.compile_options``).
+    - ``precisions``: those that a user may select (``rammer.compile_options``).
     - ``spills``: data of a task beyond its vEU's memory are stored in device memory, since on-chip memory is a cache.
     - ``dots``: peak of one vEU for products of bytes with 32-bit sums, in multiplications and additions per second. It is 0
       without an instruction for them.

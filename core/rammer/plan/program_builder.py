@@ -13,8 +13,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
 from rammer.ir.types import itemsize
 from rammer.plan.arena import BufferUse, plan_memory
-from rammer.plan.process_memory import available_bytes
 from rammer.plan.waits import plan_waits, stage_order
+from rammer.process_memory import available_bytes
 from rammer.schedule.policy import Schedule
 from rammer.verify.verifier import verify
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rammer.cache.cache_keys import key_of, unit_key
+from rammer.compile_options import MEASURED
 from rammer.device.manifest import Array, Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.fusion.stitch_latency import Evaluator
@@ -17,8 +19,8 @@ from rammer.schedule.policy import Schedule, rows_of
 from rammer.schedule.stage_clock import in_waves
 from rammer.schedule.task_placement import Row, side_by_side
 from rammer.tuning.kernel_probe import OwnTensors
-from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
-from rammer.tuning.tuner import MEASURED, Tuner
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
 
 __all__ = ["StageTimer", "make_evaluator", "stage_program"]
 

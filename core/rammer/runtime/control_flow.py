@@ -126,6 +126,12 @@ class BodyPrograms:
         self.on_host = True
         return interpret_body(body, given, outer)
 
+    def hosted(self, operators: list[str]) -> list[str]:
+        """Return the operators that the host has computed, given those that it ran: control flow only if it ran a body."""
+        from rammer.frontend.loops.control_operators import CONTROL
+
+        return [op for op in operators if op not in CONTROL or self.on_host]
+
     def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
         """Run the next iterations as one program (``frontend.loops.control_operators.BodyRunner``). Returns None if they must run
         one by one."""
@@ -283,10 +289,6 @@ class BodyPrograms:
                 raise BadInput("a chunk does not compile to a single program")
             self.residents.keep(part.key, found)
         return found
-
-    def close(self) -> None:
-        """Free the programs on the device."""
-        self.residents.close()
 
 
 def _is_chunk_worthwhile(ahead: TurnsAhead) -> bool:

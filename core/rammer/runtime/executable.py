@@ -1,19 +1,22 @@
-"""Executable: a model on a device, specialised at the first run of each set of input shapes and cached."""
+"""Executable: a model on a device, specialised at the first run of each set of input shapes and cached.
+
+This module loads and runs programs. It reaches the compiler through ``rammer.runtime.specialiser`` alone."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.compiler.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.device.capabilities import ProgramsBeside
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
@@ -23,27 +26,34 @@ from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
+from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.auto_ranges import Seen
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import ModelBound
-from rammer.runtime.continuation import Continuation
-from rammer.runtime.control_flow import BodyPrograms
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.operator_check import check_values, is_asked, with_results
 from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
 from rammer.runtime.ranged_call import BindSpec
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
-from rammer.tuning.kernel_store import KernelStore
+from rammer.runtime.specialiser import CompileSite, Specialiser
 
 if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.frontend.read.reader import Model
+    from rammer.runtime.control_flow import BodyPrograms
+    from rammer.tuning.kernel_store import KernelStore
 
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
 MOST_NOTED = 4096
+#: If set to 1, every run of ``Executable.run`` is checked.
+VARIABLE: Final = "RAMMER_CHECK"
+
+
+def is_check_requested() -> bool:
+    """Return True if the environment requests checked runs."""
+    return bool(whole_number(os.environ.get(VARIABLE, "0")))
 
 
 @dataclass
@@ -87,9 +97,37 @@ class Executable:
         return LoadedPrograms(self.head.name, self.resident)
 
     @cached_property
+    def body_programs(self) -> LoadedPrograms[Any]:
+        """The programs of control-flow bodies on the device."""
+        return LoadedPrograms(self.head.name, self.resident)
+
+    @cached_property
+    def specialiser(self) -> Specialiser:
+        """The compiler of further programs. Loading a program does not create it."""
+        return self.source.specialise(
+            CompileSite(
+                self.backend,
+                self.device,
+                self.options,
+                self.registry,
+                self.progress,
+                self.store,
+                self.beside,
+                self.body_programs,
+                self._specialise_continuation,
+                self._has_part,
+            )
+        )
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler. It is imported (and ONNX with it) when something must be compiled."""
+        return self.specialiser.compiler
+
+    @property
     def bodies(self) -> BodyPrograms:
         """The bodies of control flow on the device."""
-        return BodyPrograms(self._specialise_continuation, LoadedPrograms(self.head.name, self.resident), self._has_part)
+        return self.specialiser.bodies
 
     @cached_property
     def kept(self) -> ProgramCache:
@@ -100,11 +138,9 @@ class Executable:
     @property
     def hosted(self) -> list[str]:
         """Names of operators that the host has computed, including control flow whose bodies it ran."""
-        from rammer.frontend.loops.control_operators import CONTROL
-
-        specials = (*self.residents.held.values(), *self.bodies.residents.held.values())
+        specials = (*self.residents.held.values(), *self.body_programs.held.values())
         found = [h.node.node.op for special in specials for h in special.host_nodes]
-        return [op for op in found if op not in CONTROL or self.bodies.on_host]
+        return self.bodies.hosted(found) if found else []
 
     @property
     def cache(self) -> Mapping[ShapeKey, LoadedModel]:
@@ -115,16 +151,6 @@ class Executable:
     def closed(self) -> bool:
         """True if ``close`` was called."""
         return self.residents.closed
-
-    @cached_property
-    def compiler(self) -> Compiler:
-        """The compiler. It is imported (and ONNX with it) when something must be compiled."""
-        from rammer.compiler.compiler import Compiler
-
-        store, name = self.store or KernelStore.default(), self.device.partition(":")[0]
-        made = Compiler(self.backend, self.options, store, self.registry, self.progress, name)
-        made.tuner.beside = self.beside
-        return made
 
     @cached_property
     def beside(self) -> ProgramsBeside:
@@ -139,7 +165,7 @@ class Executable:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run once. Raises BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
-        if is_asked():
+        if is_check_requested():
             self.check_run(arrays)
         with self.residents.used(lambda: self.specialise(shapes_of(self.head, arrays))) as special:
             outputs, self.timing = special.run(arrays)
@@ -152,8 +178,8 @@ class Executable:
         this if ``RAMMER_CHECK=1`` is set."""
         if self.source.known is not None:
             raise BadInput("a compiled file does not have the operators to check", "--check", "give the model")
-        model = with_results(self.source.model)
-        source = ModelSource(lambda: model, path=self.source.path)
+        model = self.specialiser.with_results(self.source.model)
+        source = ModelSource(lambda: model, self.source.specialise, path=self.source.path)
         exe = replace(
             self, source=source, programs=None, lengths=FIXED, seen=Seen(), contents=Contents(), _ranges={}, owner=False
         )
@@ -162,7 +188,7 @@ class Executable:
             outputs, _ = special.run(inputs)
         finally:
             exe.close()
-        check_values(model, {**inputs, **outputs})
+        self.specialiser.check_values(model, {**inputs, **outputs})
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
         """Return a call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs in place.
@@ -315,15 +341,13 @@ class Executable:
     def _load_compiled(self, compiled: Compiled, start: float) -> LoadedModel:
         """Return ``compiled`` loaded on the device. Deferred parts are compiled at run time."""
         compiled = with_contents(compiled, self.contents)
-        loaded, following = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False)), None
+        loaded = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False))
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
             for table in segment.tables:
                 self.beside.add(table, segment.constants)
-        if compiled.rest is not None:
-            following = Continuation(
-                compiled.rest, self._specialise_continuation, LoadedPrograms(self.head.name, self.resident), self.bodies
-            )
-        return LoadedModel(compiled, loaded, time.perf_counter() - start, following, self.bodies)
+        following = self.specialiser.continuation(compiled.rest) if compiled.rest is not None else None
+        bodies = self.bodies if compiled.host_nodes else None
+        return LoadedModel(compiled, loaded, time.perf_counter() - start, following, bodies)
 
     def _specialise_continuation(self, model: Model) -> LoadedModel:
         """Return the loaded program of a model part with static shapes, cached by its content."""
@@ -380,6 +404,6 @@ class Executable:
     def close(self) -> None:
         """Free the device when the runs in progress have ended; later calls raise DeviceFailure."""
         self.residents.close()
-        self.bodies.close()
+        self.body_programs.close()
         if self.owner:
             self.backend.close()

@@ -18,11 +18,9 @@ from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType
-from rammer.plan.process_memory import available_bytes
-from rammer.tuning.kernel_probe import random_inputs as random_inputs  # imported for plugins
-from rammer.tuning.kernel_probe import random_values as random_values
+from rammer.process_memory import available_bytes
 
-__all__ = ["HostMemory", "buffer_image", "evaluate_task", "is_whole_buffer", "random_inputs", "random_values", "storage_view"]
+__all__ = ["HostMemory", "buffer_image", "evaluate_task", "is_whole_buffer", "storage_view"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -15,7 +15,7 @@ from rammer.ir.formats import FORMATS, FloatFormat, numpy_type
 from rammer.ir.names import shorten_name
 from rammer.ir.port import InputPort
 from rammer.ir.types import itemsize
-from rammer.plan.process_memory import available_bytes
+from rammer.process_memory import available_bytes
 from rammer.runtime.model_source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

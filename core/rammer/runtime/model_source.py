@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,13 @@ from typing import TYPE_CHECKING, Any
 from rammer.cache.cache_location import cache_folder
 from rammer.cache.file_digests import content_digest
 from rammer.cache.whole_files import cache_text, cached_text
-from rammer.compiler.compile_options import CompileOptions
-from rammer.device.custom_operators import CustomOperators
-from rammer.errors import BadInput, RammerError
+from rammer.errors import RammerError
 from rammer.ir.constants.mapped_files import Mapped
-from rammer.ir.names import shorten_name
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.ir.untrusted_json import load_json, place_in
+from rammer.runtime.specialiser import SpecialiserFactory
 
 if TYPE_CHECKING:
-    import onnx
-
     from rammer.frontend.read.reader import Model
 
 
@@ -42,12 +37,14 @@ class Head:
 class ModelSource:
     """A model to compile.
 
+    ``specialise`` creates the specialiser of an executable of this model.
     ``digest`` hashes the file's content ("" if unreadable) and, once the ``head`` is read, also the files with its weights.
     ``model`` reads and checks the file on first use. ``known`` are ports from an earlier read. ``opened`` are its files by
     relative path. Each is opened once and hashed before it is read. The compiled content is thus the hashed content, even if
     files are renamed."""
 
     read: Callable[[], Model] = field(repr=False)
+    specialise: SpecialiserFactory = field(repr=False)
     digest: str = ""
     path: Path | None = None
     known: Head | None = None
@@ -126,45 +123,6 @@ class ModelSource:
 
     def _head_file(self) -> Path | None:
         return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
-
-
-def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[[], CustomOperators] = dict) -> ModelSource:
-    """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
-    (``Registry.operators``) and is called when the model is read."""
-
-    path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
-    folder = path.parent if path is not None else Path()
-
-    def read() -> Model:
-        from rammer.frontend.read.reader import read_model
-
-        return read_model(source, plugins(), {folder / name: file for name, file in opened.items()}, noted)
-
-    def noted(file: Mapped) -> None:
-        content_digest(file)
-        opened[file.path.relative_to(folder).as_posix()] = file
-
-    digest = content_digest(source) if isinstance(source, bytes) else ""
-    if path is not None:
-        with suppress(OSError, ValueError):  # reading reports the error
-            opened[path.name] = Mapped.of(path)
-            digest = content_digest(opened[path.name])
-    return ModelSource(read, digest, path, opened=opened)
-
-
-def check_kept(options: CompileOptions, source: ModelSource) -> None:
-    """Raise BadInput if a pattern of float32 operators is unmatched, or if the precision is not float16."""
-    if not options.keep_float32:
-        return
-    if options.precision != "float16":
-        raise BadInput("no operator becomes float16", "--keep-float32", "give --precision float16, or leave out --keep-float32")
-    from rammer.frontend.read.model_checks import all_graphs
-
-    names = {text for graph in all_graphs(source.model.proto) for node in graph.node for text in (node.name, node.op_type)}
-    for pattern in options.keep_float32:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            what = f"no operator's name or type matches {shorten_name(pattern)!r}"
-            raise BadInput(what, "--keep-float32", "rammer inspect --stage graph shows names after #, and types before (")
 
 
 def _check_file_names(names: Any) -> tuple[str, ...]:

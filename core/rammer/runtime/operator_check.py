@@ -12,7 +12,6 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.formats import to_readable
 from rammer.ir.names import quote_text, shorten_name
-from rammer.ir.untrusted_json import whole_number
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: If set to 1, every run of ``Executable.run`` is checked.
-VARIABLE: Final = "RAMMER_CHECK"
 #: Operators whose results are not tensors.
 _NO_TENSORS: Final = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "String", "RegexFullMatch", "ZipMap")
 _HINT: Final = "check the input, or the model"
@@ -73,13 +70,6 @@ RULES: Final[Mapping[str, tuple[IndexRule, ...]]] = {
     "NegativeLogLikelihoodLoss": (IndexRule(1, axis=1, negative=False, ignored="ignore_index"),),
     "SoftmaxCrossEntropyLoss": (IndexRule(1, axis=1, negative=False, ignored="ignore_index"),),
 }
-
-
-def is_asked() -> bool:
-    """Return True if the environment asks for checked runs."""
-    from os import environ
-
-    return bool(whole_number(environ.get(VARIABLE, "0")))
 
 
 def with_results(model: Model) -> Model:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rammer.cache.cache_keys import key_of, unit_key
 from rammer.cache.cached_constants import ConstantCache
 from rammer.cache.whole_files import is_trusted
+from rammer.compile_options import CompileOptions
 from rammer.compiled.artifact import Artifact, SeparateConstants, save_artifact
 from rammer.compiled.artifact_reader import check_device, load_artifact
 from rammer.compiled.segments import Compiled
-from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, print_warning
 from rammer.ir.constants.digest import digest_array
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.shape_buckets import BOUND, SPANS, ShapeKey
-from rammer.tuning.kernel_store import key_of, unit_key
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model

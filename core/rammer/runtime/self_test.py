@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.capabilities import capabilities_of
 from rammer.device.manifest import Backend

@@ -14,12 +14,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from rammer.cache.cache_keys import key_of, unit_key
 from rammer.device.guard import opening_of
 from rammer.device.manifest import Array, Backend
 from rammer.errors import DeviceFailure, DeviceUnavailable, print_warning
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs
-from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
+from rammer.tuning.kernel_store import KernelStore
 
 __all__ = ["Opener", "TimeCache", "fastest_program", "program_opener"]
 

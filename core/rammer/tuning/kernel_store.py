@@ -6,7 +6,6 @@ with a warning and never gives a wrong result: entries are checked on reading.""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -18,14 +17,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rammer.cache.cache_keys import key_of
 from rammer.cache.cache_location import cache_folder, why_untrusted
-from rammer.device.manifest import Backend
 from rammer.ir.operator import Resources
 from rammer.ir.untrusted_json import load_json
-
-#: Incremented when the meaning of an entry or of a key changes; older entries are then misses.
-STORE_VERSION = 2
-
 
 #: Exceptions of a damaged or unreachable store; sqlite even fails to decode its error message.
 _DAMAGE = (OSError, sqlite3.Error, UnicodeDecodeError)
@@ -42,19 +37,6 @@ class TunedKernel:
     alone: float
     crowded: float
     origin: str
-
-
-def unit_key(backend: Backend) -> str:
-    """Return the key of a device unit and its number of vEUs: a process may have some of a CPU's cores."""
-    return f"{backend.fingerprint} {backend.vdevice.veus}"
-
-
-def key_of(*parts: str) -> str:
-    """Return a content hash of the parts."""
-    digest = hashlib.sha256()
-    for part in (str(STORE_VERSION), *parts):
-        digest.update(len(part).to_bytes(8, "little") + part.encode())
-    return digest.hexdigest()
 
 
 class KernelStore:

@@ -14,17 +14,18 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 
+from rammer.cache.cache_keys import key_of, unit_key
+from rammer.compile_options import MEASURED
 from rammer.device.capabilities import ProgramsBeside, Thrifty
 from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
-from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of, unit_key
+from rammer.tuning.kernel_store import KernelStore, TunedKernel
 from rammer.tuning.measure_process import TaskTimer
 
-#: Candidates measured and retained, by ``--tune`` level.
-MEASURED = {"off": 0, "quick": 4, "full": 12}
+#: Candidates retained.
 KEPT = 3
 
 

@@ -11,19 +11,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from ranged_models import RANGED, RangedModel, parsed
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Ref
 from rammer.ir.extent import AffineExtent, Point
+from rammer.ir.fold_rows import fold
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Task
 from rammer.runtime.host_memory import HostMemory
 from rammer.runtime.shape_buckets import pad_inputs
-from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import OwnTensors
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.bounds import bounded_results

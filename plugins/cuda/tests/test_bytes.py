@@ -17,8 +17,8 @@ from families import operator
 
 from rammer.codegen.contraction_form import roles_of
 from rammer.codegen.task_parameters import Unsuited
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array, Binding, OpenOptions
 from rammer.frontend.read.reader import read_model

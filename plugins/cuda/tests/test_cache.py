@@ -16,8 +16,8 @@ from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
 from rammer.cache.whole_files import cache_text, cached_text
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure

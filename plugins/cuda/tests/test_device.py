@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable

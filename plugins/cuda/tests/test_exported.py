@@ -8,8 +8,8 @@ from onnx import ModelProto, NodeProto, helper
 from onnx_models import model, tensor
 from pass_graphs import normal
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding

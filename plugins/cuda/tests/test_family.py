@@ -17,7 +17,7 @@ from products import CASES as PRODUCTS
 
 from rammer.codegen.kernel_family import Choice
 from rammer.codegen.task_parameters import Unsuited
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure

@@ -16,8 +16,8 @@ from zoo import SEED, ZOO, find
 
 from rammer.codegen.family_backend import SLOWER
 from rammer.codegen.kernel_family import KernelFamily
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.capabilities import Thrifty
 from rammer.device.loader import Registry

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram

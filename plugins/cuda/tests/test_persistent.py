@@ -12,8 +12,8 @@ import pytest
 from zoo import find
 from zoo.sequence import lstm_tc
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure

@@ -18,7 +18,7 @@ from onnx_models import model, tensor
 from sibling_models import cell
 
 from rammer.codegen.task_parameters import Unsuited
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.bind.binder import bind

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions, Tracer
 from rammer.report.measured_trace import summarise_run
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS

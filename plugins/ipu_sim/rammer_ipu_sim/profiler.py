@@ -10,7 +10,7 @@ from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType, row_major
-from rammer.runtime.host_memory import random_inputs
+from rammer.tuning.kernel_probe import random_inputs
 
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, task_costs

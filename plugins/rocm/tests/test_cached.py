@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from zoo import find
 
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.read.reader import read_model

@@ -12,7 +12,7 @@ from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
 from rammer.codegen.task_parameters import Unsuited
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import rammer
+from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array
 from rammer.frontend.read.reader import read_model

@@ -32,11 +32,11 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDep
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.fold_rows import fold
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Counter, RProgram
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import HostMemory
-from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = os.cpu_count() or 1

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
-from rammer.compiler.compile_options import PRECISIONS
+from rammer.compile_options import PRECISIONS
 from rammer.device.manifest import Binding, Exhaustive, Families
 from rammer.errors import DeviceFailure
 from rammer.fusion.tile_traffic import task_cost

@@ -39,7 +39,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.ir.types",
         "rammer.fusion.tile_search",
         "rammer.fusion.tile_traffic",
-        "rammer.schedule.fold_rows",
+        "rammer.ir.fold_rows",
         "rammer.tuning.kernel_probe",
         "rammer.runtime.host_memory",
         "rammer.runtime.host_bound",

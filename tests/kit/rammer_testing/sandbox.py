@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rammer.errors import RammerError
-from rammer.plan.process_memory import mapped_bytes
+from rammer.process_memory import mapped_bytes
 
 #: Limits of one run: bytes of address space in addition to those of its open device, and seconds.
 MEMORY, SECONDS = 2 << 30, 20.0

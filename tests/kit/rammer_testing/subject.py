@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rammer.compiler.compile_options import RESIDENT, CompileOptions
+from rammer.compile_options import RESIDENT, CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.small_models import SmallModel
 

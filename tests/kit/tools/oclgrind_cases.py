@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import separate
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.device.manifest import Binding
 from rammer.errors import RammerError
 from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import ROperator
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import NetCase, Sampler, pick_of, picked
 from rammer_testing.conformance import Subject, reference, relative_error

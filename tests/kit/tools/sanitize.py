@@ -39,7 +39,7 @@ from zoo import SEED, find
 from zoo.entry import Entry
 
 import rammer
-from rammer.compiler.compile_options import TUNING_LEVELS
+from rammer.compile_options import TUNING_LEVELS
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.text_table import markdown_table
 from rammer_testing.cases import Sampler

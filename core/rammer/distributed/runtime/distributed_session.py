@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rammer.compile_options import Progress, Request, check_choices, check_precision, ignore_progress
 from rammer.compiled.artifact import is_artifact
-from rammer.compiler.compile_options import Progress, Request, check_choices, check_precision, ignore_progress
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Device
@@ -28,7 +28,8 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import to_carrier
 from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.input_checks import check_inputs, shapes_of
-from rammer.runtime.model_source import Head, ModelSource, check_kept, open_source
+from rammer.runtime.model_source import Head, ModelSource
+from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, Span
 from rammer.tuning.kernel_store import KernelStore
 

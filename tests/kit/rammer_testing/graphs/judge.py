@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, RammerError
@@ -24,7 +24,7 @@ from rammer.frontend.spec_rulings.operator_questions import Use
 from rammer.frontend.spec_rulings.rulings import Voice, find_decision
 from rammer.ir.types import SHORT, TensorType
 from rammer.runtime.executable import Executable
-from rammer.runtime.model_source import open_source
+from rammer.runtime.onnx_source import open_source
 from rammer.runtime.shape_buckets import Lengths
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.graphs.call_forms import FORMS

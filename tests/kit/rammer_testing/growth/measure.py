@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rammer.compiler.compile_options import CompileOptions
+from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from onnx import ModelProto
 
-from rammer.tuning.kernel_store import key_of
+from rammer.cache.cache_keys import key_of
 from rammer_testing.graphs.generate import graph
 from rammer_testing.mutants import change
 from rammer_testing.sandbox import Machinery, caged

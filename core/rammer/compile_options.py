@@ -6,17 +6,13 @@ The parameters of ``rammer.compile``, the commands, the checks, the records of c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.parts import PRECISIONS as PRECISIONS  # re-exported for commands
-from rammer.tuning.tuner import MEASURED
-
-#: The tuning levels of ``--tune``.
-TUNING_LEVELS: Final = tuple(MEASURED)
 
 #: The order of image axes inside a program: the model's (NCHW in ONNX), but all 8-bit quantised images channels last if that is
 #: faster; channels last; or the faster order by tensor.
@@ -25,6 +21,12 @@ LAYOUTS: Final = ("keep", "nhwc", "auto")
 #: Merging of independent products: if predicted to be no slower; never; wherever it copies nothing; as the first, also
 #: convolutions of windows that differ, padded with zeros.
 BATCHING: Final = ("auto", "off", "all", "pad")
+
+#: Candidates that a device measures for each operator, by tuning level.
+MEASURED: Final[Mapping[str, int]] = {"off": 0, "quick": 4, "full": 12}
+
+#: The tuning levels of ``--tune``.
+TUNING_LEVELS: Final = tuple(MEASURED)
 
 #: Default number of sets of input shapes whose programs stay on the device.
 RESIDENT: Final = 8
@@ -38,19 +40,11 @@ def ignore_progress(step: str, detail: str) -> None:
     """Ignore progress: the default sink."""
 
 
-def policy_names() -> list[str]:
-    """Return the names of all policies, including those of plugins."""
-    from rammer.device.loader import Registry
-    from rammer.schedule.policy_registry import list_policies
-
-    return list(list_policies(Registry().policies()))
-
-
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """The facts about an option that are not its name, type and default.
 
-    - ``help``: the help text. ``{names}`` stands for the result of ``names``, which lists a registry.
+    - ``help``: the help text. ``{names}`` stands for the names in the registry ``listed``.
     - ``values``: all legal values, or the placeholder of any value; "" for an option of Python only.
     - ``flag``: the spelling on the command line, if it does not follow from the name. ``noun``: the name in messages.
     - ``parameter``: the parameter of ``rammer.compile``, if its name is not that of the field. ``convert`` converts its value;
@@ -61,7 +55,7 @@ class Declaration:
     help: str
     values: str | tuple[str, ...] = ""
     flag: str = ""
-    names: Callable[[], Iterable[str]] | None = None
+    listed: Literal["", "policies"] = ""
     noun: str = ""
     parameter: str = ""
     convert: Callable[[Any], Any] = lambda value: value
@@ -114,7 +108,7 @@ class Options(Generic[P]):
     """The options of a compilation. The precision may be open (None) in a request."""
 
     policy: str = option(
-        "wavefront", "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}.", "NAME", False, names=policy_names, **_RECORDED
+        "wavefront", "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}.", "NAME", False, listed="policies", **_RECORDED
     )
     tune: str = option(
         "off",

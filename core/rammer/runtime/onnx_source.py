@@ -1,0 +1,62 @@
+"""Sources of ONNX models. A model is read, and ONNX imported, on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rammer.cache.file_digests import content_digest
+from rammer.compile_options import CompileOptions
+from rammer.device.custom_operators import CustomOperators
+from rammer.errors import BadInput
+from rammer.ir.constants.mapped_files import Mapped
+from rammer.ir.names import shorten_name
+from rammer.runtime.model_source import ModelSource
+from rammer.runtime.model_specialiser import ModelSpecialiser
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rammer.frontend.read.reader import Model
+
+
+def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[[], CustomOperators] = dict) -> ModelSource:
+    """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
+    (``Registry.operators``) and is called when the model is read."""
+
+    path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
+    folder = path.parent if path is not None else Path()
+
+    def read() -> Model:
+        from rammer.frontend.read.reader import read_model
+
+        return read_model(source, plugins(), {folder / name: file for name, file in opened.items()}, noted)
+
+    def noted(file: Mapped) -> None:
+        content_digest(file)
+        opened[file.path.relative_to(folder).as_posix()] = file
+
+    digest = content_digest(source) if isinstance(source, bytes) else ""
+    if path is not None:
+        with suppress(OSError, ValueError):  # reading reports the error
+            opened[path.name] = Mapped.of(path)
+            digest = content_digest(opened[path.name])
+    return ModelSource(read, ModelSpecialiser, digest, path, opened=opened)
+
+
+def check_kept(options: CompileOptions, source: ModelSource) -> None:
+    """Raise BadInput if a pattern of float32 operators is unmatched, or if the precision is not float16."""
+    if not options.keep_float32:
+        return
+    if options.precision != "float16":
+        raise BadInput("no operator becomes float16", "--keep-float32", "give --precision float16, or leave out --keep-float32")
+    from rammer.frontend.read.model_checks import all_graphs
+
+    names = {text for graph in all_graphs(source.model.proto) for node in graph.node for text in (node.name, node.op_type)}
+    for pattern in options.keep_float32:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"no operator's name or type matches {shorten_name(pattern)!r}"
+            raise BadInput(what, "--keep-float32", "rammer inspect --stage graph shows names after #, and types before (")

@@ -1,0 +1,73 @@
+"""The interface between an executable, which loads and runs programs, and the compiler, which adds programs at run time.
+
+An executable that has all of its programs, such as that of a compiled file without control flow on the host, creates no
+specialiser. Neither the compiler nor ONNX is then imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from rammer.compile_options import CompileOptions, Progress
+from rammer.device.capabilities import ProgramsBeside
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend
+from rammer.runtime.loaded_model import Continuation, LoadedModel
+from rammer.runtime.loaded_programs import LoadedPrograms
+
+if TYPE_CHECKING:
+    from rammer.compiler.compiler import Compiler
+    from rammer.frontend.bind.deferred import DeferredModel
+    from rammer.frontend.read.reader import Model
+    from rammer.runtime.control_flow import BodyPrograms
+    from rammer.tuning.kernel_store import KernelStore
+
+
+@dataclass(frozen=True)
+class CompileSite:
+    """The device and the settings that an executable compiles for.
+
+    ``beside`` are the programs on the device, and ``bodies`` those of control flow. ``load`` returns the loaded program of a
+    model part with static shapes. ``is_cached`` returns True if an earlier process compiled the part."""
+
+    backend: Backend
+    device: str
+    options: CompileOptions
+    registry: Registry | None
+    progress: Progress
+    store: KernelStore | None
+    beside: ProgramsBeside
+    bodies: LoadedPrograms[Any]
+    load: Callable[[Model], LoadedModel]
+    is_cached: Callable[[Model], bool]
+
+
+class Specialiser(Protocol):
+    """The compiler of an executable's programs (``rammer.runtime.model_specialiser``)."""
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler, imported on first use."""
+        ...
+
+    @property
+    def bodies(self) -> BodyPrograms:
+        """The bodies of control flow on the device."""
+        ...
+
+    def continuation(self, rest: DeferredModel) -> Continuation:
+        """Return the deferred part of a model on the device."""
+        ...
+
+    def with_results(self, model: Model) -> Model:
+        """Return ``model`` with the results of all operators as additional outputs."""
+        ...
+
+    def check_values(self, model: Model, values: Mapping[str, Any]) -> None:
+        """Raise BadInput for the first operator with an index out of range or a new NaN or infinity."""
+        ...
+
+
+#: Creates the specialiser of an executable.
+SpecialiserFactory: TypeAlias = "Callable[[CompileSite], Specialiser]"

@@ -18,8 +18,8 @@ from rammer_testing.host_c import Array, HostCase, case, close, reference
 
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.codelet import IPU
-from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.generic import GPU_DIALECT, write_generic_task
+from rammer_rocm.dialect import GPU_DIALECT, OPENCL
+from rammer_rocm.generic.kernel import write_generic_task
 from rammer_rocm.kernels.task_guards import ended
 
 

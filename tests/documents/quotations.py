@@ -43,7 +43,7 @@ from rammer_testing.walkthrough import model
 from rammer_cuda.launches import make_launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 
 ROOT = Path(__file__).parents[2]
 

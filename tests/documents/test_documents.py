@@ -9,15 +9,16 @@ import ast
 import importlib
 import os
 import re
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import draw
 import pytest
-from quotations import QUOTED, ROOT, program, walked
+from quotations import CPU, QUOTED, ROOT, program, walked
 
 from rammer import errors
 from rammer.cli.group import LazyGroup
+from rammer.codegen.kernel_family import KernelFamily
 from rammer.frontend.bind.bind_state import MOST_UNROLLED
 from rammer.frontend.read import limits
 from rammer.ir.program import RProgram
@@ -26,16 +27,17 @@ from rammer_testing.nonempty import some
 
 from rammer_cuda.families import FAMILIES
 from rammer_ipu_sim.chip import GC2
+from rammer_rocm.families import families_of
 
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAGES = tuple(
     sorted(str(p.relative_to(ROOT)) for folder in ("", "design/", "howto/") for p in (ROOT / "docs").glob(f"{folder}*.md"))
 )
-#: One page per kernel family of cuda, and per family of rocm that has a folder.
+#: One page per kernel family of cuda, and per kernel family of rocm.
 FAMILY_PAGES = tuple(
     sorted(
         str(page.relative_to(ROOT))
-        for folder in ("cuda/rammer_cuda", "rocm/rammer_rocm/kernels")
+        for folder in ("cuda/rammer_cuda", "rocm/rammer_rocm")
         for page in (ROOT / "plugins" / folder).glob("*/README.md")
     )
 )
@@ -202,12 +204,13 @@ def test_every_page_is_in_the_contents() -> None:
         assert f"../{page.removesuffix('.md')}" in contents, f"docs/index.md does not list {page}"
 
 
-def test_every_family_of_cuda_has_a_page() -> None:
+@pytest.mark.parametrize(("plugin", "families"), [("cuda", FAMILIES), ("rocm", families_of(CPU))])
+def test_every_family_has_a_page(plugin: str, families: Sequence[KernelFamily[Any, Any, Any]]) -> None:
     # Families that share forms share the method that writes their kernels.
-    writers = [getattr(getattr(f.kernel, "__self__", None), "write", f.kernel) for f in FAMILIES]
+    writers = [getattr(getattr(f.kernel, "__self__", None), "write", f.kernel) for f in families]
     folders = {writer.__module__.split(".")[1] for writer in writers}
     assert len(folders) > 5
-    assert folders <= {Path(page).parent.name for page in FAMILY_PAGES}
+    assert {f"plugins/{plugin}/rammer_{plugin}/{folder}/README.md" for folder in folders} <= {*FAMILY_PAGES}
 
 
 @pytest.mark.parametrize("name", draw.PICTURES)

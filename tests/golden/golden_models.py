@@ -32,7 +32,7 @@ from rammer_testing.cases import pick_of
 from rammer_cuda.backend import open_backend
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_rocm.backend import OpenClBackend
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.offline import CARDS
 from rammer_toy import ToyBackend
 

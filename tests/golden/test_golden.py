@@ -32,7 +32,7 @@ from rammer_cuda.chain import kernel as chain_text
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.generic import kernel as generic_text
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_rocm.kernels import choose as panels
+from rammer_rocm.panel import choose as panels
 
 pytest.importorskip("cuda.bindings")
 

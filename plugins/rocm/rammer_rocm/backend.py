@@ -22,7 +22,7 @@ from rammer.tuning.kernel_probe import random_inputs, task_times
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.placement import ROOM
 from rammer_rocm.resources import measure_resources

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.dialects import STANDARD, helper_functions
+from rammer.codegen.dialects import STANDARD, helper_functions, one_thread
 from rammer.codegen.vector_text import MATH, WIDTHS, Vectors, vector_definitions, vector_name
+from rammer.ir.device import VDevice
 
 _TYPES: Final = {
     **STANDARD,
@@ -119,3 +121,14 @@ OPENCL = CTarget(
     vectors=WIDTHS,
     restrict="restrict",
 )
+#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no separate limit. Inlining every task
+#: into the table walk would lengthen the build, while a call costs nanoseconds. On a GPU a call costs registers, which the
+#: calling convention reserves.
+CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))", rereads=True)
+#: CPUs have a correctly rounded division instruction; GPUs round correctly only with a build option (``build.build_options``).
+GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
+
+
+def dialect_of(device: VDevice) -> CTarget:
+    """Return the OpenCL C dialect for a device's tasks."""
+    return CPU_DIALECT if device.threads == 1 else GPU_DIALECT

@@ -24,8 +24,8 @@ from rammer.runtime.host_memory import is_whole_buffer, storage_view
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
 from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed_form, plain_form, round_up
-from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import dialect_of
+from rammer_rocm.dialect import dialect_of
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.task_guards import ended, skip_unchanged_task
 from rammer_rocm.memory import lay_out, shared_memory, system_wide

@@ -21,8 +21,8 @@ from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
 
 from rammer_rocm.build import ROUNDED
-from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import GPU_DIALECT
+from rammer_rocm.dialect import GPU_DIALECT
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.source import WalkShape, program_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 

@@ -15,8 +15,8 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, ROperator
 
-from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import dialect_of
+from rammer_rocm.dialect import dialect_of
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.source import WalkShape, program_text
 

@@ -16,7 +16,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer_testing.nonempty import some
 
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 
 LAYERS = (
     MemoryLayer("dram", "device", 16 << 30, 47e9, 64),

@@ -18,9 +18,9 @@ from rammer.tuning.kernel_store import KernelStore
 
 pytest.importorskip("pyopencl")
 
-from rammer_rocm import kernels
+from rammer_rocm import families
 from rammer_rocm.executor import task_functions
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.plugin import DEVICE
 
@@ -49,13 +49,13 @@ def test_functions_are_cached_but_those_that_pack_constants(
 ) -> None:
     backend, table, binding = program
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
-    noted, real = list[str](), kernels.task_function
+    noted, real = list[str](), families.task_function
 
     def noting(operator: ROperator, *more: object) -> TaskFunction:
         noted.append(operator.name)
         return real(operator, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernels, "task_function", noting)
+    monkeypatch.setattr(families, "task_function", noting)
     first = task_functions(OpenClKernels(backend.vdevice), table, binding)
     assert {f.entry for f in first.values()} == {first[n].entry for n in noted}
     (file,) = (tmp_path / "binaries" / "rocm").iterdir()

@@ -15,8 +15,8 @@ from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 pytest.importorskip("pyopencl")
-from rammer_rocm.kernels.codes import Words
-from rammer_rocm.kernels.codes_tiles import ROWS, VECTORS
+from rammer_rocm.codes.choose import ROWS, VECTORS
+from rammer_rocm.codes.kernel import Words
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

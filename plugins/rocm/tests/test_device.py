@@ -20,7 +20,7 @@ from rammer.codegen.task_parameters import Unsuited
 
 from rammer_rocm.backend import OpenClProfiler, random_inputs
 from rammer_rocm.executor import OpenClProgram, make_table
-from rammer_rocm.kernels.contraction import panel_product
+from rammer_rocm.panel.recognise import panel_product
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

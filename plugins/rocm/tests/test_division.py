@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.build import ROUNDED, build_options, build_program
-from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
+from rammer_rocm.dialect import CPU_DIALECT, GPU_DIALECT, OPENCL
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.plugin import DEVICE
 

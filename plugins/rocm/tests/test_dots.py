@@ -21,7 +21,7 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import images, placed
 
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

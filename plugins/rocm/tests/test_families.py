@@ -23,8 +23,8 @@ from rammer.runtime.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-import rammer_rocm.kernels as kernels
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm import families
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.offline import CARDS
 
@@ -59,7 +59,7 @@ def test_a_candidate_is_scheduled_by_what_it_is_ranked_by(unit: VDevice) -> None
 
 
 def test_nobody_asks_for_a_family_by_its_name() -> None:
-    root = Path(kernels.__file__).parents[1]
+    root = Path(families.__file__).parent
     files = sorted(root.rglob("*.py"))
     assert len(files) > 15
     found = [f"{p.name}: {line}" for p in files for line in p.read_text().splitlines() if re.search(r"\.family\s*[!=]=", line)]
@@ -68,13 +68,13 @@ def test_nobody_asks_for_a_family_by_its_name() -> None:
 
 def test_what_the_search_wrote_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a program of the same tensors: equal operators share one text everywhere."""
-    written, honest = list[str](), kernels.task_function
+    written, honest = list[str](), families.task_function
 
     def noting(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
         written.append(binding.key(operator))
         return honest(operator, binding, device)
 
-    monkeypatch.setattr(kernels, "task_function", noting)
+    monkeypatch.setattr(families, "task_function", noting)
     backend = Described(CPU)
     compiler = Compiler(backend, CompileOptions("wavefront"), KernelStore(None))  # type: ignore[arg-type]
     made = compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),))

@@ -17,7 +17,7 @@ from rammer_testing.cases import NetCase, Sampler
 from rammer_testing.nets import KINDS
 from rammer_testing.single import UntiledOperator, subjects
 
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 
 LAYERS = (
     MemoryLayer("dram", "device", 16 << 30, 47e9, 64),

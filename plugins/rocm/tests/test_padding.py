@@ -19,9 +19,9 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm.kernels.choose import panel_form
-from rammer_rocm.kernels.contraction import panel_product
-from rammer_rocm.kernels.skipping import Skip, outside_taps, skips_of
+from rammer_rocm.panel.choose import panel_form
+from rammer_rocm.panel.padding_taps import Skip, outside_taps, skips_of
+from rammer_rocm.panel.recognise import panel_product
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

@@ -22,11 +22,11 @@ from rammer_testing.net import Net
 from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
 
-from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import CPU_DIALECT, generic_choices, write_generic_task
-from rammer_rocm.kernels.nests import nests_of
-from rammer_rocm.kernels.plain import PlainTasks, is_plain, task_seconds
+from rammer_rocm.dialect import CPU_DIALECT, OPENCL
+from rammer_rocm.families import OpenClKernels
+from rammer_rocm.generic.cost import PlainTasks, is_plain, task_seconds
+from rammer_rocm.generic.kernel import generic_choices, write_generic_task
+from rammer_rocm.generic.loop_counts import nests_of
 from rammer_rocm.offline import CARDS
 
 CPU = VDevice(

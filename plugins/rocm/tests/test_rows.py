@@ -19,7 +19,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.families import OpenClKernels
 from rammer_rocm.plugin import DEVICE
 
 LAYERS = (

@@ -17,8 +17,8 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm.kernels.channels import COLUMNS, VECTORS, channels_form
-from rammer_rocm.kernels.sliding.recognise import ROWS, ImageForm, image_form
+from rammer_rocm.channels.kernel import COLUMNS, VECTORS, channels_form
+from rammer_rocm.image.recognise import ROWS, ImageForm, image_form
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

@@ -22,8 +22,8 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm.kernels.winograd.recognise import WinogradForm, winograd_form
 from rammer_rocm.plugin import DEVICE
+from rammer_rocm.winograd.recognise import WinogradForm, winograd_form
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)

@@ -113,9 +113,9 @@ def opencl(edit: Edit) -> Plant:
     """Return a plant that edits every function of a rocm program."""
 
     def plant() -> None:
-        import rammer_rocm.kernels
+        import rammer_rocm.families
 
-        rammer_rocm.kernels.task_function = faulted(rammer_rocm.kernels.task_function, edit)
+        rammer_rocm.families.task_function = faulted(rammer_rocm.families.task_function, edit)
 
     return plant
 

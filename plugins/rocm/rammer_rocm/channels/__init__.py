@@ -1,0 +1,1 @@
+"""Windows that slide over an image with channels last."""

@@ -1,0 +1,1 @@
+"""Products of floats with weights of a few bits."""

@@ -1,0 +1,1 @@
+"""Products of bytes, summed in 32 bits."""

@@ -1,0 +1,78 @@
+"""Kernel families of an OpenCL device: products and windows on CPUs, and the generic family for every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import isfinite
+
+from rammer.codegen import FamilyBackend, Limits
+from rammer.codegen.writer import KernelWriter
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, ROperator, prologue_variants
+
+from rammer_rocm.channels.kernel import make_channels_family
+from rammer_rocm.codes.choose import make_codes_family
+from rammer_rocm.dots.choose import make_dots_family
+from rammer_rocm.generic.kernel import make_generic_family
+from rammer_rocm.image.choose import make_image_family
+from rammer_rocm.kernels.task import Family, TaskFunction
+from rammer_rocm.panel.choose import GENERIC_RATE, make_panel_family
+from rammer_rocm.winograd.choose import make_winograd_family
+
+__all__ = ["OpenClKernels", "families_of", "task_function"]
+
+#: Number of panel tiles offered to the tuner, before the generic tiles.
+PANEL_TILES = 6
+
+
+def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family, ...]:
+    """Return the families whose kernels a device can run, except those named in ``without``."""
+    made = (
+        make_panel_family(device),
+        make_dots_family(device),
+        make_codes_family(device),
+        make_winograd_family(device),
+        make_image_family(device),
+        make_channels_family(device),
+        make_generic_family(device),
+    )
+    return tuple(f for f in made if f.supported_by(device) and f.name not in without)
+
+
+def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
+    """Return the task function of a tiled operator; the generic kernel computes unlisted families. Raises Unsuited if a listed
+    family cannot compute the operator."""
+    families = {f.name: f for f in families_of(device)}
+    return (families.get(operator.family) or families[""]).kernel(operator, binding)
+
+
+class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
+    """Backend functions for a device's kernels, which do not need OpenCL. The families in ``without`` are not offered."""
+
+    def __init__(self, vdevice: VDevice, without: Collection[str] = ()) -> None:
+        self.vdevice: VDevice = vdevice
+        self.without = tuple(without)
+        self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
+        families = families_of(vdevice, without)
+        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
+
+    def needs(self, function: TaskFunction) -> Resources:
+        """Return the work-items and the bytes of local memory (on a CPU: of scratch)."""
+        return Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """Return the reachable fraction of the peak: GENERIC_RATE if only the generic kernel applies, else 1.
+
+        The panel family reads its operands from memory and supports one sum. Operators that hold an operand, or have sums after a
+        product, need the generic kernel."""
+        sums = [c for c in operator.computes if c.kind != "map"]
+        several = len(sums) > 1 and any(c.kind == "contraction" for c in sums)
+        return GENERIC_RATE if several or operator.holds_operand else 1.0
+
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """Return the predicted seconds without the prologue over those with it. The panel family computes prologue maps while it
+        gathers the columns."""
+        products = [f for f in self.usable if f.product]
+        bare, whole = (self.best(o, binding, products) - self.vdevice.launch for o in prologue_variants(operator))
+        return min(1.0, bare / whole) if isfinite(bare) and isfinite(whole) else GENERIC_RATE

@@ -1,0 +1,1 @@
+"""The core's emitter in the OpenCL dialect, for every operator."""

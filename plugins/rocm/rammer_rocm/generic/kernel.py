@@ -1,0 +1,68 @@
+"""The generic family: the core's C emitter in the OpenCL dialect, for every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rammer.codegen import Argument, Choice
+from rammer.codegen.c_target import CTarget
+from rammer.codegen.emit import emit_operator
+from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import ranked_tiles
+from rammer.fusion.tile_traffic import task_cost
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.dialect import dialect_of
+from rammer_rocm.generic.cost import PlainTasks, is_plain, task_seconds
+from rammer_rocm.kernels.task import Family, TaskFunction
+
+#: Number of tiles offered to the tuner, after those of other families.
+GENERIC_TILES = 4
+
+
+def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
+    """Return the task function of ``operator``. Raises DeviceFailure if OpenCL C lacks an element type."""
+    function = emit_operator(operator, binding, dialect, within=True)
+    arguments = tuple(Argument(name, written) for name, written in function.arguments)
+    types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
+    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
+
+
+def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """Yield every tile that the core tries and whose footprint fits, best predicted first."""
+    choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
+    if device.threads > 1 or not is_plain(operator):
+        return iter(choices)
+    tasks = PlainTasks(operator, binding, device)
+    priced = (Choice(-(-o.task_count // device.veus) * tasks.seconds(o) + device.launch, o) for _, o in choices)
+    return iter(sorted(priced, key=lambda choice: choice.seconds))
+
+
+def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Return the predicted seconds of all tasks of a tiled operator, without its launch."""
+    if device.threads == 1 and is_plain(operator):
+        return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
+    return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
+
+
+def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
+    """Return the predicted seconds of one task on an idle and on a full device."""
+    if device.threads == 1 and is_plain(operator):
+        return (task_seconds(operator, binding, device),) * 2
+    cost = task_cost(operator, binding.types, device)
+    return cost.alone, cost.crowded
+
+
+def make_generic_family(device: VDevice) -> Family:
+    """Return the unnamed family, with the core's tile search and cost model of bytes and operations."""
+    return Family(
+        "",
+        {},
+        generic_choices,
+        generic_seconds,
+        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device)),
+        max_candidates=GENERIC_TILES,
+        is_fallback=True,
+        times=generic_times,
+    )

@@ -1,0 +1,1 @@
+"""Matrix products and convolutions of floats: panels of rows times panels of columns."""

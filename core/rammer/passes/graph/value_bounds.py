@@ -310,20 +310,23 @@ class Magnitudes:
         return _norms(value, axes(node, value.ndim))
 
     def _bound_recurrence(self, node: Node) -> Magnitude:
-        """Return the magnitude of the states. The chain stays float32 if sums before the activations may leave float16's
-        range."""
+        """Return the magnitude of the states. The chain stays float32 if a sum before an activation may become NaN.
+
+        An infinite sum of the input's products saturates like a large one. The difference of two infinite sums is NaN, and so is
+        Softsign of one. Products of the states must therefore fit, and with Softsign those of the input."""
         names = [*node.inputs, "", "", ""]
         states = [self.of(n).bound for n in names[5:7] if n]
-        saturating = all(str(a).lower() in _SATURATING for a in node.attributes.get("activations") or ())
-        high = max([1.0, *states]) if saturating else math.inf
-        # The sizes of the inputs and of the states that the gates' weights multiply.
-        sizes = (min(self.of(names[0]).bound, ACTIVATION), high)
-        weights = [self.graph.constants.get(n) for n in names[1:3]]
-        sums = [
-            _multiply_or_zero(size, _norms(w, (2,))[0]) if w is not None else COUNT * size
-            for size, w in zip(sizes, weights, strict=True)
-        ]
-        return replace(_symmetric_bound(high, 0), open=sum(sums) > LIMIT)
+        activations = {str(a).lower() for a in node.attributes.get("activations") or ()}
+        high = max([1.0, *states]) if activations <= _SATURATING else math.inf
+        total = self._bound_gates(names[2], high)
+        if "softsign" in activations:
+            total += self._bound_gates(names[1], min(self.of(names[0]).bound, ACTIVATION))
+        return replace(_symmetric_bound(high, 0), open=total > LIMIT)
+
+    def _bound_gates(self, weights: str, size: float) -> float:
+        """Return the bound of products of gate weights ``[directions, gates, terms]`` with values of a size."""
+        value = self.graph.constants.get(weights)
+        return COUNT * size if value is None else _multiply_or_zero(size, _norms(value, (2,))[0])
 
     def _bound_normalisation(self, node: Node) -> Magnitude:
         scale, shift = (self.of(n).bound if n else 0.0 for n in (*node.inputs[1:3], "", "")[:2])

@@ -151,3 +151,15 @@ def test_a_guard_has_the_capabilities_of_its_object(capability: Capability) -> N
     for member in capability.members:
         found = getattr(Guard(guarded(), "toy"), member)
         assert (found if member in capability.properties else found()) == "answer"
+
+
+def test_a_guard_has_capabilities_that_are_instance_attributes() -> None:
+    class Copies:
+        def __init__(self) -> None:
+            self.copied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("y",))
+
+    plain = Copies()
+    guard: Any = Guard(plain, "toy")
+    assert isinstance(guard, in_place.Copying) and isinstance(guard, Copies) and not isinstance(guard, in_place.InPlace)
+    plain.copied = (("x",), ())
+    assert guard.copied == (("x",), ())

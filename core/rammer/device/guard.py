@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from threading import RLock
 from types import MethodType
 from typing import Any, cast
@@ -76,10 +76,31 @@ class Opening:
         return hash((self.device, o.index, o.target, o.require, frozenset(o.options.items())))
 
 
+class ForwardedAttribute:
+    """A class attribute of a guard for the attribute ``name`` of the wrapped object."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, guard: Guard | None, kind: type[Guard]) -> Any:
+        return self if guard is None else guard.__getattr__(self.name)
+
+
+@cache
+def _forwarding_class(kind: type[Guard], names: frozenset[str]) -> type[Guard]:
+    """Return a subclass of ``kind`` that has ``names`` as class attributes. Since Python 3.12, ``isinstance`` with a protocol
+    ignores ``__getattr__``: it searches the guard, and the wrapped object's class as of the first check."""
+    return type(kind.__name__, (kind,), {n: ForwardedAttribute(n) for n in names})
+
+
 class Guard:
     """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
+        kind = type(self)
+        names = frozenset(n for n in dir(plain) if not (n.startswith("_") or hasattr(kind, n)))
+        # `self.__class__ =` is unavailable: it is the class of the wrapped object.
+        object.__dict__["__class__"].__set__(self, _forwarding_class(kind, names))  # type: ignore[arg-type]
         self._plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
@@ -275,12 +296,12 @@ class GuardedBound(Guard):
 def guard_backend(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
     """Return ``backend`` of device ``device`` in a guard, or unchanged if it is guarded already. ``opening`` holds the parameters
     for another process to open it."""
-    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device, opening))
+    return backend if issubclass(type(backend), GuardedBackend) else cast(Backend, GuardedBackend(backend, device, opening))
 
 
 def opening_of(backend: Backend) -> Opening | None:
     """Return the parameters for another process to open ``backend``, or None if it cannot be reopened."""
-    return backend.opening if type(backend) is GuardedBackend else None
+    return cast(GuardedBackend, backend).opening if issubclass(type(backend), GuardedBackend) else None
 
 
 def compile_lock(backend: Backend) -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ TOOLS := -e tests/kit -e benchmarks
 LOCKS := pyproject.toml constraints.txt tests/kit/pyproject.toml benchmarks/pyproject.toml \
     $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check docs linkcheck dist clean
+.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check newest docs linkcheck dist clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -88,6 +88,10 @@ check: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/line_budget.py
+
+# The newest Python that every dependency supports, in about 2 minutes.
+newest: .venv/bin/python
+	tests/newest_python.sh
 
 # The site; pages are the Markdown files of the repository. Every warning is an error, and so is a link that leads nowhere.
 SPHINX := $(BIN)/python -m sphinx -q -n -c docs -d docs/_build/doctrees .

@@ -24,9 +24,8 @@ WORDS = re.compile(r"cuda|cupy|nvidia|nvrtc|rocm|opencl|pocl|\bamd|\bhip|ipu|pop
 #: Permitted occurrences, with the reason.
 ALLOWED = {
     ("rammer/device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
-    ("rammer/cli/compile.py", "sm_90a"): "an example in a help text",
-    ("rammer/cli/inspect.py", "sm_90a."): "an example in a help text",
-    ("rammer/cli/options.py", "gpu."): "an example in a help text",
+    ("rammer/compile_options.py", "sm_90a"): "an example in a help text",
+    ("rammer/compile_options.py", "gpu."): "an example in a help text",
     ("rammer_testing/sandbox.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
     ("rammer_testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
     ("rammer_testing/mutants/__main__.py", "OpenCL"): "in a help text",

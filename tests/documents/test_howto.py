@@ -125,7 +125,7 @@ def known_names() -> frozenset[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_and_names_exist(page: str) -> None:
-    """Check every path in backticks, every identifier, and every `NAME` in `PATH`."""
+    """Check every path and every identifier in backticks."""
     prose = BLOCK.sub("", PAGES[page])
     own = {word for m in BLOCK.finditer(PAGES[page]) for word in re.findall(r"\w+", m[3])}
     for text in some(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose)):
@@ -135,8 +135,13 @@ def test_paths_and_names_exist(page: str) -> None:
             assert (ROOT / text).exists(), f"{page} names {text}"
         elif re.fullmatch(r"\w+", text):
             assert text in known_names() | own, f"{page} names {text}"
-    places = re.findall(r"((?:`\w+`(?:, | and )?)+) in\s+`([\w./-]+)`", prose)
-    for names, path in some(places) if places else ():
+
+
+def test_names_are_in_the_files_that_pages_state() -> None:
+    """Check every `NAME` in `PATH` of all pages."""
+    pattern = re.compile(r"((?:`\w+`(?:, | and )?)+) in\s+`([\w./-]+)`")
+    places = [(page, *found) for page, text in PAGES.items() for found in pattern.findall(BLOCK.sub("", text))]
+    for page, names, path in some(places):
         words = set(re.findall(r"\w+", (ROOT / path).read_text()))
         for name in some(re.findall(r"`(\w+)`", names)):
             assert name in words, f"{page}: {name} is not in {path}"
@@ -274,7 +279,7 @@ def test_benchmark_table_is_listed_and_written(workplace: Workplace, monkeypatch
     function, line = blocks("benchmark", "python")
     (workplace.folder / "program_sizes.py").write_text(function)
     monkeypatch.setattr(tables, "__path__", [*tables.__path__, str(workplace.folder)])
-    (entry,) = eval(line, {"Table": registry.Table})
+    entry = eval(line, {"Table": registry.Table})
     for module in (registry, tables_command):
         monkeypatch.setattr(module, "TABLES", {**registry.TABLES, entry.name: entry})
     lines = (words for words in commands("benchmark") if words[:3] == ["python", "-m", "benchmarks"])

@@ -19,7 +19,7 @@ from plugin_points import Point
 import rammer
 from rammer.cli.group import LazyGroup
 from rammer.compile_options import CompileOptions, Request, declaration_of, default_of, flag_of, parameter_of
-from rammer.device import capabilities, in_place, loader, manifest
+from rammer.device import capabilities, execution_forms, in_place, loader, manifest
 from rammer.device.capabilities import CAPABILITIES, Capability, capabilities_of
 from rammer.device.guard import Guard
 from rammer.device.hooks import hookimpl
@@ -136,7 +136,7 @@ def test_help_lists_the_policies_and_transports_of_plugins(monkeypatch: pytest.M
 
 
 def test_every_optional_protocol_is_listed() -> None:
-    modules = (capabilities, in_place, manifest)
+    modules = (capabilities, execution_forms, in_place, manifest)
     optional = {p for m in modules for p in vars(m).values() if getattr(p, "_is_runtime_protocol", False)}
     assert {c.protocol for c in CAPABILITIES} == optional
 

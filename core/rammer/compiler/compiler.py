@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +16,7 @@ from rammer.compile_options import DEFAULT, MEASURED, CompileOptions, Progress, 
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
+from rammer.compiler.form_choice import FormChooser
 from rammer.compiler.length_variants import verify_tables, with_cases
 from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
@@ -59,6 +60,7 @@ from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.policy_registry import parse_policy
+from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import task_timer
 from rammer.tuning.tuner import Tuner
@@ -133,7 +135,8 @@ class Compiler:
                 made = self._compile_points(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
             with self.step("cases"):
                 made = verify_tables(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
-        return replace(made, seconds=dict(self.seconds), float32=tuple(self.float32))
+            segments = [s if not isinstance(s, ProgramSegment) or s.cases else self._in_form(s) for s in made.segments]
+        return replace(made, segments=tuple(segments), seconds=dict(self.seconds), float32=tuple(self.float32))
 
     def _compile_points(
         self,
@@ -157,7 +160,7 @@ class Compiler:
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
         ports = ports_of(graph.inputs), ports_of(graph.outputs)
-        segment = self._choose_faster(lambda compiler: compiler.program(computes, *ports, ended, over))
+        segment = self._choose_faster(lambda compiler: compiler.program(computes, *ports, ended, over, form=False))
         return Compiled(graph, (replace(segment, program=interleave_tasks(segment.program)),), ranged=ranged)
 
     def static_graphs(
@@ -176,7 +179,8 @@ class Compiler:
         def rewritten(graph: Graph, ranged: bool) -> Graph:
             return self._run_passes_without(graph, without if ranged else ())
 
-        return DynamicSteps(self.lowerings, rewritten, self.program, iteration_cost(self.backend))
+        program = partial(self.program, form=False)  # parts get their forms when they are complete
+        return DynamicSteps(self.lowerings, rewritten, program, iteration_cost(self.backend))
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Run all steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
@@ -210,12 +214,23 @@ class Compiler:
     def host_segment(self, graph: Graph, node: Node, why: str) -> Segment:
         """Return the segment of an operator without a tensor expression. ``why`` is the reason."""
         steps = LoopSteps(
-            self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
+            self.lowerings,
+            lambda g: self.rewritten(g, self.passes)[0],
+            lambda g: self._compile_segment(g, NOTHING, form=False),
         )
-        return make_fallback_segment(graph, node, why, steps if can_repeat(self.backend) else None, self.custom)
+        made = make_fallback_segment(graph, node, why, steps if can_repeat(self.backend) else None, self.custom)
+        return self._in_form(made) if isinstance(made, ProgramSegment) else made
 
-    def _compile_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
-        return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept))
+    def _compile_segment(self, graph: Graph, kept: Mapping[str, str], form: bool = True) -> ProgramSegment:
+        return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept, form))
+
+    def _in_form(self, segment: ProgramSegment) -> ProgramSegment:
+        """Return a complete program, which had no choice of policies, in the best execution form."""
+        with self.step("forms"):
+            return self._form_chooser(Chooser(Wavefront(), self.backend, self.store)).chosen([segment])
+
+    def _form_chooser(self, chooser: Chooser) -> FormChooser:
+        return FormChooser(chooser, self.registry.policies() if self.registry else (), self.unmeasured)
 
     def _choose_faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
         """Return the program that ``make`` builds; if kernels are measured, the faster one of those with and without."""
@@ -236,10 +251,10 @@ class Compiler:
         """A compiler of the same options that measures no kernels."""
         return replace(self, options=replace(self.options, tune="off"), progress=ignore_progress, seconds={}, memory=Memory())
 
-    def _lower_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
+    def _lower_segment(self, graph: Graph, kept: Mapping[str, str], form: bool) -> ProgramSegment:
         with self.step("lower"):
             found = append_in_place(lower(graph, self.lowerings), kept)
-        return self.program(found.graph, ports_of(graph.inputs), ports_of(graph.outputs), None, found)
+        return self.program(found.graph, ports_of(graph.inputs), ports_of(graph.outputs), None, found, form)
 
     def program(
         self,
@@ -248,9 +263,11 @@ class Compiler:
         outputs: tuple[Port, ...],
         ended: Ended | None = None,
         found: Appended | None = None,
+        form: bool = True,
     ) -> ProgramSegment:
         """Compile tensor expressions to a verified program. Ranged programs (``ended`` given) are scheduled by predicted time,
-        since no single length is representative. ``found`` lists outputs stored in place over an input."""
+        since no single length is representative. ``found`` lists outputs stored in place over an input. Without ``form``, the
+        program is for the device's first execution form."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         kept = found.kept if found is not None else NOTHING
         ends = merge_ended(ended, found.ended) if found is not None else ended
@@ -275,7 +292,8 @@ class Compiler:
         )
         with self.step("policies"):
             unmeasured = OPEN_LENGTHS if any(o.lengths for o in best[0].program.operators) else self.unmeasured
-            made = Chooser(self.policy, self.backend, self.store, unmeasured).chosen(best)
+            chooser = Chooser(self.policy, self.backend, self.store, unmeasured)
+            made = self._form_chooser(chooser).chosen(best) if form else chooser.chosen(best)
         print_debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
         print_debug(PROGRAMS, lambda: str(made.program))
         return made

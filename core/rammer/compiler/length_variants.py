@@ -20,8 +20,8 @@ from rammer.frontend.ranges.range_bounds import interleave_tasks
 from rammer.ir.device import VDevice
 from rammer.ir.extent import Ranged
 from rammer.ir.operator import ROperator
-from rammer.ir.program import RProgram, Storage
-from rammer.plan.program_builder import Interface, build_program
+from rammer.ir.program import RProgram
+from rammer.plan.program_builder import Interface, PlacedTensors, build_program
 from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.verify.in_place_state import state_pairs
@@ -112,7 +112,7 @@ class _Tables:
         kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
         graph = OperatorGraph(kernels, find_dependences(operators, program.storage), binding.constants)
         ports = Interface(program.name, program.inputs, program.outputs, binding.constants)
-        tensors = PlacedTensors(program)
+        tensors = PlacedTensors.of(program)
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:
             return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
@@ -120,11 +120,3 @@ class _Tables:
         with attribute_errors(self.policy):
             (made,) = build_legal_programs(propose_schedules(self.policy, graph, device), build, 1)
         return interleave_tasks(replace(made, precision=program.precision))
-
-
-class PlacedTensors:
-    """The storages and buffers of a program's tensors."""
-
-    def __init__(self, program: RProgram) -> None:
-        self.storages: Mapping[str, Storage] = program.storage
-        self.buffers: Mapping[str, tuple[str, int]] = {b.name: (b.dtype, b.size) for b in program.buffers}

@@ -62,6 +62,11 @@ class Chooser:
     store: KernelStore
     unmeasured: str = ""
 
+    @property
+    def measures(self) -> bool:
+        """True if several proposals are measured."""
+        return isinstance(self.policy, Choosing) and not self.unmeasured
+
     def chosen(self, options: Sequence[ProgramSegment]) -> ProgramSegment:
         """Return one of ``options``, which are of one graph, with the reason."""
         first = options[0]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
+from rammer.device.execution_forms import MultiForm
 from rammer.device.in_place import Copying, InPlace
 from rammer.device.manifest import (
     Array,
@@ -191,6 +192,7 @@ CAPABILITIES: Final = (
     Capability(Repeating, "Backend", "Runs loop programs: the table once per iteration, with moves between buffers around each."),
     Capability(Seaming, "Backend", "Reports the cost between two iterations; decides the number of steps per iteration."),
     Capability(InPlace, "Backend", "Reports the alignment and padding of host arrays that programs access in place."),
+    Capability(MultiForm, "Backend", "Runs programs in several execution forms, for each of which the core plans a program."),
     Capability(Families, "Backend", "Lists kernel families and configurations, so that a file with unknown ones is rejected."),
     Capability(Exhaustive, "Backend", "Lists every candidate, for the search over kernels."),
     Capability(Tracer, "Backend", "Records when and where each task ran, for `rammer run --trace`."),

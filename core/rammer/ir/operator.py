@@ -108,6 +108,11 @@ class ROperator:
         axes = tuple(range(len(self.anchor.axes)))
         return all(own == axes for own in self.shared.values())
 
+    def tiled_as(self, other: ROperator) -> ROperator:
+        """Return this operator with the tile and kernel of an equal one, or itself if they are the same."""
+        same = (self.tile, self.family, self.config) == (other.tile, other.family, other.config)
+        return self if same else replace(self, tile=other.tile, family=other.family, config=other.config)
+
     def part(self, output: str, box: Box) -> Box:
         """Return the part of ``output`` that a task with the anchor's ``box`` writes."""
         extents = self._uneven_shapes.get(output)
@@ -325,6 +330,10 @@ class RKernel:
     def task_time(self, busy: float) -> float:
         """Return the task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
         return self.alone + (self.crowded - self.alone) * min(max(busy, 0.0), 1.0)
+
+    def made_for(self, operator: ROperator) -> RKernel:
+        """Return the kernel for an equal operator."""
+        return replace(self, operator=operator.tiled_as(self.operator))
 
     @property
     def shares(self) -> int:

@@ -180,7 +180,8 @@ class ProgramParts:
     """A program's ``rows[vEU][order]`` and all objects that its tasks refer to, except the values of constants.
 
     ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` that of its kernels. With ``repeat``, the table is
-    that of one iteration. ``homes`` lists the devices of a multi-device program; () for a single device."""
+    that of one iteration. ``homes`` lists the devices of a multi-device program; () for a single device. ``form`` names the
+    execution form of its device that runs it; "" is the device's first one (``rammer.device.execution_forms``)."""
 
     name: str
     policy: str
@@ -195,3 +196,4 @@ class ProgramParts:
     precision: str = PRECISIONS[0]
     repeat: Repeat | None = None
     homes: tuple[HomeDevice, ...] = ()
+    form: str = ""

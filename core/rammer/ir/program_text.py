@@ -83,6 +83,7 @@ def format_parts(p: ProgramParts) -> str:
     """Return the whole program as text."""
     head = f"program {p.name} policy {quote_text(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
     lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
+    lines += [f"  form {p.form}"] if p.form else []
     lines += [f"  device {quote_text(h.device)} of {h.rows} rows" for h in p.homes]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
@@ -137,6 +138,7 @@ _PATTERNS = {
         "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
         "input": rf'(".*") -> {_NAME}',
         "output": rf'(".*") <- {_NAME}',
+        "form": _NAME,
         "device": r"(.+) of (\d{1,6}) rows",
         "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}(?: in (\d{{1,6}}))?",
         "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
@@ -173,6 +175,7 @@ class _Reader:
     def __init__(self) -> None:
         self.head: tuple[str, str, int, float] | None = None
         self.precision = PRECISIONS[0]
+        self.form = ""
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
         self.homes: list[HomeDevice] = []
@@ -213,6 +216,11 @@ class _Reader:
 
     def _output(self, external: str, tensor: str) -> None:
         self.outputs.append(Port(_parse_external(external), tensor))
+
+    def _form(self, name: str) -> None:
+        if self.form:
+            raise ValueError("'form' twice")
+        self.form = name
 
     def _device(self, device: str, rows: str) -> None:
         self.homes.append(HomeDevice(unquote_text(device), int(rows)))
@@ -343,6 +351,7 @@ class _Reader:
             self.precision,
             None if self.turns is None else replace(self.turns, moves=tuple(self.moves)),
             tuple(self.homes),
+            self.form,
         )
 
 

@@ -6,7 +6,7 @@ and writers of the old value. They must end before any writer of the new value s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rammer.ir.prefix_set import PrefixSet
-from rammer.ir.program import ALIGNMENT
+from rammer.ir.program import ALIGNMENT, Buffer, RProgram
 from rammer.plan.waits import Order
 
 
@@ -53,6 +53,15 @@ def plan_memory(uses: Sequence[BufferUse], order: Order) -> MemoryPlan:
         placed[i] = sizes[i] > 0
     peak = int((offsets + sizes).max(initial=0))
     return MemoryPlan({u.buffer: int(o) for u, o in zip(uses, offsets, strict=True)}, peak, int(sizes.sum()))
+
+
+def with_private_buffers(program: RProgram) -> RProgram:
+    """Return ``program`` with every arena buffer at a separate offset."""
+    buffers, offset = list[Buffer](), 0
+    for b in program.buffers:
+        buffers.append(replace(b, offset=offset) if b.kind == "arena" else b)
+        offset += _align_up(b.nbytes) if b.kind == "arena" else 0
+    return replace(program, buffers=tuple(buffers))
 
 
 class Conflicts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,24 @@ class Storages(Protocol):
     def buffers(self) -> Mapping[str, tuple[str, int]]:
         """Element type and number of elements of each buffer."""
         ...
+
+
+@dataclass(frozen=True)
+class PlacedTensors:
+    """The storages and buffers of a program's tensors, for building another program of its operators."""
+
+    storages: Mapping[str, Storage]
+    buffers: Mapping[str, tuple[str, int]]
+
+    @staticmethod
+    def of(program: RProgram) -> PlacedTensors:
+        """Return the storages of ``program``."""
+        return PlacedTensors(program.storage, {b.name: (b.dtype, b.size) for b in program.buffers})
+
+    def with_others(self, dtypes: Mapping[Storage, str]) -> PlacedTensors:
+        """Return the storages with additional ones, here by their element types, that fill separate buffers."""
+        buffers = {s.buffer: (dtype, math.prod(s.shape)) for s, dtype in dtypes.items()}
+        return PlacedTensors({**self.storages, **{s.tensor: s for s in dtypes}}, {**self.buffers, **buffers})
 
 
 @dataclass(frozen=True)

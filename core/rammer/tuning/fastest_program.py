@@ -22,7 +22,7 @@ from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs
 from rammer.tuning.kernel_store import KernelStore
 
-__all__ = ["Opener", "TimeCache", "fastest_program", "program_opener"]
+__all__ = ["Opener", "TimeCache", "Times", "fastest_program", "program_opener", "time_programs"]
 
 #: Rounds in which all programs run, and the limits at which slow programs are dropped: after these rounds, at this multiple of
 #: the best time. Other load on the machine makes some runs up to half longer. Programs are dropped only after ``SOON`` seconds:
@@ -64,6 +64,46 @@ class TimeCache:
         return [key_of(whole, str(i)) for i in range(len(texts))]
 
 
+@dataclass(frozen=True)
+class Times:
+    """The measured ``seconds`` of programs by index, the reasons why others are ``lost``, and the origin of the times. ``absent``
+    is the reason if the device is absent."""
+
+    seconds: Mapping[int, float]
+    lost: Mapping[int, DeviceFailure] = field(default_factory=dict)
+    origin: str = "by measurement"
+    absent: str = ""
+
+    def fastest(self, names: Sequence[str], what: str = "") -> tuple[int, str]:
+        """Return the index of the fastest program and a line with the reason, with warnings for the lost ones. It is the first
+        program if none ran."""
+        if self.absent:
+            return 0, f"{names[0]}, by prediction: {self.absent}"
+        for place, lost in self.lost.items():
+            print_warning(f"{what}{names[place]} is left out: {lost.what}")
+        if not self.seconds:
+            return 0, f"{names[0]}, by prediction: no program ran ({self.lost[0].what})"
+        best = next(i for i, s in sorted(self.seconds.items()) if s <= SAME * min(self.seconds.values()))
+        said = [f"{names[i]} {s * 1e3:.4g} ms" for i, s in sorted(self.seconds.items())]
+        said += [f"{names[i]} left out ({lost.what})" for i, lost in self.lost.items()]
+        return best, f"{names[best]}, {self.origin}: {', '.join(said)}"
+
+
+def time_programs(programs: Sequence[RProgram], opened: Opener, kept: TimeCache | None = None) -> Times:
+    """Return the times of programs that run interleaved, or those that were cached for all of them together."""
+    known = kept.get(programs) if kept is not None else None
+    if known is not None:
+        return Times(known, origin="by measurement before")
+    race = Race(opened)
+    try:
+        seconds = race.run(programs)
+    except DeviceUnavailable as problem:
+        return Times({}, absent=problem.what)
+    if kept is not None and seconds and not race.lost:
+        kept.put(programs, seconds)
+    return Times(seconds, race.lost)
+
+
 def fastest_program(
     programs: Sequence[RProgram], opened: Opener, kept: TimeCache | None = None, names: Sequence[str] = ()
 ) -> tuple[RProgram, str]:
@@ -71,24 +111,8 @@ def fastest_program(
 
     The line names programs by ``names`` (default: their policies). A program that does not run is dropped, with a warning. The
     first program is returned if the device is absent or all programs fail."""
-    names, what = names or [p.policy for p in programs], "" if names else "policy "
-    known = kept.get(programs) if kept is not None else None
-    race = Race(opened)
-    try:
-        seconds = race.run(programs) if known is None else known
-    except DeviceUnavailable as problem:
-        return programs[0], f"{names[0]}, by prediction: {problem.what}"
-    for place, lost in race.lost.items():
-        print_warning(f"{what}{names[place]} is left out: {lost.what}")
-    if not seconds:
-        return programs[0], f"{names[0]}, by prediction: no program ran ({race.lost[0].what})"
-    if kept is not None and known is None and not race.lost:
-        kept.put(programs, seconds)
-    best = next(i for i, s in sorted(seconds.items()) if s <= SAME * min(seconds.values()))
-    said = [f"{names[i]} {s * 1e3:.4g} ms" for i, s in sorted(seconds.items())]
-    said += [f"{names[i]} left out ({lost.what})" for i, lost in race.lost.items()]
-    how = "by measurement" if known is None else "by measurement before"
-    return programs[best], f"{names[best]}, {how}: {', '.join(said)}"
+    best, why = time_programs(programs, opened, kept).fastest(names or [p.policy for p in programs], "" if names else "policy ")
+    return programs[best], why
 
 
 @dataclass

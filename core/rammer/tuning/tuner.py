@@ -59,7 +59,7 @@ class Tuner:
         if sign not in self._seen:
             self._seen[sign] = self._find_kernels(operator, binding, sign)
         self.progress(operator.name)
-        return tuple(_retarget_kernel(k, operator) for k in self._seen[sign])
+        return tuple(k.made_for(operator) for k in self._seen[sign])
 
     def first(self, operator: ROperator, binding: Binding) -> float:
         """Return the seconds of the first of ``kernels`` on all vEUs, or infinity if no candidate fits. If nothing is measured,
@@ -221,12 +221,6 @@ def _unfitting_error(operator: ROperator, device: VDevice) -> DeviceFailure:
         where=operator.anchor.origin,
         hint="a device with more memory per unit is needed for this model",
     )
-
-
-def _retarget_kernel(kernel: RKernel, operator: ROperator) -> RKernel:
-    """Return ``kernel`` of an equal operator, for ``operator``."""
-    o = kernel.operator
-    return replace(kernel, operator=replace(operator, tile=o.tile, family=o.family, config=o.config))
 
 
 def _to_tuned_kernel(kernel: RKernel) -> TunedKernel:

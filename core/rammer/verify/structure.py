@@ -56,6 +56,8 @@ def _check_names(program: RProgram) -> None:
         for name in names:
             if not is_identifier(name):
                 raise VerifyError(f"{what} {name!r} has a name that is not an identifier", program.name)
+    if program.form and not is_identifier(program.form):
+        raise VerifyError(f"form {program.form!r} is not an identifier", program.name)
 
 
 def _check_ports(program: RProgram) -> None:

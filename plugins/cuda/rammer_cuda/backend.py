@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import generator_hash
+from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.fusion.tile_search import candidates as tile_candidates
@@ -27,11 +28,12 @@ from rammer_cuda.family import Held
 from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.row_kernels import RowKernels
 from rammer_cuda.source import Writer, translation_unit
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
-    from rammer_cuda.select import Execution
+    from rammer_cuda.forms import Execution
 
 #: Replays of one measurement (the median counts), and copies of the operator chained in one replay, which make the resolution of
 #: events, about a microsecond, negligible.
@@ -118,7 +120,7 @@ def open_backend(options: OpenOptions) -> Backend:
     """Open a GPU, or a target without one. Raise BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
-    from rammer_cuda.select import Execution
+    from rammer_cuda.forms import Execution
 
     how = Execution.of(options.options)
     if options.target:
@@ -197,11 +199,34 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         return True
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """Load the program for the requested executor, or the one measured to be faster."""
+        """Load the program unchanged, for its execution form."""
         self._need_hardware()
-        from rammer_cuda.select import open_executor
+        from rammer_cuda.forms import open_executor
 
         return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
+
+    @property
+    def forms(self) -> Sequence[ExecutionForm]:
+        """The execution forms of the chosen executor."""
+        return self.how.forms
+
+    def suitable_forms(self, program: RProgram, binding: Binding) -> Sequence[ExecutionForm]:
+        """Return the forms that may be the fastest for a program that was planned for the first one."""
+        return self.how.suitable_forms(program, binding)
+
+    def form_kernels(self, form: ExecutionForm, operator: ROperator, binding: Binding, part: bool = False) -> list[RKernel]:
+        """Return the kernels that a block of ``form`` can call for an operator, priced on its rows."""
+        found = self.row_kernels.of(form, operator, binding, part)
+        return [RKernel(o, partial(self._write_kernel, o, binding), *times) for (_, o), times in found]
+
+    def holds_constants(self, operator: ROperator) -> bool:
+        """Return True if a persistent kernel keeps the operator's constants in registers."""
+        return family_of(operator).persistent is not None
+
+    @cached_property
+    def row_kernels(self) -> RowKernels:
+        """The kernels that persistent kernels can call."""
+        return RowKernels(self.gpu, Writer())
 
     @property
     def cases(self) -> int:

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from rammer_cuda.driver import check_result, import_driver
-from rammer_cuda.interleaved_timing import STEADY, in_turns
+from rammer_cuda.run_timing import STEADY, undisturbed_seconds
 
 #: The device variable that switches early starts of a kernel, in every module (``device/order.cuh``).
 SWITCH = b"rm_pdl"
 #: Replays of one measurement, its maximum repetitions if disturbed, and the kernels tried singly, most launches first.
 REPLAYS, AGAIN, TRIED = 7, 3, 24
-#: Minimum and maximum seconds of runs before the first measurement.
-BEFORE = (0.05, 0.1)
 #: Seconds after which no further kernel is tried: a large program gains too little for a longer search.
 LONGEST = 0.2
 #: A change stays if it saves more than this fraction: about the difference of two measurements of one graph.
@@ -58,7 +56,7 @@ class Switches:
     def choose(self, launched: Iterable[str], replay: Callable[[], float]) -> float:
         """Keep the switches that minimise ``replay`` (seconds of one run): none or all, then kernel by kernel. ``launched`` names
         the kernel of every launch. Returns the seconds measured at the end."""
-        least = in_turns({"": replay}, BEFORE).seconds[""]
+        least = undisturbed_seconds(replay)
         counts, begin = Counter(launched), time.perf_counter()
         best = self._measure_replays(least, replay)
         self.set(counts)

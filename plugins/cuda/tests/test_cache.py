@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
-from zoo import find
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
@@ -32,11 +29,9 @@ pytest.importorskip("cuda.bindings")
 from .cuda_on_host import told
 from rammer_cuda import compile, kernel_cache, launches
 from rammer_cuda.backend import open_backend
-from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.persistent import form_cache as cached_plan
-from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
+from rammer_cuda.persistent import dataflow
+from rammer_cuda.persistent.dataflow import cached_words, plan_words
 from rammer_cuda.source import Writer
 
 
@@ -78,51 +73,6 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     plain = {k.entry for k in again.values()} - packed
     assert len(plain) > 5 and len(packed) > 2
     assert {again[name].entry for name in emitted} == packed
-
-
-@functools.cache
-def fit() -> tuple[RProgram, Binding, Fitted]:
-    """Return a program with branches, and its form for rows."""
-    program, binding = compiled(find("resnext29_branches:small").build())
-    return program, binding, fit_program(program, binding, TARGETS["sm_90a"])
-
-
-@pytest.mark.slow
-def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
-    program, binding, made = fit()
-    asked = list[object]()
-    monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
-    for _ in range(2):
-        found = cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
-        assert found == made and len(asked) == 1 and made.program is not program
-    other = replace(TARGETS["sm_90a"], bandwidth=TARGETS["sm_90a"].bandwidth / 2)
-    assert cached_plan.cached_fit(program, binding, other) == made and len(asked) == 2, "prices of another GPU"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["a wait", "an output", "a text", "a number"])
-def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
-    program, binding, made = fit()
-    cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
-    (path,) = (tmp_path / "binaries" / "cuda").iterdir()
-    text = cached_text(path)
-    assert text is not None
-    record = json.loads(text)
-    before = dict(record)
-    if damage == "a number":
-        record["threads"] = "many"
-    else:
-        old, new = {"a wait": (r"wait\([^)]*\) ", ""), "an output": (r'output "\w+"', 'output "other"'), "a text": ("$", "\nx")}[
-            damage
-        ]
-        record["program"] = re.sub(old, new, record["program"], count=1)
-    assert record != before
-    cache_text(path, json.dumps(record))
-    asked = list[object]()
-    monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
-    assert cached_plan.cached_fit(program, binding, TARGETS["sm_90a"]) == made and len(asked) == 1
 
 
 @pytest.mark.slow
@@ -182,17 +132,17 @@ def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
-    assert cached_plan.cached_words(program, binding) == plan
-    monkeypatch.setattr(cached_plan, "plan_words", lambda program, binding: pytest.fail("planned again"))
-    assert cached_plan.cached_words(RProgram.parse(str(program)), binding) == plan
+    assert cached_words(program, binding) == plan
+    monkeypatch.setattr(dataflow, "plan_words", lambda program, binding: pytest.fail("planned again"))
+    assert cached_words(RProgram.parse(str(program)), binding) == plan
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    plan = cached_plan.cached_words(program, binding)
+    plan = cached_words(program, binding)
     assert plan.program is program and not plan.words
-    assert cached_plan.cached_words(program, binding) == plan
+    assert cached_words(program, binding) == plan
 
 
 @pytest.mark.slow

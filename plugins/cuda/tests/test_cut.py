@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram, waves
 from rammer.runtime.host_memory import HostMemory, storage_view
@@ -28,22 +30,22 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.in_place_state import state_pairs
 from rammer_testing.nonempty import some
 
-from rammer_cuda import executor, select
+from .cuda_choices import planned_rows
+from rammer_cuda import executor, forms
 from rammer_cuda.backend import open_backend
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch
 from rammer_cuda.persistent import persistent_executor as persistent
-from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.fit_to_block import Fitted
-from rammer_cuda.persistent.partition import MixedParts, cut_around
+from rammer_cuda.persistent.dataflow import plan_words, shares_memory
+from rammer_cuda.persistent.partition import MixedParts, split_parts
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-def compiled(model: onnx.ModelProto) -> ProgramSegment:
-    backend = open_backend(OpenOptions(target="sm_90a"))
+def compiled(model: onnx.ModelProto, options: Mapping[str, str] = MappingProxyType({})) -> ProgramSegment:
+    backend = open_backend(OpenOptions(target="sm_90a", options=options))
     (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments
     assert isinstance(segment, ProgramSegment)
     return segment
@@ -113,32 +115,33 @@ def parts_of(cut: MixedParts) -> list[RProgram]:
 def test_parts_compute_what_the_program_does(number: int, rng: np.random.Generator) -> None:
     """Check parts in one memory and in order. Every task is in one part, and operators that hold constants are in the kernel's
     part. A program stays whole if two parts would write one buffer."""
-    segment = compiled(drawn(rng))
-    program, cut = segment.program, cut_around(segment.program)
+    segment = compiled(drawn(rng), {"executor": "graph"})
+    program = planned_rows(open_backend(OpenOptions(target="sm_90a")), segment, (forms.MIXED, forms.HOLDING)).program
     held = {o.name for o in program.operators if family_of(o).persistent}
-    if cut is None:
+    if program.form != "mixed":
         written = [program.storage[t].buffer for o in program.operators for t in o.outputs]
-        assert len(held) == len(program.operators) or len({*written}) < len(written)
+        assert program.form == "holding" and (len(held) == len(program.operators) or len({*written}) < len(written))
         return
+    cut = split_parts(program)
     parts = parts_of(cut)
     assert sorted(o.name for p in parts for o in p.operators) == sorted(o.name for o in program.operators)
     assert held <= {o.name for o in cut.rows.operators} and len(parts) > 1
     assert sum(p.task_count for p in parts) == program.task_count
     inputs = {p.external: rng.standard_normal(program.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
     want = results(program, segment.constants, inputs, [program])
-    have = results(cut.whole, segment.constants, inputs, parts)
+    have = results(program, segment.constants, inputs, parts)
     for name, values in some(want.items()):
         np.testing.assert_array_equal(have[name], values)
 
 
-def speech() -> ProgramSegment:
-    return compiled(deepspeech2(3, frames=12, bins=21, channels=4, layers=1, kernels=((5, 3), (3, 3))))
+def speech() -> onnx.ModelProto:
+    return deepspeech2(3, frames=12, bins=21, channels=4, layers=1, kernels=((5, 3), (3, 3)))
 
 
 def test_convolutions_are_launched_before_recurrent_layers_and_what_is_read_behind_them_is_stored() -> None:
-    segment = speech()
-    program, cut = segment.program, cut_around(segment.program)
-    assert cut is not None and cut.before is not None and cut.after is not None
+    segment = compiled(speech())
+    program, cut = segment.program, split_parts(segment.program)
+    assert cut.before is not None and cut.after is not None and not shares_memory(program)
     assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:3]]
     assert [o.name for o in cut.after.operators] == [program.operators[-1].name]
     assert all(family_of(o).persistent for o in some(cut.rows.operators))
@@ -150,45 +153,34 @@ def test_convolutions_are_launched_before_recurrent_layers_and_what_is_read_behi
     assert last and last <= flow.stored and last & {t for words in flow.words.values() for t in words}
 
 
-def products() -> ProgramSegment:
+def products() -> onnx.ModelProto:
     net = Net("products", 3)
-    return compiled(net.finish(product(net, net.input("x", (32, 64)), 32), fit=False))
+    return net.finish(product(net, net.input("x", (32, 64)), 32), fit=False)
 
 
-@pytest.mark.parametrize("key, executor", [("lstm", "persistent"), ("products", "graph"), ("speech", "mixed")])
-def test_a_program_without_a_part_for_each_has_one_executor(key: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: SimpleNamespace(what="graph", notes=("more",)))
-    monkeypatch.setattr(
-        select, "PersistentProgram", lambda *given: SimpleNamespace(what="persistent", notes=("more",), given=given)
-    )
-    how = select.Execution.of({"executor": "mixed", "watchdog": "0.25"})
-    segment = {"lstm": lambda: compiled(lstm_tc(0, layers=2, steps=4)), "speech": speech, "products": products}[key]()
-    loaded: Any = select.open_executor(segment.program, segment.constants, TARGETS["sm_90a"], 0, how)
-    if executor == "mixed":
-        assert loaded.given[4:6] == (250_000_000, True) and loaded.given[6].cut is not None and loaded.notes == ("more",)
-        return
-    assert loaded.what == executor
-    assert loaded.notes == (f"executor {executor}, since all operators of this program suit one kind", "more")
+@pytest.mark.parametrize("key, form", [("lstm", "holding"), ("products", ""), ("speech", "mixed")])
+def test_a_program_without_a_part_for_each_has_one_executor(key: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the requested executor of launches around one kernel, which receives the compiled program itself."""
+    opened = list[tuple[str, Any]]()
+    monkeypatch.setattr(forms, "CudaProgram", lambda *given: opened.append(("graph", given)))
+    monkeypatch.setattr(forms, "PersistentProgram", lambda *given: opened.append(("persistent", given)))
+    how = {"executor": "mixed", "watchdog": "0.25"}
+    model = {"lstm": lambda: lstm_tc(0, layers=2, steps=4), "speech": speech, "products": products}[key]()
+    segment = compiled(model, how)
+    assert segment.program.form == form
+    forms.open_executor(segment.program, segment.constants, TARGETS["sm_90a"], 0, forms.Execution.of(how))
+    ((kind, given),) = opened
+    assert given[0] is segment.program and kind == ("persistent" if form else "graph")
+    assert not form or given[4:] == (250_000_000, True, 512, 1, form == "mixed")
 
 
-@pytest.mark.parametrize("faster", ["graph", "mixed"])
-def test_auto_measures_rows_with_constants_between_launches(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the faster executor is used, and that a later process opens it."""
-    segment, written, shapes = speech(), list[str](), list[Any]()
-
-    def made(kind: str, *given: Any) -> SimpleNamespace:
-        shapes.append(given[-1])
-        seconds = 1e-3 if kind == faster else 2e-3
-        return SimpleNamespace(kind=kind, run=lambda inputs: None, replay=lambda: seconds, close=lambda: None, notes=())
-
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: made("graph", *given))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: made("mixed", *given))
-    monkeypatch.setattr(select.Cached, "read", lambda self: written[0] if written else None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
-    for _ in range(2):
-        loaded: Any = select.open_executor(segment.program, segment.constants, TARGETS["sm_90a"], 0)
-        assert loaded.kind == faster and written == [faster]
-    assert [s.cut is not None for s in shapes if isinstance(s, Fitted)] == ([True, True] if faster == "mixed" else [True])
+def test_rows_that_mix_the_parts_are_refused() -> None:
+    program = compiled(speech()).program
+    mixed = tuple(tuple(reversed(row)) for row in program.rows)
+    with pytest.raises(DeviceFailure, match="are not in the order of its parts"):
+        split_parts(replace(program, rows=mixed))
+    with pytest.raises(DeviceFailure, match="no operator of program products holds constants"):
+        split_parts(compiled(products()).program)
 
 
 # --- the graph --------------------------------------------------------------------------------------
@@ -259,34 +251,6 @@ def test_the_persistent_kernel_begins_behind_all_before_it_and_ends_before_all_b
     for before in reversed(range(walk)):
         assert any((before, after) in {e[:2] for e in api.edges} for after in led), "may go on when the walk begins"
         led.add(before)
-
-
-def test_auto_warms_a_gpu_that_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the warm-up. An idle GPU is slow at first, and a persistent kernel is then slower than launches, but later faster."""
-    spent = [0.0]
-
-    class Cold:
-        notes: tuple[str, ...] = ()
-
-        def __init__(self, name: str, cold: float, warm: float) -> None:
-            self.name, self.cold, self.warm = name, cold, warm
-
-        def run(self, inputs: object) -> None: ...
-
-        def replay(self) -> float:
-            seconds = self.cold if spent[0] < 0.06 else self.warm
-            spent[0] += seconds
-            return seconds
-
-        def close(self) -> None: ...
-
-    program = compiled(lstm_tc(0, layers=2, steps=4)).program
-    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Cold("graph", 9e-4, 7e-4))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Cold("persistent", 2e-3, 5e-4))
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
-    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
-    assert isinstance(chosen, Cold) and chosen.name == "persistent"
 
 
 def test_what_continues_an_input_waits_for_no_task_of_its_own() -> None:

@@ -6,7 +6,6 @@ import functools
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import KINDS, NetCase, Sampler
 from rammer_testing.nonempty import some
@@ -28,16 +28,17 @@ from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race
 
 pytest.importorskip("cuda.bindings")
 
+from .cuda_choices import planned_rows
 from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.device import device_source
 from rammer_cuda.families import family_of
+from rammer_cuda.forms import BY_NAME, ROWS
 from rammer_cuda.kernels.part import dynamic_bytes, with_statics_at
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointee_types
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.fit_to_block import SHAPES, Fitted, fit_program
 from rammer_cuda.persistent.kernel_text import Body, kernel_text, part_function
 from rammer_cuda.persistent.task_table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.source import task_kernel
@@ -106,16 +107,15 @@ def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
 
 
 @functools.cache
-def rows_of(key: str) -> Fitted:
+def rows_of(key: str) -> RProgram:
     """Return a zoo model's program as rows of a persistent kernel."""
-    backend, segment = segment_of(key)
-    return fit_program(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
+    return planned_rows(*segment_of(key)).program
 
 
 @functools.cache
 def small_rows() -> tuple[list[ROperator], Binding]:
     """Return operators of a small network as tasks of a persistent kernel, one per kernel, and their binding."""
-    program, (_, segment) = rows_of("squeezenet:small").program, segment_of("squeezenet:small")
+    program, (_, segment) = rows_of("squeezenet:small"), segment_of("squeezenet:small")
     binding, kinds = Binding.of(program, segment.constants), dict[str, ROperator]()
     for o in program.operators:
         if kernel := callable_part(o, binding):
@@ -201,17 +201,18 @@ def test_static_shared_memory_moves_into_the_block() -> None:
 def test_rows_call_kernels_of_their_families(key: str) -> None:
     """Check that callable kernels replace the core's emitter for every operator, and that all blocks fit on the SMs."""
     backend, segment = segment_of(key)
-    shape = rows_of(key)
-    assert (shape.threads, shape.blocks) in SHAPES and shape.program.veus == backend.gpu.sms * shape.blocks
-    binding = Binding.of(shape.program, segment.constants)
-    flow = plan_words(shape.program, binding)
-    parts = operator_bodies(flow, binding, shape.threads)
-    assert all(b.part or b.held for b in some(parts.bodies)) and parts.threads <= shape.threads
+    program = rows_of(key)
+    form = BY_NAME[program.form]
+    assert form in ROWS and program.veus == backend.gpu.sms * form.rows
+    binding = Binding.of(program, segment.constants)
+    flow = plan_words(program, binding)
+    parts = operator_bodies(flow, binding, form.threads)
+    assert all(b.part or b.held for b in some(parts.bodies)) and parts.threads <= form.threads
     table = make_table(flow.program, parts.number, {n: range(len(a)) for n, a in parts.arguments.items()}, parts.held())
-    text = kernel_text(parts.bodies, table.form, parts.threads, blocks=shape.blocks)
+    text = kernel_text(parts.bodies, table.form, parts.threads, blocks=form.rows)
     found = compile_cubin(text, backend.gpu.architecture).resources["rm_persistent"]
-    assert found.registers * parts.threads * shape.blocks <= backend.gpu.registers and found.spills <= 1024
-    assert (found.shared + parts.shared + 1024) * shape.blocks <= backend.gpu.shared + 1024
+    assert found.registers * parts.threads * form.rows <= backend.gpu.registers and found.spills <= 1024
+    assert (found.shared + parts.shared + 1024) * form.rows <= backend.gpu.shared + 1024
 
 
 def test_entries_tell_where_runs_begin() -> None:
@@ -225,143 +226,6 @@ def test_entries_tell_where_runs_begin() -> None:
     begun = {int(first): int(kernel) | int(count) << KERNEL_BITS for kernel, first, count in table.runs}
     assert [int(w) for w in table.entries[:, 3]] == [begun.get(i, 0) for i in range(len(table.entries))]
     assert table.rows.tolist() == [sum(map(len, flow.program.rows[:v])) for v in range(flow.program.veus + 1)]
-
-
-class Fake:
-    """An executor whose runs have a duration of ``seconds``."""
-
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def run(self, inputs: object) -> None: ...
-
-    def replay(self) -> float:
-        return self.seconds
-
-    def close(self) -> None: ...
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("graph, persistent, chosen", [(1.0, 0.5, "persistent"), (1.0, 2.0, "graph"), (0.0, 0.0, "graph")])
-def test_auto_tries_programs_without_cells(graph: float, persistent: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that both executors are measured if the graph exceeds the rows' predicted time, and that rows are not built
-    otherwise."""
-    from rammer_cuda import select
-
-    built, written = [], []
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(graph))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(given[-1]) or Fake(persistent))
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
-    backend, segment = segment_of("resnext29_branches:small")
-    assert not select.keeps_constants(segment.program)
-    monkeypatch.setattr(select, "_launched_too", lambda program: False)
-    monkeypatch.setattr(select, "cached_fit", fit_program)
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
-    assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
-
-
-@pytest.mark.parametrize(
-    "times, many, tasks, tried",
-    [(0.95, 100, 0.5, True), (0.85, 100, 0.5, False), (1.05, 3, 0.5, False), (1.15, 3, 0.5, True), (1.15, 3, 0.0, False)],
-)
-def test_auto_tries_rows_that_are_predicted_to_take_little_more(
-    times: float, many: int, tasks: float, tried: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check when rows are tried. The graph's time is ``times`` the rows' predicted time. Above ``many`` kernels rows must be
-    clearly faster. Operators have at most ``tasks`` tasks per row."""
-    from rammer_cuda import select
-
-    backend, segment = segment_of("resnext29_branches:small")
-    seconds = times * rows_of("resnext29_branches:small").program.predicted
-    built = list[Fake]()
-    monkeypatch.setattr(select, "_launched_too", lambda program: False)
-    monkeypatch.setattr(select, "cached_fit", lambda *given: rows_of("resnext29_branches:small"))
-    monkeypatch.setattr(select, "MANY", many)
-    monkeypatch.setattr(select, "TASKS", tasks)
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(Fake(seconds / 2)) or built[0])
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert (opened in built) is tried and len(built) == tried
-
-
-def opened_beside(rows: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the choice of ``auto`` between a graph of one second and these rows, without a cache."""
-    from rammer_cuda import select
-
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: rows)
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
-    monkeypatch.setattr(select, "cached_fit", fit_program)
-    backend, segment = segment_of("resnext29_branches:small")
-    return select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-
-
-@pytest.mark.slow
-def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
-
-    class Stuck(Fake):
-        def run(self, inputs: object) -> None:
-            raise DeviceFailure("vEU 3 waited 2 s for counter c")
-
-    why = "executor persistent fails: vEU 3 waited 2 s for counter c"
-    opened = opened_beside(Stuck(0.5), monkeypatch)
-    assert opened.notes[0].startswith("executor graph, by measurement: graph") and opened.notes[1:] == (why,)
-    monkeypatch.setattr(select, "_launched_too", lambda program: False)
-    assert opened_beside(Stuck(0.5), monkeypatch).notes == (f"executor graph, since {why}",)
-
-
-@pytest.mark.slow
-def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = list[str]()
-
-    class StuckAgain(Fake):
-        def replay(self) -> float:
-            raise DeviceFailure("vEU 3 waited 2 s for counter c")
-
-        def close(self) -> None:
-            closed.append("rows")
-
-    opened = opened_beside(StuckAgain(0.5), monkeypatch)
-    assert opened.notes == ("executor graph, since another executor fails: vEU 3 waited 2 s for counter c",)
-    assert closed == ["rows"]
-
-
-@pytest.mark.parametrize("times, tried", [(0.87, {"wavewise"}), (1.15, {"wavewise", "persistent"}), (0.8, set())])
-@pytest.mark.parametrize("best", ["graph", "wavewise", "persistent"])
-def test_auto_tries_kernels_chosen_for_rows_as_launches(
-    times: float, tried: set[str], best: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check a graph of ``times`` the rows' predicted time. The fastest executor is used, and the next process builds only it."""
-    from rammer_cuda import select
-
-    backend, segment = segment_of("resnext29_branches:small")
-    shape = rows_of("resnext29_branches:small")
-    built, written, seconds = dict[str, Fake](), list[object](), times * shape.program.predicted
-
-    def fake(kind: str) -> Fake:
-        built[kind] = Fake(seconds * (1.0 if kind == "graph" else 0.5 if kind == best else 2.0))
-        return built[kind]
-
-    monkeypatch.setattr(select, "cached_fit", lambda *given: shape)
-    monkeypatch.setattr(select, "CudaProgram", lambda p, *given: fake("wavewise" if p is shape.program else "graph"))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: fake("persistent"))
-    monkeypatch.setattr(select.Cached, "read", lambda self: written[-1] if written else None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert set(built) == {"graph", *tried}
-    want = best if best in built else "graph"
-    assert opened is built[want] and written == [want]
-    built.clear()
-    select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert set(built) == {want}
 
 
 def alone(operator: ROperator, binding: Binding) -> str:

@@ -27,13 +27,13 @@ from rammer_testing.peer_process import PeerSession
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
+from rammer_cuda.forms import keeps_constants
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.persistent.bodies import KernelBodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
 from rammer_cuda.persistent.kernel_text import kernel_text
 from rammer_cuda.persistent.persistent_executor import find_hang
 from rammer_cuda.persistent.task_table import RowTable, make_table
-from rammer_cuda.select import keeps_constants
 
 pytest.importorskip("cuda.bindings")
 
@@ -233,14 +233,23 @@ def test_a_watchdog_is_a_time(text: str) -> None:
 
 
 def test_a_watchdog_reaches_the_persistent_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
+    from rammer_cuda import forms
 
-    backend = open_backend(OpenOptions(target="sm_90a", options={"executor": "persistent", "watchdog": "0.25"}))
+    how = forms.Execution.of({"executor": "persistent", "watchdog": "0.25"})
     seen: list[tuple[object, ...]] = []
-    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(forms, "PersistentProgram", lambda *arguments: seen.append(arguments))
     program = compiled(lstm_tc(0, layers=2, steps=4)).program
-    select.open_executor(program, {}, TARGETS["sm_90a"], 0, backend.how)
-    assert seen == [(program, {}, TARGETS["sm_90a"], 0, 250_000_000)]
+    for given in (program, replace(program, form="")):
+        forms.open_executor(given, {}, TARGETS["sm_90a"], 0, how)
+        assert seen.pop() == (given, {}, TARGETS["sm_90a"], 0, 250_000_000, True, 512, 1, False)
+
+
+def test_a_program_for_an_unknown_form_is_refused() -> None:
+    from rammer_cuda.forms import open_executor
+
+    program = replace(compiled(lstm_tc(0, layers=2, steps=4)).program, form="tiles")
+    with pytest.raises(DeviceFailure, match="is for the execution form tiles"):
+        open_executor(program, {}, TARGETS["sm_90a"], 0)
 
 
 def test_an_unknown_executor_is_refused() -> None:
@@ -266,16 +275,15 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
     Nets whose sums cancel are compared with ONNX Runtime to 1e-4. For the small SqueezeNet, rocm and ONNX Runtime are themselves
     1e-5 and 5e-6 from float64."""
 
-    from rammer_cuda.persistent.persistent_executor import PersistentProgram
-
     seed, batch = int(rng.integers(1 << 30)), key.removeprefix("lstm ")
     model = small_lstm(rng, int(batch), layers=4, steps=12) if batch.isdigit() else find(key).build(seed)
-    backend, by_graph = open_backend(OpenOptions()), open_backend(OpenOptions(options={"executor": "graph"}))
+    backend = open_backend(OpenOptions(options={"executor": "persistent"}))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     session = PeerSession(model)
-    loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
-    graph = by_graph.load(segment.program, segment.constants)
+    assert segment.program.form.startswith("holding" if batch.isdigit() else "rows_")
+    loaded = backend.load(segment.program, segment.constants)
+    graph = open_backend(OpenOptions()).load(replace(segment.program, form="graph"), segment.constants)
     for _ in range(1000):
         feeds = {i.name: rng.standard_normal(i.shape, dtype=np.float32) for i in session.get_inputs()}
         (have,), (other,) = (program.run(feeds).outputs.values() for program in (loaded, graph))
@@ -290,7 +298,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
 def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
     from rammer_cuda.persistent.persistent_executor import PersistentProgram
 
-    backend = open_backend(OpenOptions())
+    backend = open_backend(OpenOptions(options={"executor": "persistent"}))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program = segment.program
@@ -311,12 +319,10 @@ def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
 def test_bound_calls_use_the_callers_arrays(rng: np.random.Generator) -> None:
     import cupy
 
-    from rammer_cuda.persistent.persistent_executor import PersistentProgram
-
-    backend = open_backend(OpenOptions())
+    backend = open_backend(OpenOptions(options={"executor": "persistent"}))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
-    loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
+    loaded = backend.load(segment.program, segment.constants)
     x = rng.standard_normal((5, 1, 256), dtype=np.float32)
     (want,) = loaded.run({"sequence": x}).outputs.values()
     bound = loaded.bind({"sequence": cupy.asarray(x)}, {})
@@ -325,56 +331,3 @@ def test_bound_calls_use_the_callers_arrays(rng: np.random.Generator) -> None:
     (have,) = bound.to_host().values()
     np.testing.assert_array_equal(have, want)
     loaded.close()
-
-
-def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
-
-    class Graph:
-        notes: tuple[str, ...] = ()
-
-        def run(self, inputs: object) -> None: ...
-
-    def refuse(*arguments: object) -> None:
-        raise DeviceFailure("132 rows need as many blocks at once, this GPU runs 66")
-
-    program = compiled(lstm_tc(0, layers=2, steps=4)).program
-    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Graph())
-    monkeypatch.setattr(select, "PersistentProgram", refuse)
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
-    assert chosen.notes == (
-        "executor graph, since executor persistent fails: 132 rows need as many blocks at once, this GPU runs 66",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("faster", ["graph", "persistent"])
-def test_auto_keeps_the_faster_executor_and_caches_it(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
-
-    closed, written = [], []
-
-    class Fake:
-        notes: tuple[str, ...] = ()
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def run(self, inputs: object) -> None: ...
-
-        def replay(self) -> float:
-            return 1e-3 if self.name == faster else 2e-3
-
-        def close(self) -> None:
-            closed.append(self.name)
-
-    program = compiled(lstm_tc(0, layers=2, steps=4)).program
-    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Fake("graph"))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Fake("persistent"))
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
-    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
-    assert isinstance(chosen, Fake) and chosen.name == faster
-    assert written == [faster] and closed == ["persistent" if faster == "graph" else "graph"]
-    assert faster in chosen.notes[0]

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 from rammer.codegen.writer import kinds_of, tensor_renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
-from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
+from rammer.ir.program import Counter, RProgram, Storage, Task, Wait
 from rammer.plan.overlap import has_overlap
 from rammer.verify import state_pairs
 
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held
-
-#: Maximum bytes of buffers that share no memory; a larger program keeps its arena and its counters.
-MOST_PRIVATE = 1 << 30
+from rammer_cuda.kernel_cache import make_cache_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,11 @@ class Dataflow:
 
 def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     """Plan words for tensors that a constant-holding family reads only as vectors, from an operator of one. Returns ``program``
-    itself without any."""
-    private = with_private_buffers(program)
-    reads = _Writers(private, binding)
+    itself without any, or if its buffers share memory."""
+    reads = _Writers(program, binding)
     kinds = reads.kinds
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
-    if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
+    if not any(received.values()) or shares_memory(program):
         return Dataflow(program, {}, _all_outputs(program), kinds)
     sent: dict[str, set[str]] = {}
     for name, tensors in received.items():
@@ -53,17 +52,17 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
             sent.setdefault(reads.sender(name, x), set()).add(x)
     stored = {
         x
-        for o in private.operators
+        for o in program.operators
         for t in reads.inputs[o.name]
         if t not in received[o.name]
         for _, x in reads.writers[o.name, t]
     }
     stored |= {
-        t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind in ("output", "state")
+        t for o in program.operators for t in o.outputs if program.buffer[program.storage[t].buffer].kind in ("output", "state")
     }
-    rows, counters = _plan_remaining_waits(private, reads, received)
+    rows, counters = _plan_remaining_waits(program, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
-    return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored), kinds)
+    return Dataflow(replace(program, rows=rows, counters=counters), words, frozenset(stored), kinds)
 
 
 def as_planned(program: RProgram, binding: Binding) -> Dataflow:
@@ -75,13 +74,10 @@ def _all_outputs(program: RProgram) -> frozenset[str]:
     return frozenset(t for o in program.operators for t in o.outputs)
 
 
-def with_private_buffers(program: RProgram) -> RProgram:
-    """Return ``program`` with every arena buffer at a separate offset."""
-    buffers, offset = list[Buffer](), 0
-    for b in program.buffers:
-        buffers.append(replace(b, offset=offset) if b.kind == "arena" else b)
-        offset += -(-b.nbytes // ALIGNMENT) * ALIGNMENT if b.kind == "arena" else 0
-    return replace(program, buffers=tuple(buffers))
+def shares_memory(program: RProgram) -> bool:
+    """Return True if two arena buffers of ``program`` have bytes in common."""
+    spans = sorted((b.offset, b.offset + b.nbytes) for b in program.buffers if b.kind == "arena" and b.nbytes)
+    return any(first[1] > second[0] for first, second in pairwise(spans))
 
 
 class _Writers:
@@ -177,3 +173,39 @@ class _Own:
             inside = len(box) == len(have) and all(h[0] <= b[0] and b[1] <= h[1] for b, h in zip(box, have, strict=True))
             self.same[key] = inside
         return self.same[key]
+
+
+def cached_words(program: RProgram, binding: Binding) -> Dataflow:
+    """Return ``plan_words`` of the program, cached for the next process. Best effort."""
+    return make_cache_entry(program, binding, "words").get(
+        lambda record: _load_dataflow(record, program), lambda: plan_words(program, binding), _dataflow_record
+    )
+
+
+def _dataflow_record(flow: Dataflow) -> dict[str, Any]:
+    return {
+        "kinds": flow.kinds,
+        "words": {n: sorted(w) for n, w in flow.words.items()},
+        "stored": sorted(flow.stored),
+        "counters": [[c.name, c.operator, c.first, c.last] for c in flow.program.counters],
+        "waits": [
+            [[order, [[w.counter, w.threshold] for w in t.waits]] for order, t in enumerate(row) if t.waits]
+            for row in flow.program.rows
+        ],
+    }
+
+
+def _load_dataflow(record: Any, program: RProgram) -> Dataflow:
+    """Load the plan in ``record``; without words the program is unchanged."""
+    words = {str(n): frozenset(w) for n, w in record["words"].items()}
+    stored, kinds = frozenset(record["stored"]), {o.name: int(record["kinds"][o.name]) for o in program.operators}
+    if not words:
+        return Dataflow(program, words, stored, kinds)
+    rows = list[tuple[Task, ...]]()
+    for row, recorded in zip(program.rows, record["waits"], strict=True):
+        tasks = [Task(t.operator, t.index) if t.waits else t for t in row]
+        for order, waits in recorded:
+            tasks[order] = Task(tasks[order].operator, tasks[order].index, tuple([Wait(c, n) for c, n in waits]))
+        rows.append(tuple(tasks))
+    counters = tuple(Counter(*c) for c in record["counters"])
+    return Dataflow(replace(program, rows=tuple(rows), counters=counters), words, stored, kinds)

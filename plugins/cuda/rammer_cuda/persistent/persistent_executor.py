@@ -23,11 +23,10 @@ from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiate_graph, plan_launches
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernel_cache import Cached
-from rammer_cuda.persistent.bodies import operator_bodies
-from rammer_cuda.persistent.dataflow import as_planned
-from rammer_cuda.persistent.fit_to_block import Fitted
-from rammer_cuda.persistent.form_cache import cached_fit, cached_words
+from rammer_cuda.persistent.bodies import MOST_THREADS, operator_bodies
+from rammer_cuda.persistent.dataflow import as_planned, cached_words
 from rammer_cuda.persistent.kernel_text import CONTROL, EMPTY, LINE, kernel_text
+from rammer_cuda.persistent.partition import MixedParts, split_parts
 from rammer_cuda.persistent.task_table import RowTable, make_table
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer
@@ -60,12 +59,12 @@ class Around:
 
 
 class PersistentProgram(GpuProgram):
-    """A program resident on a GPU, run by one cooperative launch with a block per vEU.
+    """A program resident on a GPU, run by one cooperative launch with a block per row.
 
-    If a part was ``cut`` from it, the launch runs that part, between launches of the others. Operators whose kernels the blocks
-    cannot call get others, and all tasks are placed again (``shape``, if already computed). Raises DeviceFailure if the blocks
-    cannot all run at once. ``limit`` is a block's timeout before it reports a hang, in ns. Without ``words``, all waits are those
-    of the program.
+    A block has at most ``threads``; generic functions replace the kernels that it cannot call. ``blocks`` of an SM share its
+    registers and memory. A program in three parts (``mixed``) has launches around that of its inner part. Raises DeviceFailure if
+    the blocks cannot all run at once. ``limit`` is a block's timeout before it reports a hang, in ns. Without ``words``, all
+    waits are those of the program.
     """
 
     def __init__(
@@ -76,27 +75,27 @@ class PersistentProgram(GpuProgram):
         index: int,
         limit: int = LIMIT,
         words: bool = True,
-        shape: Fitted | None = None,
+        threads: int = MOST_THREADS,
+        blocks: int = 1,
+        mixed: bool = False,
     ) -> None:
-        shape = shape or cached_fit(program, Binding.of(program, constants), gpu)
-        binding = Binding.of(shape.program, constants)
-        flow = cached_words(shape.program, binding) if words else as_planned(shape.program, binding)
+        parts = split_parts(program) if mixed else MixedParts(None, program, None)
+        binding = Binding.of(parts.rows, constants)
+        flow = cached_words(parts.rows, binding) if words else as_planned(parts.rows, binding)
         self.walked = flow.program  #: The program that the blocks walk.
-        super().__init__(Resident(shape.cut.whole if shape.cut else flow.program, constants, gpu, index))
-        self.limit = limit
+        super().__init__(Resident(program, constants, gpu, index))
+        self.limit, self.blocks = limit, blocks
         with self.resident.device:
-            self.parts = operator_bodies(flow, binding, shape.threads)
+            self.parts = operator_bodies(flow, binding, threads)
             self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
             self.words = self._words({t for tensors in flow.words.values() for t in tensors})
             self.counters = self.resident.cp.zeros(max(len(self.walked.counters), 1) * LINE, np.uint32)
             self.control = self.resident.cp.zeros(len(CONTROL) + self.walked.veus, np.uint32)
-            self.blocks = shape.blocks
             form = self.table(self.resident).form
             text = kernel_text(self.parts.bodies, form, self.parts.threads, blocks=self.blocks)
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
-            before, after = (shape.cut.before, shape.cut.after) if shape.cut else (None, None)
-            self.around = Around(self._make_recipe(before, constants), self._make_recipe(after, constants))
+            self.around = Around(self._make_recipe(parts.before, constants), self._make_recipe(parts.after, constants))
             self.launchable = self.turning(Walk(self, self.resident, self.function, self.around), self.resident)
         self.resident.ready()
         if gpu.dependents and self.around.kernels:

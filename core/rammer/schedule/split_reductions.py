@@ -1,8 +1,7 @@
 """Split reductions: a deep product as partial sums, of more tasks, and their sum.
 
-A launch may split a sum over a cluster of blocks. A row's block has only itself, so an operator of few tasks and many terms would
-leave rows idle. Here its sum becomes an operator over parts of the terms, with ordinary tasks. The rest of the operator adds up
-the parts in order. The policy places both operators, and counters order them.
+An operator of few tasks and many terms leaves vEUs idle. Here its sum becomes an operator over parts of the terms, with ordinary
+tasks. The rest of the operator adds up the parts in order. The policy places both operators, and counters order them.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from functools import reduce
 
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Expr, Load, Op, Ref, integer
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.passes.compute.rfactor import rfactor
+
+__all__ = ["LEAST", "PARTS", "PartedSum", "SplitSum", "split_sums"]
 
 #: Numbers of parts that are tried, and the minimum extent of a part along the cut axis.
 PARTS, LEAST = (2, 4, 8), 8
@@ -37,6 +38,21 @@ class SplitSum:
         name = self.partial.name
         types, storages = {**known.types, name: self.partial.anchor.type}, {**known.storages, name: self.storage}
         return replace(known, types=types, storages=storages)
+
+
+@dataclass(frozen=True)
+class PartedSum:
+    """A ``split`` sum with the available kernels for its parts and for the rest."""
+
+    split: SplitSum
+    first: tuple[RKernel, ...]
+    rest: tuple[RKernel, ...]
+
+    def made_for(self, split: SplitSum) -> PartedSum:
+        """Return the same kernels for an equal operator's sum."""
+        halves = ((self.first, split.partial), (self.rest, split.rest))
+        first, rest = (tuple([k.made_for(o) for k in kernels]) for kernels, o in halves)
+        return PartedSum(split, first, rest)
 
 
 def split_sums(operator: ROperator, binding: Binding) -> Iterator[SplitSum]:

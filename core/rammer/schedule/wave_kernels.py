@@ -1,0 +1,108 @@
+"""Kernels chosen together, wave by wave: those with which a wave ends earliest.
+
+The fastest kernels fill the device, each for itself. During a long operator, a short one should have few tasks, on vEUs that
+would be idle. A search changes one choice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.split_reductions import PartedSum
+from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
+
+__all__ = ["CROWD", "choose_together"]
+
+#: Weight of the total time of a wave's tasks, relative to its end. With many equal tasks a single change rarely moves the end.
+CROWD: Final = 0.1
+
+
+def choose_together(
+    graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
+) -> tuple[OperatorGraph, list[PartedSum]]:
+    """Return ``graph`` with one choice per operator, which ends each wave earliest, and the sums used in parts.
+
+    The search changes one choice at a time, starting from the fastest ones. Wavefront itself selects only the fastest or the
+    leanest of all. An operator is replaced by one of its ``sums`` in parts if the two waves then end before the one did."""
+    chosen: dict[str, tuple[RKernel, ...]] = {}
+    after, all_taken, waves = dict(graph.after), list[PartedSum](), _Waves(device)
+    for level in graph.levels():
+        taken: dict[str, PartedSum] = {}
+        best = waves.of(graph, level, taken)
+        while True:
+            tried = [{**taken, **change} for change in _sum_changes(graph, level, sums) if not change.items() <= taken.items()]
+            cost, kernels, others = min(
+                ((*waves.of(graph, level, t), t) for t in tried), key=lambda o: o[0], default=(*best, taken)
+            )
+            if cost >= best[0]:
+                break
+            best, taken = (cost, kernels), others
+        chosen |= {k.operator.name: (k,) for k in best[1]}
+        for name, s in taken.items():
+            part = s.split.partial.name
+            after[part], after[name] = after[name], (*after[name], part)
+        all_taken += taken.values()
+    return replace(graph, kernels=chosen, after=after), all_taken
+
+
+def _sum_changes(
+    graph: OperatorGraph, level: Sequence[str], sums: Mapping[str, Sequence[PartedSum]]
+) -> Iterator[dict[str, PartedSum]]:
+    """Yield changes that compute sums of a wave in parts, together for all equal operators, which branches often have."""
+    alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name in level:
+        alike.setdefault(_known_as(graph.kernels[name]), []).append(name)
+    for names in alike.values():
+        each = [sums.get(n, ()) for n in names]
+        yield from (dict(zip(names, some, strict=True)) for some in zip(*each, strict=False) if some[0].first and some[0].rest)
+
+
+def _known_as(kernels: Sequence[RKernel]) -> tuple[tuple[int, float], ...]:
+    """Return a key that is equal for choices of equal cost."""
+    return tuple([(k.operator.task_count, k.alone) for k in kernels])
+
+
+@dataclass
+class _Waves:
+    """The choices of waves, computed once for equal ones."""
+
+    device: VDevice
+    known: dict[tuple[tuple[tuple[int, float], ...], ...], tuple[float, list[int]]] = field(default_factory=dict)
+
+    def of(self, graph: OperatorGraph, level: Sequence[str], taken: Mapping[str, PartedSum]) -> tuple[float, list[RKernel]]:
+        """Return the cost of a wave with the operators in ``taken`` in parts, and its kernels with those of the adding wave."""
+        cost, first = self._choose_wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
+        more, rest = self._choose_wave([s.rest for s in taken.values()]) if taken else (0.0, [])
+        return cost + more, [*first, *rest]
+
+    def _choose_wave(self, choices: Sequence[Sequence[RKernel]]) -> tuple[float, list[RKernel]]:
+        key = tuple(map(_known_as, choices))
+        if key not in self.known:
+            self.known[key] = _best_together(choices, self.device)
+        cost, places = self.known[key]
+        return cost, [some[i] for some, i in zip(choices, places, strict=True)]
+
+
+def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tuple[float, list[int]]:
+    """Return the cost of a wave and each operator's choice."""
+
+    def cost(places: Sequence[int]) -> float:
+        chosen = [some[i] for some, i in zip(choices, places, strict=True)]
+        return side_by_side(chosen, {}, device) + CROWD * sum(k.busy_time() for k in chosen) / device.veus
+
+    starts = [
+        [some.index(kind(some)) for some in choices] for kind in (lambda some: fastest_kernel(some, device), leanest_kernel)
+    ]
+    best, places = min((cost(s), s) for s in starts)
+    while True:
+        changes = ((k, i) for k, some in enumerate(choices) for i in range(len(some)) if i != places[k])
+        others = ([*places[:k], i, *places[k + 1 :]] for k, i in changes)
+        found = min(((cost(o), o) for o in others), default=(best, places))
+        if found[0] >= best:
+            return best, places
+        best, places = found

@@ -27,6 +27,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
+from rammer.plan.arena import with_private_buffers
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import NetCase, picked
 from rammer_testing.nets import model_of
@@ -153,7 +154,8 @@ def _walk(line: str, case: NetCase, words: bool, recorded: bool) -> Written:
     (segment,) = compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {}).segments
     assert isinstance(segment, ProgramSegment)
     binding = Binding.of(segment.program, segment.constants)
-    flow = plan_words(segment.program, binding) if words else as_planned(segment.program, binding)
+    program = with_private_buffers(segment.program)  # as the core plans programs of rows that hold constants
+    flow = plan_words(program, binding) if words else as_planned(program, binding)
     parts = operator_bodies(flow, binding)
     places = {n: range(1000 * i, 1000 * i + len(a) + len(parts.words[n])) for i, (n, a) in enumerate(parts.arguments.items())}
     table = make_table(flow.program, parts.number, places, parts.held())

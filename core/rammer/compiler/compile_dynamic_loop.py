@@ -7,7 +7,7 @@ of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rammer.compiled.segments import ProgramSegment
@@ -140,18 +140,16 @@ class _Opening:
         shapes = {v.name: self._affine_dims(v.name) for v in (*first.inputs, *first.outputs)}
         return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), Ranged(self.lengths, shapes))
 
-    def _affine_dims(self, name: str, points: Collection[int] | None = None) -> tuple[Dim, ...]:
+    def _affine_dims(self, name: str) -> tuple[Dim, ...]:
         """Return the shape of a value as a function of the lengths."""
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
             raise NoRange(f"output {name} is a constant")
         if any(name not in g.types for g in self.graphs):
             raise NoRange(f"{name} is computed at some lengths only")
-        chosen = range(len(self.points)) if points is None else points
-        shapes = [self.graphs[i].types[name].shape for i in chosen]
+        shapes = [g.types[name].shape for g in self.graphs]
         if len({len(s) for s in shapes}) != 1:
             raise NoRange(f"the rank of {name} changes between lengths")
-        at = [self.points[i] for i in chosen]
-        return tuple(extent_through(at, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+        return tuple(extent_through(self.points, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _part(self, parts: Sequence[Graph]) -> ProgramSegment:
         """Compile a part without recurrent layers for all points. Results of other programs are undefined beyond the lengths."""

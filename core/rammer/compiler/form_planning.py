@@ -38,8 +38,8 @@ def cut_phases(program: RProgram, held: Collection[str]) -> dict[str, int] | Non
 
     Returns None if all operators are in one phase. Also returns None for inseparable phases (a buffer that two of them write,
     iterations, states, lengths)."""
-    apart = not program.homes and not state_pairs(program) and not any(o.skips for o in program.operators)
-    if not held or not apart or program.repeat is not None:
+    separable = not program.homes and not state_pairs(program) and not any(o.skips for o in program.operators)
+    if not held or not separable or program.repeat is not None:
         return None
     after = find_dependences(program.operators, program.storage)
     reached, needed = set[str](), set(held)

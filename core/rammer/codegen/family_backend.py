@@ -204,7 +204,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         least = self._least_task_seconds(operator, binding) if family.is_fallback else 0.0
         spread = family.spread(operator)
         return RKernel(
-            operator, lambda: self._write_kernel(operator, binding), max(alone, least), max(crowded, least), spread=spread
+            operator, lambda: self.write_kernel(operator, binding), max(alone, least), max(crowded, least), spread=spread
         )
 
     def _least_task_seconds(self, operator: ROperator, binding: Binding) -> float:
@@ -213,6 +213,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         seconds = self.best(untiled, binding, [f for f in self.usable if not f.is_fallback])
         return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0
 
-    def _write_kernel(self, operator: ROperator, binding: Binding) -> Written:
+    def write_kernel(self, operator: ROperator, binding: Binding) -> Written:
+        """Return the text of a tiled operator's kernel and its needs. Raises DeviceFailure if its family cannot write it."""
         made = self._writer.written(operator, binding)
         return Written(made.text, self._needs(made))

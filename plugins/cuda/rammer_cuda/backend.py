@@ -217,7 +217,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     def form_kernels(self, form: ExecutionForm, operator: ROperator, binding: Binding, part: bool = False) -> list[RKernel]:
         """Return the kernels that a block of ``form`` can call for an operator, priced on its rows."""
         found = self.row_kernels.of(form, operator, binding, part)
-        return [RKernel(o, partial(self._write_kernel, o, binding), *times) for (_, o), times in found]
+        return [RKernel(o, partial(self.write_kernel, o, binding), *times) for (_, o), times in found]
 
     def holds_constants(self, operator: ROperator) -> bool:
         """Return True if a persistent kernel keeps the operator's constants in registers."""

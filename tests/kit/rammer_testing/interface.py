@@ -26,6 +26,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.cache",
         "rammer.compiled.program_values",
         "rammer.device.arrays",
+        "rammer.device.execution_forms",
         "rammer.device.manifest",
         "rammer.device.hooks",
         "rammer.device.lazy_sequence",

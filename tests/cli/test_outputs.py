@@ -21,6 +21,7 @@ from command import MODEL, Command
 from onnx.external_data_helper import convert_model_to_external_data
 
 import rammer as package
+from rammer.cache.disk_cache import LAYOUT
 from rammer.cache.whole_files import PARTIAL
 from rammer.cli.files import InputPath, OutputFolder, OutputPath
 from rammer.cli.main import cli
@@ -106,7 +107,7 @@ def special_files(home: Home) -> Iterator[str]:
     os.symlink("/dev/full", "full")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-    kept = home.folder / "cache" / "heads" / "x.json"
+    kept = home.folder / "cache" / LAYOUT / "heads" / "00" / "x"
     kept.parent.mkdir(parents=True)
     kept.write_text("kept")
     yield from ("pipe", "full", "socket", "/dev/null", "/dev/full", ".", str(kept), "no/file")

@@ -41,7 +41,7 @@ def export_cache(root: Path, file: BinaryIO, kinds: Collection[str] = ()) -> Cou
     """Write the entries of these kinds (default: all that other machines can use) to a tar file. Returns their number by kind.
     Raises OSError."""
     counts = Counter[str]()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
+    with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for entry in sorted(list_entries(root), key=lambda e: e.path):
             wanted = entry.kind not in LOCAL and (not kinds or entry.kind in kinds)
             if not wanted or entry.path.is_dir() or not is_trusted(entry.path):

@@ -62,15 +62,15 @@ def info(as_json: bool) -> None:
 
 
 @command.command(name="export")
-@click.argument("file", type=OutputPath())
+@click.option("-o", "output", type=OutputPath(), required=True, metavar="FILE", help="Write this tar file.")
 @click.argument("kind", nargs=-1, callback=_check_kinds)
-def export_command(file: Path, kind: tuple[str, ...]) -> None:
-    """Write the entries of all kinds, or of each KIND, to the tar FILE for another machine.
+def export_command(output: Path, kind: tuple[str, ...]) -> None:
+    """Write the entries of all kinds, or of each KIND, to a tar file for another machine.
 
-    Example: rammer cache export cache.tar programs constants
+    Example: rammer cache export -o cache.tar programs constants
     """
     counts = Counter[str]()
-    write_file(file, lambda target: counts.update(export_cache(cache_folder(), target, kind)))
+    write_file(output, lambda target: counts.update(export_cache(cache_folder(), target, kind)))
     click.echo(f"exported {_format_counts(counts)}")
 
 

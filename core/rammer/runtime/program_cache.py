@@ -73,9 +73,9 @@ class ProgramCache:
         """Write a program to the cache, unless a part of it waits for values of a run. Print a warning if writing fails. Raise
         BadInput if the model's files have changed since they were opened."""
         if key is not None and compiled.rest is None:
-            made, apart = self.artifact(compiled, key), SeparateConstants(self._constant_cache(), self.source.files)
+            made, separate = self.artifact(compiled, key), SeparateConstants(self._constant_cache(), self.source.files)
             try:
-                return self.entries.write(key, lambda file: write_artifact(file, made, apart, self.source.check))
+                return self.entries.write(key, lambda file: write_artifact(file, made, separate, self.source.check))
             except OSError as problem:
                 self.entries.report(problem)
         self.source.check()

@@ -280,9 +280,10 @@ class Loaded(ABC):
         """Wait for queued runs and free the device memory."""
 
     def poison(self) -> bool:
-        """Set all bits of arena, inputs, outputs and the units' local memory, for tests. They are NaN in every float type. From now
-        on the device also starts operators as early as it may, before those that they wait for have finished. Return True if done. The
-        default does nothing and returns False."""
+        """Set all bits of arena, inputs, outputs and the units' local memory, for tests. They are NaN in every float type.
+
+        From now on the device also starts operators as early as it may, before those that they wait for have finished. Return
+        True if done. The default does nothing and returns False."""
         return False
 
 

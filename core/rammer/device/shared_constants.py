@@ -95,7 +95,7 @@ def form_of(values: Part, arrangement: str, nbytes: int) -> ConstantForm:
 
 
 @dataclass
-class ProgramsBeside:
+class LoadedArrangements:
     """Programs on a device, by the arrangements that their kernels read, which are computed on demand."""
 
     backend: Backend

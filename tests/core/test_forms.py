@@ -122,7 +122,7 @@ def test_the_fastest_form_is_measured_and_named(rows: float, want: str) -> None:
 def planned(backend: Formed, form: ExecutionForm) -> float:
     """Return the predicted time in a form, as a multiple of that in the first form."""
     base = compiled(Formed((PLAIN,)))
-    return FormPlanner(base, backend, backend).plan(form).program.predicted / base.program.predicted
+    return FormPlanner(base, backend).plan(form).program.predicted / base.program.predicted
 
 
 @pytest.mark.parametrize("changed", [{}, {"many": 0}, {"many": 0, "clearly": 1.2}, {"least": 1.0}, {"many": 0, "crowded": 1e9}])
@@ -142,7 +142,7 @@ def test_a_form_is_measured_if_its_prediction_is_near(times: float, changed: dic
 
 def test_the_first_block_that_is_similar_to_the_best_is_used() -> None:
     backend = Formed((PLAIN, WIDE))
-    planner = FormPlanner(ProgramSegment(middle(), {}), backend, backend)
+    planner = FormPlanner(ProgramSegment(middle(), {}), backend)
     single = replace(WIDE, name="single", rows=1)
     better = min((single, WIDE), key=lambda f: planner.plan(f).program.predicted)
     worse = WIDE if better is single else single
@@ -212,7 +212,7 @@ def test_phases_are_what_holds_constants_and_all_between() -> None:
 def test_a_program_in_phases_runs_them_one_after_another() -> None:
     program = middle()
     backend = Formed((PLAIN, INNER), held=frozenset({"b"}))
-    made = FormPlanner(ProgramSegment(program, {}), backend, backend).plan(INNER).program
+    made = FormPlanner(ProgramSegment(program, {}), backend).plan(INNER).program
     phase = {"a": 0, "b": 1, "c": 0, "d": 2, "y": 2}
     assert [phase[o.name] for o in made.operators] == [0, 0, 1, 2, 2] and made.form == "inner"
     assert all([phase[t.operator] for t in row] == sorted(phase[t.operator] for t in row) for row in some(made.rows))
@@ -229,6 +229,6 @@ def test_a_program_that_needs_too_much_memory_keeps_its_arena() -> None:
         net = net.add(summing(name, 12, read, 2, 12))
     program = net.program(Wavefront(), 3)
     backend = Formed((PLAIN, WHOLE), held=frozenset({"b"}))
-    planner = FormPlanner(ProgramSegment(program, {}), backend, backend)
+    planner = FormPlanner(ProgramSegment(program, {}), backend)
     assert planner.plan(replace(WHOLE, private=64)).program.buffers == program.buffers
     assert planner.plan(WHOLE).program.arena_bytes > program.arena_bytes

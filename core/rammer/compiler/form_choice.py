@@ -11,7 +11,7 @@ from rammer.codegen.writer import kinds_of
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.form_planning import FormPlanner
 from rammer.compiler.policy_choice import Chooser
-from rammer.device.execution_forms import ExecutionForm, MultiForm
+from rammer.device.execution_forms import ExecutionForm
 from rammer.schedule.policy import Policy
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.fastest_program import TimeCache, program_opener, time_programs
@@ -32,10 +32,9 @@ class FormChooser:
 
     def chosen(self, options: Sequence[ProgramSegment]) -> ProgramSegment:
         """Return the fastest of ``options`` in any form. They are of one graph, and for the device's first form."""
-        device = self.chooser.backend
-        if not isinstance(device, MultiForm):
+        if len(self.chooser.backend.forms) == 1:
             return self.chooser.chosen(options)
-        rivals = [self._rivals(o, device) for o in options]
+        rivals = [self._rivals(o) for o in options]
         if not any(r.first for r in rivals):  # another form was requested
             return self.chooser.chosen([next(r.programs(), r.base) for r in rivals])
         made = self.chooser.chosen(options)
@@ -45,10 +44,11 @@ class FormChooser:
         raced = rivals if self.chooser.measures else [mine]
         return self._by_prediction(made, mine) if self.unmeasured else self._by_measurement(made, mine, raced)
 
-    def _rivals(self, base: ProgramSegment, device: MultiForm) -> _Rivals:
-        planner = FormPlanner(base, self.chooser.backend, device, self.extra)
-        suitable = device.suitable_forms(base.program, planner.binding)
-        others = tuple(f for f in suitable if f != device.forms[0])
+    def _rivals(self, base: ProgramSegment) -> _Rivals:
+        backend = self.chooser.backend
+        planner = FormPlanner(base, backend, self.extra)
+        suitable = backend.suitable_forms(base.program, planner.binding)
+        others = tuple(f for f in suitable if f != backend.forms[0])
         return _Rivals(base, planner, len(others) < len(suitable), others)
 
     def _by_prediction(self, made: ProgramSegment, mine: _Rivals) -> ProgramSegment:
@@ -71,7 +71,7 @@ class FormChooser:
         times = time_programs([o.program for o in options], opener, cache)
         if times.absent:
             return self._by_prediction(made, mine)
-        first = mine.planner.device.forms[0].name
+        first = chooser.backend.forms[0].name
         place, why = times.fastest([o.program.form or first for o in options], "form ")
         return replace(options[place], choice=f"{made.choice or options[place].program.policy}; form {why}")
 

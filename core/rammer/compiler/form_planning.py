@@ -9,7 +9,7 @@ from math import inf
 from typing import Final, TypeAlias
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.device.execution_forms import ExecutionForm, MultiForm
+from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Backend, Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
@@ -67,7 +67,6 @@ class FormPlanner:
 
     segment: ProgramSegment
     backend: Backend
-    device: MultiForm
     extra: Sequence[Policy] = ()
     memory: Memory = field(default_factory=Memory)
     _known: dict[tuple[Hashable, ...], tuple[RKernel, ...]] = field(default_factory=dict)
@@ -76,7 +75,7 @@ class FormPlanner:
     def __post_init__(self) -> None:
         self.program: RProgram = self.segment.program
         self.binding = Binding.of(self.program, self.segment.constants)
-        self.held = frozenset(o.name for o in self.program.operators if self.device.holds_constants(o))
+        self.held = frozenset(o.name for o in self.program.operators if self.backend.holds_constants(o))
 
     @cached_property
     def phases(self) -> dict[str, int] | None:
@@ -171,7 +170,7 @@ class FormPlanner:
         """Return the kernels of an operator in a form; equal operators have the same ones."""
         key = form.threads, form.rows, form.keeps, part, binding.key(operator)
         if key not in self._known:
-            self._known[key] = tuple(self.device.form_kernels(form, operator, binding, part))
+            self._known[key] = tuple(self.backend.form_kernels(form, operator, binding, part))
         return tuple([k.made_for(operator) for k in self._known[key]])
 
     def _sums(self, form: ExecutionForm, chosen: Kernels) -> dict[str, list[PartedSum]]:

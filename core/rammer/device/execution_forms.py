@@ -1,20 +1,14 @@
-"""Execution forms: the ways in which a device runs a program, as data, and the capability of a backend with several forms.
+"""Execution forms: the ways in which a device runs a program, as data.
 
 The core plans, verifies and prices a program for each form, and measures the programs. ``Backend.load`` runs the form that the
 program names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
 
-from rammer.device.manifest import Binding
-from rammer.ir.operator import RKernel, ROperator
-from rammer.ir.program import RProgram
-
-__all__ = ["ExecutionForm", "FormLimits", "MultiForm"]
+__all__ = ["ExecutionForm", "FormLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +56,3 @@ class ExecutionForm:
     split: float = inf
     preferred: bool = False
     limits: FormLimits = FormLimits()
-
-
-@runtime_checkable
-class MultiForm(Protocol):
-    """A Backend that runs programs in several execution forms."""
-
-    @property
-    def forms(self) -> Sequence[ExecutionForm]:
-        """The forms. A program without a form runs in the first one."""
-        ...
-
-    def suitable_forms(self, program: RProgram, binding: Binding) -> Sequence[ExecutionForm]:
-        """Return the forms that may be the fastest for a program that was planned for the first form. The program is planned for
-        another one if the first form is missing."""
-        ...
-
-    def form_kernels(self, form: ExecutionForm, operator: ROperator, binding: Binding, part: bool = False) -> Sequence[RKernel]:
-        """Return the kernels of a tiled operator that ``form`` can run, priced in it, the best prediction first. The only one is
-        that of the operator itself if it is to be kept, or if there is no other. A ``part`` of a split sum has no kernel yet; the
-        result may be empty."""
-        ...
-
-    def holds_constants(self, operator: ROperator) -> bool:
-        """Return True if a form with ``phases`` or ``private`` keeps the operator's constants on chip from task to task."""
-        ...

@@ -8,7 +8,7 @@ from itertools import islice
 from rammer.codegen.kernel_family import Choice
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.form_planning import FormPlanner
-from rammer.device.execution_forms import ExecutionForm, MultiForm
+from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Backend, Binding
 from rammer.ir.operator import ROperator
 
@@ -39,7 +39,6 @@ def others(backend: CudaBackend, operator: ROperator, binding: Binding, count: i
 
 def planned_rows(backend: Backend, segment: ProgramSegment, forms: Sequence[ExecutionForm] = ROWS) -> ProgramSegment:
     """Return a program planned for the rows of a persistent kernel, in one of ``forms``."""
-    assert isinstance(backend, MultiForm)
-    made = FormPlanner(segment, backend, backend).plan_group(forms)
+    made = FormPlanner(segment, backend).plan_group(forms)
     assert made is not None
     return made

@@ -1,4 +1,4 @@
-"""Take the screenshots of the page on reports: ``python docs/screenshots.py`` writes ``report_*.png`` beside itself.
+"""Take the screenshots of the page on reports: ``python docs/screenshots.py`` writes ``report_*.webp`` beside itself.
 
 It needs Chromium, the test kit and the models of the benchmarks. Compiling the models takes some minutes."""
 
@@ -30,11 +30,11 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 DEVICES = ("cuda", "ipu_sim")
 #: By picture: the model, the width of the page, dark colours, and the first and the last section that it shows.
 PICTURES = {
-    "report_overview.png": ("resnet50", 1200, False, "head", "graph"),
-    "report_schedule.png": ("resnet50", 1200, False, "schedule", "memory"),
-    "report_lstm.png": ("lstm_tc", 1200, False, "schedule", "memory"),
-    "report_bert.png": ("bert", 800, True, "fusion", "schedule"),
-    "report_operators.png": ("bert", 1200, False, "operators", "operators"),
+    "report_overview.webp": ("resnet50", 1200, False, "head", "graph"),
+    "report_schedule.webp": ("resnet50", 1200, False, "schedule", "memory"),
+    "report_lstm.webp": ("lstm_tc", 1200, False, "schedule", "memory"),
+    "report_bert.webp": ("bert", 800, True, "schedule", "operators"),
+    "report_operators.webp": ("bert", 1200, False, "operators", "operators"),
 }
 
 
@@ -52,21 +52,22 @@ def take(page: Page, file: Path, picture: str) -> bytes:
     _, width, dark, first, last = PICTURES[picture]
     page.resize(width, 900, dark)
     page.open(file)
+    page.value("document.getElementById('bar').style.position = 'static'")
     for table in ("#fusion", "#operators"):  # fewer rows
         page.value(f"[...document.querySelectorAll('{table} tbody tr')].slice(10).forEach(row => row.remove())")
     top, bottom = page.value(
         f"[document.getElementById('{first}').getBoundingClientRect().top + scrollY,"
         f" document.getElementById('{last}').getBoundingClientRect().bottom + scrollY]"
     )
+    page.resize(width, int(bottom - top) + 12, dark)
+    page.value(f"scrollTo(0, {int(top)})")
     if first == "schedule":
         point_at_a_wait(page)
-    top, bottom = int(top), int(bottom) + 12
-    return page.shoot(x=0, y=top, width=width, height=bottom - top)
+    return page.shoot("webp")
 
 
 def point_at_a_wait(page: Page) -> None:
     """Move the pointer to a task in the middle of the schedule."""
-    page.value("document.getElementById('schedule').scrollIntoView()")
     left, top, width = page.value(
         "(b => [b.left, b.top, b.width])(document.querySelector('#schedule canvas').getBoundingClientRect())"
     )

@@ -161,7 +161,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return None
 
     def retile_for(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
-        """Implement ``rammer.device.capabilities.Cased``. An operator of a family with ``first`` or ``last`` keeps its family."""
+        """Implement ``rammer.device.capabilities.LengthVariants``. Operators of exclusive and fallback families stay in them."""
         own, family = self._mean_seconds(operator, binding), self.kinds[operator.family]
         families = [f for f in self.usable if f.exclusive is None and not f.is_fallback]
         found = [family] if family not in families else families

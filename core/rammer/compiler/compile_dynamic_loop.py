@@ -19,7 +19,7 @@ from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.ranges.anti_unify import affine_through, begins_alike, generalise_programs
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place
-from rammer.frontend.ranges.range_bounds import Ended, interleave_tasks
+from rammer.frontend.ranges.range_bounds import RangeBounds, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged
 from rammer.ir.graph import Graph, Node, Value
@@ -39,7 +39,7 @@ class DynamicSteps:
 
     lowerings: Lowerings
     rewritten: Callable[[Graph, bool], Graph]
-    program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], Ended | None], ProgramSegment]
+    program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], RangeBounds | None], ProgramSegment]
     between: Between | None  #: Cost between two iterations, or None if the device does not repeat programs.
 
 
@@ -54,7 +54,7 @@ class Opened:
 
 def in_common(
     points: Sequence[Point], computes: Sequence[ComputeGraph], wanted: Mapping[str, str] | None
-) -> tuple[Appended, Ranged, Ended]:
+) -> tuple[Appended, Ranged, RangeBounds]:
     """Return the common program of all points. Outputs of ``wanted`` (output: input) are stored in place over their inputs where
     possible. None: all inputs hold zeros beyond the lengths."""
     if wanted is None:

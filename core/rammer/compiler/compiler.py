@@ -30,7 +30,7 @@ from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shapes_at
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_ended
-from rammer.frontend.ranges.range_bounds import Ended, ended_operators, interleave_tasks, with_batches
+from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
 from rammer.fusion.connect import CostModel, Rate, connect, peak_rate, static_operator
 from rammer.fusion.stitch import stitch
@@ -246,7 +246,7 @@ class Compiler:
         compute: ComputeGraph,
         inputs: tuple[Port, ...],
         outputs: tuple[Port, ...],
-        ended: Ended | None = None,
+        ended: RangeBounds | None = None,
         found: Appended | None = None,
     ) -> ProgramSegment:
         """Compile tensor expressions to a verified program. Ranged programs (``ended`` given) are scheduled by predicted time,
@@ -306,11 +306,11 @@ class Compiler:
         compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
         return compute, assign_storage(simplify_graph(split_deep(compute, self.backend.vdevice)), kept)
 
-    def _connect_tiles(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
+    def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
         tile = connect(plan.graph, device, sources, self.cost_model(binding, ends))
-        return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
+        return tile if unfused else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""
@@ -381,7 +381,7 @@ class Compiler:
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def cost_model(self, binding: Binding, ends: Ended | None = None) -> CostModel:
+    def cost_model(self, binding: Binding, ends: RangeBounds | None = None) -> CostModel:
         """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
         backend = self.backend
         rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate

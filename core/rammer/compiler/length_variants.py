@@ -13,7 +13,7 @@ from typing import Final
 
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
 from rammer.compiler.policy_choice import build_legal_programs, propose_schedules
-from rammer.device.capabilities import Cased
+from rammer.device.capabilities import LengthVariants
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import attribute_errors
 from rammer.frontend.ranges.range_bounds import interleave_tasks
@@ -38,7 +38,7 @@ def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend
     device supports them and they differ."""
     ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
     compiled = replace(compiled, ranged=ranged)
-    if not isinstance(backend, Cased) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
+    if not isinstance(backend, LengthVariants) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
         return compiled
     (segment,) = segments
     if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or state_pairs(segment.program):
@@ -74,7 +74,7 @@ class _Tables:
     """Builder of length variants, for a device that supports them and a policy."""
 
     backend: Backend
-    cased: Cased
+    cased: LengthVariants
     policy: Policy
 
     def segment(self, segment: ProgramSegment, ranged: Ranged) -> ProgramSegment:

@@ -43,7 +43,7 @@ class Arranging(Protocol):
 
 
 @dataclass
-class ProgramsBeside:
+class LoadedArrangements:
     """Programs on a device, by the arrangements that their kernels read, which are computed on demand."""
 
     backend: Backend
@@ -81,7 +81,7 @@ class ProgramsBeside:
 
 
 @runtime_checkable
-class Cased(Protocol):
+class LengthVariants(Protocol):
     """A Backend that uses length variants of a ranged program, at most ``cases``."""
 
     @property
@@ -187,7 +187,7 @@ CAPABILITIES: Final = (
     Capability(
         Arranging, "Backend", "Reports the layouts of constants that kernels read, so that programs share packed constants."
     ),
-    Capability(Cased, "Backend", "Runs length variants of a ranged program, each with tiles for a part of the range."),
+    Capability(LengthVariants, "Backend", "Runs length variants of a ranged program, each with tiles for a part of the range."),
     Capability(Repeating, "Backend", "Runs loop programs: the table once per iteration, with moves between buffers around each."),
     Capability(Seaming, "Backend", "Reports the cost between two iterations; decides the number of steps per iteration."),
     Capability(InPlace, "Backend", "Reports the alignment and padding of host arrays that programs access in place."),

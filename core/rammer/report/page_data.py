@@ -1,11 +1,12 @@
-"""The contents of a model's HTML page as plain data: the graph, its passes and, for each device, the operators, the schedule
-and the memory plan. Lists of numbers replace names where there are many items, so that the page stays small.
+"""The contents of a model's HTML page as plain data: the graph and its passes, and the operators, the schedule and the memory
+plan of each device. Lists of numbers replace names where there are many items, so that the page stays small.
 
 Times are in seconds, except those of tasks and buffers, which are in nanoseconds."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from rammer.ir.names import shorten_name
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, counters_by_operator
 from rammer.ir.program_text import group_rows
+from rammer.ir.types import TensorType, itemsize
 from rammer.passes.pass_pipeline import PassReport
 from rammer.report.operator_times import OperatorShare
 from rammer.report.predicted_trace import chosen_kernel, task_seconds, task_spans
@@ -210,11 +212,21 @@ def form_data(operator: ROperator, segment: ProgramSegment, device: VDevice, nod
         "tile": f"{_times(operator.tile)} of {_times(operator.anchor.shape)}",
         "tasks": operator.task_count,
         "flops": operator.flops,
-        "bytes": sum(types[t].nbytes for t in (*operator.inputs, *operator.outputs) if t in types),
+        "bytes": _traffic(operator, types),
         "task": _nano(kernel.crowded if kernel else 0.0),
         "seconds": _rounded(kernel.operator_time(device.veus) if kernel else 0.0),
         "origin": kernel.origin if kernel else "",
     }
+
+
+def _traffic(operator: ROperator, types: Mapping[str, TensorType]) -> int:
+    """Return the bytes of the outputs, and of the inputs as far as they are read: one element per load and evaluation."""
+    read = Counter[str]()
+    for c in operator.computes:
+        for load in c.loads:
+            read[load.tensor] += c.points
+    inputs = sum(min(read[t], types[t].size) * itemsize(types[t].dtype) for t in operator.inputs if t in types)
+    return inputs + sum(types[t].nbytes for t in operator.outputs if t in types)
 
 
 def _times(extents: Iterable[int]) -> str:
@@ -222,8 +234,8 @@ def _times(extents: Iterable[int]) -> str:
 
 
 def decision_data(tile: TileGraph | None, device: VDevice) -> list[list[Any]]:
-    """Return the decisions on the tile graph: kind, layer, verdict, seconds of both variants, reason, number of equal decisions,
-    and the subject of the first of them."""
+    """Return the decisions on the tile graph, with equal ones counted. A decision is [kind, layer, verdict, seconds of both
+    variants (two numbers), reason, number of decisions, subject of the first]."""
     found = dict[tuple[Any, ...], list[Any]]()
     for d in tile.decisions if tile is not None else ():
         if isinstance(d, ConnectionTrial):

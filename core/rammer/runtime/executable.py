@@ -17,7 +17,7 @@ from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_pr
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.device.capabilities import ProgramsBeside
+from rammer.device.capabilities import LoadedArrangements
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
@@ -27,7 +27,7 @@ from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
 from rammer.ir.untrusted_json import whole_number
-from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.input_checks import check_inputs, shapes_of
@@ -68,7 +68,7 @@ class Executable:
 
     ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. With ``programs``, a folder,
     compiled programs are cached there for later processes. ``lengths`` are ranges of open dimensions: a program serves all
-    lengths of a sub-range. If none are specified, ``seen`` infers them from runs."""
+    lengths of a sub-range. If none are specified, ``length_history`` infers them from runs."""
 
     source: ModelSource
     backend: Backend
@@ -82,7 +82,7 @@ class Executable:
     timing: Timing = NO_RUN  #: Times of the last completed run.
     resident: int = RESIDENT
     lengths: Lengths = field(default=FIXED)
-    seen: Seen = field(default_factory=Seen)
+    length_history: LengthHistory = field(default_factory=LengthHistory)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Deduplicated constants of all programs.
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranges: dict[tuple[tuple[str, tuple[int, ...]], ...], ShapeKey] = field(default_factory=dict, repr=False)
@@ -112,7 +112,7 @@ class Executable:
                 self.registry,
                 self.progress,
                 self.store,
-                self.beside,
+                self.arrangements,
                 self.body_programs,
                 self._specialise_continuation,
                 self._has_part,
@@ -153,9 +153,9 @@ class Executable:
         return self.residents.closed
 
     @cached_property
-    def beside(self) -> ProgramsBeside:
+    def arrangements(self) -> LoadedArrangements:
         """The programs on the device, for a later compiler: loading a cached program does not import the compiler."""
-        return ProgramsBeside(self.backend)
+        return LoadedArrangements(self.backend)
 
     @property
     def head(self) -> Head:
@@ -181,7 +181,14 @@ class Executable:
         model = self.specialiser.with_results(self.source.model)
         source = ModelSource(lambda: model, self.source.specialise, path=self.source.path)
         exe = replace(
-            self, source=source, programs=None, lengths=FIXED, seen=Seen(), contents=Contents(), _ranges={}, owner=False
+            self,
+            source=source,
+            programs=None,
+            lengths=FIXED,
+            length_history=LengthHistory(),
+            contents=Contents(),
+            _ranges={},
+            owner=False,
         )
         try:
             special = exe.prepare(inputs)
@@ -206,7 +213,7 @@ class Executable:
         Raises BadInput for inputs that ``run`` rejects and for an output of the wrong type or shape. It is also raised for an
         array that the device cannot access.
         """
-        what = parse_bind_request(self.head, self.lengths, self.seen, inputs, outputs or {})
+        what = parse_bind_request(self.head, self.lengths, self.length_history, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
@@ -249,8 +256,8 @@ class Executable:
         lengths, at = self.lengths, tuple(shapes.items())
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
-        if not lengths.spans and self.seen.on:
-            lengths = self.seen.learned(self.head.inputs, shapes)
+        if not lengths.spans and self.length_history.on:
+            lengths = self.length_history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
@@ -277,7 +284,7 @@ class Executable:
             if self.lengths.spans or self.closed:
                 raise
             print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
-        self.lengths, self.seen.on = FIXED, False
+        self.lengths, self.length_history.on = FIXED, False
         return None
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
@@ -344,7 +351,7 @@ class Executable:
         loaded = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False))
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
             for table in segment.tables:
-                self.beside.add(table, segment.constants)
+                self.arrangements.add(table, segment.constants)
         following = self.specialiser.continuation(compiled.rest) if compiled.rest is not None else None
         bodies = self.bodies if compiled.host_nodes else None
         return LoadedModel(compiled, loaded, time.perf_counter() - start, following, bodies)

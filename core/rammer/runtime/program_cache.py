@@ -70,8 +70,8 @@ class ProgramCache:
         BadInput if the model's files have changed since they were opened."""
         if path is not None and compiled.rest is None:
             try:
-                apart = SeparateConstants(self._constant_cache(), self.source.files)
-                return save_artifact(path, self.artifact(compiled, path), apart, self.source.check)
+                separate = SeparateConstants(self._constant_cache(), self.source.files)
+                return save_artifact(path, self.artifact(compiled, path), separate, self.source.check)
             except OSError as problem:
                 print_warning(f"compiled program is not cached: {problem}")
         self.source.check()

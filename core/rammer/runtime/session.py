@@ -10,7 +10,7 @@ from rammer.compile_options import ANY, Progress, Request, check_choices, check_
 from rammer.compiled.artifact import is_artifact
 from rammer.device.loader import PLUGINS, Registry
 from rammer.errors import DeviceUnavailable
-from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_programs import check_resident
@@ -66,7 +66,7 @@ def open_executable(
         request.device_options,
         resident=request.resident,
         lengths=lengths,
-        seen=Seen(on=True),
+        length_history=LengthHistory(on=True),
         owner=True,
     )
 

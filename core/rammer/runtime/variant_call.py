@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from rammer.compiled.segments import Cases, ProgramSegment
-from rammer.device.capabilities import Cased
+from rammer.device.capabilities import LengthVariants
 from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
 
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:
     """Load a program with its length variants, or without them if the device does not support them."""
     first = backend.load(segment.program, segment.constants)
-    if segment.cases is None or not isinstance(backend, Cased):
+    if segment.cases is None or not isinstance(backend, LengthVariants):
         return first
     found = [first]
     try:

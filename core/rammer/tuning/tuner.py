@@ -16,7 +16,7 @@ from math import inf
 
 from rammer.cache.cache_keys import key_of, unit_key
 from rammer.compile_options import MEASURED
-from rammer.device.capabilities import ProgramsBeside, Thrifty
+from rammer.device.capabilities import LoadedArrangements, Thrifty
 from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure, attribute_errors
@@ -45,13 +45,13 @@ class Tuner:
     progress: Callable[[str], None] = lambda name: None
     timer: TaskTimer | None = None
     measured: int = 0
-    beside: ProgramsBeside = field(init=False)
+    arrangements: LoadedArrangements = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
     _firsts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.beside = ProgramsBeside(self.backend)
+        self.arrangements = LoadedArrangements(self.backend)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """Return the kernels of ``operator``, fastest first. Raise DeviceFailure if no candidate fits."""
@@ -79,13 +79,13 @@ class Tuner:
         options = self.offered(operator, binding)
         if not options:
             raise _unfitting_error(operator, self.backend.vdevice)
-        return self.backend.kernel(self.beside.shared(options[0], binding), binding)
+        return self.backend.kernel(self.arrangements.shared(options[0], binding), binding)
 
     @cached_property
     def guessing(self) -> Tuner:
         """A tuner of the same device that measures nothing."""
         made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _firsts={})
-        made.beside = self.beside
+        made.arrangements = self.arrangements
         return made
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
@@ -166,7 +166,7 @@ class Tuner:
 
         The cheapest is chosen from the next few and the device's lean candidates. A candidate that takes little longer and shares
         its constants' layout with other programs is returned alone."""
-        shared = self.beside.shared(options[0], binding)
+        shared = self.arrangements.shared(options[0], binding)
         offered = [*options[:KEPT], *self._lean_candidates(options[0], binding)] if shared is options[0] else [shared]
         kernels = [self.backend.kernel(o, binding) for o in offered]
         thrifty = min(kernels, key=RKernel.busy_time)

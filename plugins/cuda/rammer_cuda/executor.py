@@ -58,7 +58,7 @@ class Room:
 
     gpu: Gpu
     index: int
-    beside: Resident | None = None
+    arena_of: Resident | None = None
 
 
 class CudaProgram(GpuProgram):
@@ -78,7 +78,7 @@ class CudaProgram(GpuProgram):
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
-        super().__init__(Resident(program, constants, gpu, where.index, read, where.beside))
+        super().__init__(Resident(program, constants, gpu, where.index, read, where.arena_of))
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())

@@ -116,11 +116,12 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def shoot(self, **clip: float) -> bytes:
-        """Return a PNG of the window, or of the part of the document with x, y, width and height in ``clip``."""
+    def shoot(self, kind: str = "png", **clip: float) -> bytes:
+        """Return a picture of the window, or of the part of the document with x, y, width and height in ``clip``. ``kind`` is
+        png or webp."""
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
         given = {"clip": {**clip, "scale": 1}, "captureBeyondViewport": True} if clip else {}
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", **given)["data"])
+        return base64.b64decode(self.call("Page.captureScreenshot", format=kind, quality=75, **given)["data"])
 
 
 @contextmanager

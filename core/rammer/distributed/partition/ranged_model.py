@@ -9,7 +9,7 @@ from rammer.compiler.compile_dynamic_loop import in_common, open_layers
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.partition.host_steps import lower_whole_graph
 from rammer.frontend.ranges.dimension_ranges import probe_points, shapes_at
-from rammer.frontend.ranges.range_bounds import Ended
+from rammer.frontend.ranges.range_bounds import RangeBounds
 from rammer.frontend.read.reader import Model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import NONE, AffineExtent, NoRange, Ranged
@@ -36,7 +36,7 @@ class RangeGraph:
 
     graph: ComputeGraph
     ranged: Ranged
-    ended: Ended
+    ended: RangeBounds
 
 
 def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGraph:

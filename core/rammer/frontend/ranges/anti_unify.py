@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from rammer.frontend.lower.affine_gather import placed_rows
-from rammer.frontend.ranges.range_bounds import Ended, ended_at
+from rammer.frontend.ranges.range_bounds import RangeBounds, ended_at
 from rammer.frontend.ranges.range_padding import SkipMarker
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
@@ -39,7 +39,7 @@ class Generalised(NamedTuple):
 
     graph: ComputeGraph
     ranged: Ranged
-    ended: Ended
+    ended: RangeBounds
 
 
 def generalise_programs(

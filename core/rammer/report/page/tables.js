@@ -100,9 +100,9 @@ function operatorTable(device, program) {
     { name: 'of peak', number: true, key: peak, hint: 'Share of the peak that limits the operator: arithmetic in float32, or device memory. A kernel that needs fewer operations than its expression, such as Winograd, may exceed 100%.', cell: g => meter(peak(g), [el('span', { class: 'quiet' }, compute(g) >= memory(g) ? 'compute ' : 'memory '), percent(peak(g))]) },
     { name: 'work', number: true, roomy: true, key: g => at(g).flops, cell: g => metric(at(g).flops * g.length, 'FLOP') },
     { name: 'traffic', number: true, roomy: true, key: g => at(g).bytes, cell: g => size(at(g).bytes * g.length) },
-    { name: 'ONNX operators', cell: g => { const found = at(g).nodes.map(n => data.graph.nodes[n]); return [found.slice(0, 4).map(n => n[0]).join(', '), found.length > 4 ? el('span', { class: 'quiet' }, ` and ${found.length - 4} more`) : null]; } },
-    { name: 'kernel', wide: true, key: g => at(g).family, cell: g => [at(g).family, el('div', { class: 'small quiet' }, [at(g).tile, at(g).config].filter(Boolean).join('; '))] },
-    { name: 'tasks', number: true, wide: true, key: g => at(g).tasks, cell: g => count(at(g).tasks) },
+    { name: 'ONNX operators', cell: g => { const found = at(g).nodes.map(n => data.graph.nodes[n]); return [found.slice(0, 4).map(n => n[0]).join(', ') || el('span', { class: 'quiet' }, 'merged'), found.length > 4 ? el('span', { class: 'quiet' }, ` and ${found.length - 4} more`) : null]; } },
+    { name: 'kernel', roomy: true, key: g => at(g).family, cell: g => [el('span', { title: at(g).config }, at(g).family), el('div', { class: 'small quiet' }, at(g).tile)] },
+    { name: 'tasks', number: true, roomy: true, key: g => at(g).tasks, cell: g => count(at(g).tasks) },
   ].filter(Boolean);
   const made = table(columns, grouped(program), {
     sorted: columns[1], limit: 15, pick: g => select(program, g, at(g).name), chosen: g => g.some(k => isSelected(program, k)),

@@ -16,7 +16,7 @@ from rammer.cli.files import InputPath, OutputPath, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.device.manifest import Array, Span, Tracer
+from rammer.device.manifest import Array, Span
 from rammer.distributed.runtime.distributed_session import options_for
 from rammer.errors import DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.html_page import render_page
@@ -96,7 +96,7 @@ def _measure(exe: Executable, special: LoadedModel, inputs: Mapping[str, Array])
     feeds, spans = list[tuple[ProgramSegment, Mapping[str, Array]]](), dict[str, list[Span]]()
     shares = operator_shares(exe.backend, special, inputs)
     special.run(inputs, lambda segment, given: feeds.append((segment, given)))
-    if isinstance(exe.backend, Tracer):
+    if exe.backend.records_tasks:
         for segment, given in feeds:
             spans[segment.program.name] = list(exe.backend.trace(segment.program, segment.constants, given).spans)
     runs = 1 if exe.backend.vdevice.simulated else RUNS

@@ -155,12 +155,14 @@ def test_a_guard_has_the_capabilities_of_its_object(capability: Capability) -> N
 
 
 def test_a_guard_has_capabilities_that_are_instance_attributes() -> None:
-    class Copies:
+    class Sharing:
         def __init__(self) -> None:
-            self.copied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("y",))
+            self.host_room = in_place.HostRoom(64, 0)
 
-    plain = Copies()
+    plain = Sharing()
     guard: Any = Guard(plain, "toy")
-    assert isinstance(guard, in_place.Copying) and isinstance(guard, Copies) and not isinstance(guard, in_place.InPlace)
-    plain.copied = (("x",), ())
-    assert guard.copied == (("x",), ())
+    assert (
+        isinstance(guard, in_place.InPlace) and isinstance(guard, Sharing) and not isinstance(guard, capabilities.LengthVariants)
+    )
+    plain.host_room = in_place.HostRoom(128, 0)
+    assert guard.host_room == in_place.HostRoom(128, 0)

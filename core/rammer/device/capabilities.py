@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
-from rammer.device.in_place import Copying, InPlace
+from rammer.device.in_place import InPlace
 from rammer.device.manifest import (
     Array,
     Backend,
@@ -157,7 +157,7 @@ def can_repeat(backend: Backend) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """An optional protocol, the kind of object that may implement it (Backend, Profiler, Loaded, Bound), and its meaning."""
+    """An optional protocol, the kind of object that may implement it (Backend, Profiler, Loaded), and its meaning."""
 
     protocol: type[Any]
     owner: str
@@ -196,7 +196,6 @@ CAPABILITIES: Final = (
     Capability(Tracer, "Backend", "Records when and where each task ran, for `rammer run --trace`."),
     Capability(Preparing, "Profiler", "Compiles several candidates concurrently before they are measured."),
     Capability(Poisoned, "Loaded", "Fills the memory of runs with NaN, for the search over kernels."),
-    Capability(Copying, "Bound", "Reports which arrays a run copies; without it, all of them are assumed to be copied."),
 )
 
 

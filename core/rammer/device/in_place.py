@@ -1,17 +1,15 @@
-"""Host arrays that programs access in place, and the copies that a run makes of all others."""
+"""Host arrays that programs access in place."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from rammer.device.arrays import Array
-from rammer.device.manifest import Bound
 
-__all__ = ["ANY", "Copying", "HostRoom", "InPlace", "copied_by", "room_of"]
+__all__ = ["ANY", "HostRoom", "InPlace", "room_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +54,6 @@ class InPlace(Protocol):
     def host_room(self) -> HostRoom:
         """The requirements on an array that programs access in place."""
         ...
-
-
-@runtime_checkable
-class Copying(Protocol):
-    """A Bound that reports which arrays its runs copy. Any other Bound is assumed to copy all of its arrays."""
-
-    @property
-    def copied(self) -> tuple[Collection[str], Collection[str]]:
-        """The inputs and outputs whose array differs from the memory in which the program computes. Each run copies between the
-        two."""
-        ...
-
-
-def copied_by(bound: Bound) -> tuple[Collection[str], Collection[str]]:
-    """Return the inputs and outputs that a Bound's runs copy."""
-    return bound.copied if isinstance(bound, Copying) else (bound.inputs, bound.outputs)
 
 
 def room_of(backend: Any) -> HostRoom:

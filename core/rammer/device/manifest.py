@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from rammer.device.bound import Bound as Bound  # re-exported for plugins
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 #: Incremented whenever plugins written for the previous version stop working.
-API_VERSION = 4
+API_VERSION = 5
 
 #: Offsets (elements) equal modulo this number have equal alignment for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
@@ -150,66 +151,10 @@ class RunResult:
     notes: tuple[str, ...] = ()
 
 
-class Bound(Protocol):
-    """A program with fixed input and output arrays: a run checks nothing and moves nothing through the host.
-
-    The arrays may be overwritten between runs, and each run reads their current content. Runs of one program execute in order,
-    including runs of its other bound calls."""
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The bound inputs by ONNX name, as the device's own arrays."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        """The bound outputs by ONNX name, as the device's own arrays: the same ones in every run."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Additional work of a run, such as a copy into an array that the kernels cannot write directly."""
-        ...
-
-    @property
-    def clock(self) -> str:
-        """The clock of ``seconds``, and whether its times include copies: "GPU events"."""
-        ...
-
-    @property
-    def stream(self) -> Any:
-        """The device queue on which runs are enqueued, or None if a run has finished when ``run`` returns."""
-        ...
-
-    def run(self) -> None:
-        """Run once, queued if the device has a queue. Raises DeviceFailure if the program is closed."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for every queued run. Raises DeviceFailure if one failed."""
-        ...
-
-    def seconds(self) -> float:
-        """Run once, wait, and return the run's seconds on the device by ``clock``."""
-        ...
-
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values, from the host or the device, into bound inputs. Raises BadInput for a wrong name, type or shape."""
-        ...
-
-    def to_host(self, *names: str) -> dict[str, Array]:
-        """Return copies of the outputs (all, or ``names``) after the queued runs."""
-        ...
-
-    def close(self) -> None:
-        """Release the arrays; closing the program does it too."""
-        ...
-
-
 class Loaded(Protocol):
     """A program resident on a device, ready for repeated runs.
 
-    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.close``
+    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.release``
     after that (``rammer.device.guard``), so a plugin needs no locks. Programs of one device may run concurrently: resources that
     they share (a queue, a compiler's cache) must be thread-safe.
     """

@@ -251,4 +251,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("c", "generated C on the host: an example", probe, CBackend, api=4)]
+    return [Device("c", "generated C on the host: an example", probe, CBackend, api=5)]

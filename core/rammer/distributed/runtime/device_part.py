@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom, copied_by, room_of
-from rammer.device.manifest import Backend, Bound, Loaded, RunResult
+from rammer.device.bound import Bound
+from rammer.device.in_place import HostRoom, room_of
+from rammer.device.manifest import Backend, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
 from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs
@@ -91,7 +92,7 @@ class BoundPart:
             call = program.bind(given, {})  # separate device memory: outputs stay there and are copied to these arrays
         fetched = {n: a for n, a in given.items() if not is_same_memory(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not is_same_memory(call.outputs[n], a)}
-        taken, made = copied_by(call)
+        taken, made = call.copied
         here = [n for n, a in given.items() if n in taken and a.size and is_same_memory(call.inputs[n], a)]
         here += [n for n, a in outputs.items() if n in made and a.size and is_same_memory(call.outputs[n], a)]
         return BoundStep(step, call, fetched, sent, len(here))
@@ -230,16 +231,8 @@ class HostedProgram:
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a call that reads input arrays in place and copies its outputs."""
-        return HostedCall(self, inputs, outputs, stream)
+        notes = (f"{self.host.title} runs on the host",)
+        return HostBound(self.step.program, self.run, inputs, outputs, stream, notes=notes, reads_in_place=True)
 
     def close(self) -> None:
         """Do nothing: the program holds no resources."""
-
-
-class HostedCall(HostBound):
-    """A ``HostBound`` call of one host operator."""
-
-    def __init__(self, program: HostedProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
-        super().__init__(program.step.program, program.run, inputs, outputs, stream)
-        self.copied = (), tuple(self.outputs)
-        self.notes = (f"{program.host.title} runs on the host",)

@@ -147,4 +147,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=4)]  # the API version that this was written for: a literal
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=5)]  # the API version that this was written for: a literal

@@ -309,8 +309,8 @@ class Compiler:
     def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
-        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends))
-        return tile if unfused else stitch(tile, device, self.latency(binding), sources, binding)
+        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends), self.options.fusion)
+        return tile if unfused or self.options.fusion != "full" else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""

@@ -77,7 +77,7 @@ class Bound(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Additional work of a run."""
+        """Additional work of a run. The default is the notes given to ``__init__``."""
         return self._notes
 
     def run(self, **lengths: int) -> None:
@@ -145,7 +145,7 @@ class Bound(ABC):
         return time.perf_counter() - start
 
     def accept(self, name: str, value: Any) -> Any:
-        """Return a value for ``store``. Raises BadInput unless it has the type and shape of the bound input."""
+        """Return a value for ``store``. The default raises BadInput unless it has the type and shape of the bound input."""
         check_values(name, value, self.inputs[name])
         return value
 
@@ -167,7 +167,9 @@ class Bound(ABC):
         raise BadInput(f"the bound call has no length {next(iter(lengths))!r}", hint="all of its shapes are fixed")
 
     def release(self) -> None:  # noqa: B027
-        """Release the resources of the call after its queued runs. Called once, possibly after the program's ``close``."""
+        """Release the resources of the call after its queued runs. The default does nothing.
+
+        It is called once, possibly after the program's ``close``."""
 
 
 def check_values(name: str, given: Any, array: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from threading import RLock
 from types import MethodType
 from typing import Any, cast
@@ -87,31 +87,10 @@ class Opening:
         return hash((self.device, o.index, o.target, o.require, frozenset(o.options.items())))
 
 
-class ForwardedAttribute:
-    """A class attribute of a guard for the attribute ``name`` of the wrapped object."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, guard: Guard | None, kind: type[Guard]) -> Any:
-        return self if guard is None else guard.__getattr__(self.name)
-
-
-@cache
-def _forwarding_class(kind: type[Guard], names: frozenset[str]) -> type[Guard]:
-    """Return a subclass of ``kind`` that has ``names`` as class attributes. Since Python 3.12, ``isinstance`` with a protocol
-    ignores ``__getattr__``: it searches the guard, and the wrapped object's class as of the first check."""
-    return type(kind.__name__, (kind,), {n: ForwardedAttribute(n) for n in names})
-
-
 class Guard:
     """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
-        kind = type(self)
-        names = frozenset(n for n in dir(plain) if not (n.startswith("_") or hasattr(kind, n)))
-        # `self.__class__ =` is unavailable: it is the class of the wrapped object.
-        object.__dict__["__class__"].__set__(self, _forwarding_class(kind, names))  # type: ignore[arg-type]
         self._plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
@@ -150,12 +129,12 @@ class GuardedBackend(Guard):
 
         @wraps(method)
         def call(*args: Any, **named: Any) -> Any:
-            self._check_open()
+            self.check_open()
             return told(*args, **named)
 
         return call
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise DeviceFailure if the device is closed. Descriptive attributes remain readable."""
         if self.shut:
             raise DeviceFailure(f"device {self._device} was closed", hint="open it again")
@@ -169,25 +148,25 @@ class GuardedBackend(Guard):
     @property
     def profiler(self) -> Any:
         """The plugin's profiler, guarded, since it measures on the device."""
-        self._check_open()
+        self.check_open()
         with self.told():
             return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: GuardedLoaded) -> Loaded:
         """Load the plugin's table for other lengths than those of ``first``; the two programs share one lock."""
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
             made.lock = first.lock
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def close(self) -> None:
         """Close the programs after their calls have returned, then the device. Closing again does nothing. Raises DeviceFailure
@@ -214,10 +193,6 @@ class GuardedLoaded(Guard):
         super().__init__(plain, device)
         self._name, self.lock, self.shut = name, RLock(), False
         self.running = 0  # calls of the thread that holds the lock
-
-    @property
-    def kernels(self) -> int:
-        return cast(int, self._plain.kernels)
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the program after all earlier calls have returned."""
@@ -263,5 +238,8 @@ def opening_of(backend: Backend) -> Opening | None:
 
 
 def compile_lock(backend: Backend) -> AbstractContextManager[Any]:
-    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods."""
-    return cast(GuardedBackend, backend).lock
+    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods. Raises
+    DeviceFailure if the device is closed."""
+    guard = cast(GuardedBackend, backend)
+    guard.check_open()
+    return guard.lock

@@ -13,7 +13,6 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.capabilities import LengthVariants, can_repeat
 from rammer.device.manifest import Array, Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
@@ -232,7 +231,7 @@ def load_segments(
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    if segment.program.repeat is not None and not can_repeat(backend):
+                    if segment.program.repeat is not None and backend.iteration_cost is None:
                         raise DeviceFailure(
                             f"program {segment.program.name} is a loop program, which {backend.hardware.name} does not support"
                         )
@@ -252,7 +251,7 @@ def load_segments(
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded | LoadedVariants:
     """Load a program with its length variants, or without them if the device does not support them."""
     first = backend.load(segment.program, segment.constants)
-    if segment.cases is None or not isinstance(backend, LengthVariants):
+    if segment.cases is None or not backend.cases:
         return first
     try:
         shorter = [backend.load_case(table, segment.constants, first) for table in segment.cases.tables]

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.device.arrays import Array
-from rammer.device.bound import Bound
-from rammer.device.in_place import HostRoom, room_of
-from rammer.device.manifest import Backend, Loaded, RunResult
+from rammer.device.arrays import Array, HostRoom
+from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
 from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs
@@ -43,7 +41,7 @@ class BoundPart:
 
     def __init__(self, spread: DistributedProgram, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
-        self.results, self.room = spread.results(device), ROOM.with_that_of(room_of(backend))
+        self.results, self.room = spread.results(device), ROOM.with_that_of(backend.host_room)
         self.log: Log | None = None
         self.loaded: list[Loaded] = []
         self.slots: list[list[BoundStep]] = []
@@ -215,7 +213,7 @@ def load_step(backend: Backend, step: DeviceStep) -> Loaded:
 
 
 @dataclass
-class HostedProgram:
+class HostedProgram(Loaded):
     """A program of one host operator."""
 
     step: DeviceStep

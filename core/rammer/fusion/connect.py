@@ -41,7 +41,7 @@ LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
 MOST_CONTRACTIONS = 16
 
-#: A rate that a device reports for an operator (``rammer.device.manifest.Rated`` and ``PrologueRated``).
+#: A rate that a device reports for an operator (``Backend.rate`` and ``Backend.prologue_rate``).
 Rate: TypeAlias = Callable[[ROperator], float]
 
 

@@ -18,7 +18,7 @@ from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_com
 from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
 from rammer.compiler.form_choice import FormChooser
 from rammer.compiler.length_variants import verify_tables, with_cases
-from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
+from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
 from rammer.device.loader import Registry
@@ -59,7 +59,6 @@ from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.policy_registry import parse_policy
-from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import task_timer
 from rammer.tuning.tuner import Tuner
@@ -199,7 +198,7 @@ class Compiler:
                 segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
-        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+        return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
@@ -225,8 +224,9 @@ class Compiler:
 
     def _in_form(self, segment: ProgramSegment) -> ProgramSegment:
         """Return a complete program, which had no choice of policies, in the best execution form."""
+        policy = parse_policy(segment.program.policy, self.registry.policies() if self.registry else ())
         with self.step("forms"):
-            return self._form_chooser(Chooser(Wavefront(), self.backend, self.store)).chosen([segment])
+            return self._form_chooser(Chooser(policy, self.backend, self.store)).chosen([segment])
 
     def _form_chooser(self, chooser: Chooser) -> FormChooser:
         return FormChooser(chooser, self.registry.policies() if self.registry else (), self.unmeasured)
@@ -362,7 +362,7 @@ class Compiler:
             after = find_dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
             asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
-            schedules = propose_schedules(self.policy, asked, device)
+            schedules = self.policy.proposals(asked, device)
         ports, precision = Interface(compute.name, inputs, outputs, plan.graph.constants), self.options.precision
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:

@@ -41,7 +41,7 @@ class FormChooser:
         if not any(r.forms for r in rivals):
             return made
         mine = next(r for r in rivals if r.base.program is made.program)
-        raced = rivals if self.chooser.measures else [mine]
+        raced = [mine] if self.chooser.unmeasured else rivals
         return self._by_prediction(made, mine) if self.unmeasured else self._by_measurement(made, mine, raced)
 
     def _rivals(self, base: ProgramSegment) -> _Rivals:

@@ -72,7 +72,8 @@ class Cases:
 @dataclass(frozen=True)
 class ProgramSegment:
     """A part of the model that runs on the device, with every step of its compilation (None when reloaded). ``choice`` is the
-    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range."""
+    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range. ``passes`` are the report
+    lines of the passes over its tensor expressions."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -81,6 +82,7 @@ class ProgramSegment:
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
     cases: Cases | None = None
+    passes: tuple[str, ...] = ()
 
     @property
     def tables(self) -> tuple[RProgram, ...]:

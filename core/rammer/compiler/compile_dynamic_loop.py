@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.subgraphs import SubgraphIndex
-from rammer.device.capabilities import Between
+from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns
 from rammer.frontend.bind.partition import split_segments
@@ -38,7 +38,7 @@ class DynamicSteps:
     lowerings: Lowerings
     rewritten: Callable[[Graph, bool], Graph]
     program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], RangeBounds | None], ProgramSegment]
-    between: Between | None  #: Cost between two iterations, or None if the device does not repeat programs.
+    between: IterationCost | None  #: Cost between two iterations, or None if the device does not repeat programs.
 
 
 @dataclass(frozen=True)

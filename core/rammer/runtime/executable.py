@@ -17,10 +17,10 @@ from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_pr
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.device.capabilities import LoadedArrangements
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents

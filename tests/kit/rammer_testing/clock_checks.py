@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Binding, Recorded, Span, Tracer
+from rammer.device.manifest import Binding, Recorded, Span
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
@@ -93,7 +93,7 @@ def check_clocks(device: Subject) -> None:
 def _runs_unchanged(device: Subject, program: RProgram, inputs: Mapping[str, Array]) -> bool:
     """Return False if the device records tasks of another program with other kernels."""
     backend = device.backend
-    return not isinstance(backend, Tracer) or backend.trace(program, {}, inputs).program is program
+    return not backend.records_tasks or backend.trace(program, {}, inputs).program is program
 
 
 def _links(device: Subject, inputs: Mapping[str, Array]) -> int:
@@ -168,8 +168,8 @@ def check_trace(device: Subject) -> None:
     A task ends after the tasks that it waits for. A unit of one thread runs one task at a time. Rows that run concurrently are on
     different units. Skipped if the device does not record tasks."""
     backend = device.backend
-    if not isinstance(backend, Tracer):
-        return device.skip_whole("it records no spans (rammer.device.manifest.Tracer)")
+    if not backend.records_tasks:
+        return device.skip_whole("it records no spans (Backend.trace)")
     segment = program_of(device, MODELS["branches"])
     _spans(device, segment.program, segment.constants, MODELS["branches"].inputs(device.rng, {}))
     program = crooked(SIZE, max(2, min(backend.vdevice.veus, 4)))
@@ -189,7 +189,6 @@ def check_trace(device: Subject) -> None:
 def _spans(device: Subject, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
     """Record a run and check the properties of spans that hold on every device."""
     backend = device.backend
-    assert isinstance(backend, Tracer)
     run = backend.trace(program, constants, inputs)
     if run.program is not program:  # the device's own version computes the same
         verify(run.program)

@@ -62,7 +62,7 @@ def open_executable(
         registry,
         progress,
         store,
-        cache_folder() / "programs",
+        cache_folder(),
         request.device_options,
         resident=request.resident,
         lengths=lengths,

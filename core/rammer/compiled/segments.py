@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.fusion.tile_graph import TileGraph
+    from rammer.passes.pass_pipeline import PassReport
 
 
 class HostOperator(Protocol):
@@ -72,8 +73,8 @@ class Cases:
 @dataclass(frozen=True)
 class ProgramSegment:
     """A part of the model that runs on the device, with every step of its compilation (None when reloaded). ``choice`` is the
-    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range. ``passes`` are the report
-    lines of the passes over its tensor expressions."""
+    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range. ``passes`` are the calls
+    that changed its tensor expressions."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -82,7 +83,7 @@ class ProgramSegment:
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
     cases: Cases | None = None
-    passes: tuple[str, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
     @property
     def tables(self) -> tuple[RProgram, ...]:
@@ -119,14 +120,14 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 class Compiled:
     """A model specialised to input shapes and a device.
 
-    ``passes`` are report lines, ``seconds`` the time of each step. ``rest`` is compiled when the segments have computed the
-    graph's outputs, which it needs. ``ranged`` describes how a program for the longest of a range, whose shapes the graph has,
-    serves other lengths. ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types``
-    are ``node_types`` of a model read from a file, whose graph has no nodes."""
+    ``passes`` are the calls that changed the graph, ``seconds`` the time of each step. ``rest`` is compiled when the segments
+    have computed the graph's outputs, which it needs. ``ranged`` describes how a program for the longest of a range, whose shapes
+    the graph has, serves other lengths. ``float32`` lists the operators that precision float16 left in float32, with the reasons.
+    ``read_types`` are ``node_types`` of a model read from a file, whose graph has no nodes."""
 
     graph: Graph
     segments: tuple[Segment, ...]
-    passes: tuple[str, ...] = ()
+    passes: tuple[PassReport, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     rest: DeferredModel | None = None
     ranged: Ranged | None = None

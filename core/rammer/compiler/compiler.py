@@ -199,7 +199,7 @@ class Compiler:
                 segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
-        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+        return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[AnyPass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
@@ -288,7 +288,7 @@ class Compiler:
         with self.step("policies"):
             unmeasured = OPEN_LENGTHS if any(o.lengths for o in best[0].program.operators) else self.unmeasured
             made = Chooser(self.policy, self.backend, self.store, unmeasured).chosen(best)
-            made = replace(made, passes=tuple(map(str, reports)))
+            made = replace(made, passes=tuple(reports))
         print_debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
         print_debug(PROGRAMS, lambda: str(made.program))
         return made

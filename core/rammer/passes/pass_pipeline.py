@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,7 +98,7 @@ AnyPass: TypeAlias = Pass | ComputePass
 @dataclass(frozen=True, slots=True)
 class PassReport:
     """Record of one pass call: nodes (or Computes) and constants before and after, its time (seconds), and explained
-    exceptions."""
+    exceptions. ``changes`` is the difference in the number of operators of each type, for types whose number changed."""
 
     spelling: str
     nodes_before: int
@@ -106,6 +107,7 @@ class PassReport:
     constants_after: int
     seconds: float = field(default=0.0, compare=False)
     details: tuple[str, ...] = ()
+    changes: tuple[tuple[str, int], ...] = ()
     unit: str = "nodes"
 
     def __str__(self) -> str:
@@ -181,17 +183,21 @@ def _run_pass(step: AnyPass, graph: _G, rewrite: Callable[[_G], tuple[_G, tuple[
         start = time.perf_counter()
         result, details = rewrite(graph)
         seconds = time.perf_counter() - start
-        counts = _count_nodes(graph), _count_nodes(result), len(graph.constants), len(result.constants)
+        before, after = _operator_types(graph), _operator_types(result)
+        counts = before.total(), after.total(), len(graph.constants), len(result.constants)
         if result is not graph or (details and not any(r.details for r in reports)):
             unit = "nodes" if isinstance(graph, Graph) else "computes"
-            reports.append(PassReport(str(step), *counts, seconds, details, unit))
+            after.subtract(before)
+            changes = tuple((op, count) for op, count in sorted(after.items()) if count)
+            reports.append(PassReport(str(step), *counts, seconds, details, changes, unit))
         if result is not graph:
             _verify(step, graph, result)
         return result
 
 
-def _count_nodes(graph: Graph | ComputeGraph) -> int:
-    return len(graph.nodes if isinstance(graph, Graph) else graph.computes)
+def _operator_types(graph: Graph | ComputeGraph) -> Counter[str]:
+    """Return the number of operators of each type, or of Computes of each kind."""
+    return Counter(n.op for n in graph.nodes) if isinstance(graph, Graph) else Counter(c.kind for c in graph.computes)
 
 
 def _verify(step: AnyPass, graph: Graph | ComputeGraph, result: Graph | ComputeGraph) -> None:

@@ -195,7 +195,7 @@ class Compiler:
                 segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
-        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+        return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""

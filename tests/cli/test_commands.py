@@ -363,3 +363,16 @@ def test_a_mistake_of_our_own_is_no_mismatch(rammer: Command, model: Path, monke
     done = rammer("run", model, "--device", "toy")
     assert done.code == 4
     assert done.err.endswith("rammer: internal error: planted\n  at: rammer or a plugin; the traceback says where\n")
+
+
+def test_inspect_writes_a_stage_to_a_file(rammer: Command, model: Path, tmp_path: Path) -> None:
+    printed = rammer("inspect", model, "--device", "toy", "--stage", "tile")
+    done = rammer("inspect", model, "--device", "toy", "--stage", "tile", "-o", tmp_path / "tile.txt")
+    assert (done.code, done.out, done.err) == (0, "", f"wrote {tmp_path / 'tile.txt'}\n")
+    assert (tmp_path / "tile.txt").read_text() == printed.out
+    assert rammer("inspect", model, "--device", "toy", "--stage", "graph", "-o", tmp_path / "after.onnx").code == 0
+    made = onnx.load(tmp_path / "after.onnx")
+    assert [n.op_type for n in made.graph.node] == ["Conv", "Relu", "Gather"]
+    assert [v.name for v in made.graph.output] == ["y", "z"]
+    done = rammer("inspect", model, "--device", "toy", "-o", tmp_path / "program.onnx")
+    assert done.code == 2 and "stage program is a text" in done.err and not (tmp_path / "program.onnx").exists()

@@ -229,16 +229,8 @@ class HostedProgram(Loaded):
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a call that reads input arrays in place and copies its outputs."""
-        return HostedCall(self, inputs, outputs, stream)
+        notes = (f"{self.host.title} runs on the host",)
+        return HostBound(self.step.program, self.run, inputs, outputs, stream, notes=notes, reads_in_place=True)
 
     def close(self) -> None:
         """Do nothing: the program holds no resources."""
-
-
-class HostedCall(HostBound):
-    """A ``HostBound`` call of one host operator."""
-
-    def __init__(self, program: HostedProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
-        super().__init__(program.step.program, program.run, inputs, outputs, stream)
-        self.copied = (), tuple(self.outputs)
-        self.notes = (f"{program.host.title} runs on the host",)

@@ -45,7 +45,7 @@ class Row:
     @staticmethod
     def missing(runner: Runner, why: str) -> Row:
         """Return the row of a device that cannot run the model."""
-        return Row(runner.model, runner.name, "", "", False, *[0.0] * 5, 0, 0, 0, why=why)
+        return Row(runner.model, runner.name, "", "", False, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, why=why)
 
 
 @dataclass(frozen=True, slots=True)

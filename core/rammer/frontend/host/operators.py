@@ -160,7 +160,7 @@ def _box_overlaps(corners: Array, areas: Array, ones: Array, others: Array) -> A
     width = np.maximum(np.minimum(right, far[3]) - np.maximum(left, far[1]), 0)
     shared = (height * width).astype(np.float64)
     rest = (areas[ones, None] + areas[others]).astype(np.float64) - shared
-    return np.divide(shared, rest, out=np.zeros_like(shared), where=rest > 0).astype(np.float32)
+    return np.asarray(np.divide(shared, rest, out=np.zeros_like(shared), where=rest > 0), np.float32)
 
 
 def _make_optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:

@@ -18,6 +18,7 @@ from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
 from rammer.cache.cache_location import cache_folder
+from rammer.cache.disk_cache import clear_cache
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
@@ -192,7 +193,7 @@ def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Exec
         asked["policy"] = way.policy.name
         registry = WithPolicy(way.policy)
     exe = open_executable(model, way.device or settings.device, Request(**asked), registry=registry)
-    exe.programs = cache_folder() / "programs" if settings.ahead else None
+    exe.cache_root = cache_folder() if settings.ahead else None
     return exe
 
 
@@ -295,8 +296,7 @@ def compile_ahead(settings: Settings, ways: Sequence[Way], batches: Sequence[int
     for job, took in ahead(jobs, settings.ahead, kept_way) if settings.ahead and jobs else ():
         settings.say(f"{job.key}: {job.way.name} ahead: {took if isinstance(took, str) else f'{took:.1f} CPU s'}")
     for decided in DECIDED if settings.ahead else ():
-        for file in cache_folder().rglob(f"*.{decided}.json"):
-            file.unlink()
+        clear_cache(cache_folder(), f"cuda-{decided}")
 
 
 def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:

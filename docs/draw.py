@@ -1,4 +1,4 @@
-"""Draw the pictures of the documents: ``python docs/draw.py`` writes ``staircase.svg`` and ``factors.svg`` beside itself.
+"""Draw the pictures of the documents: ``python docs/draw.py`` writes ``staircase.svg`` and ``factors.svg`` next to this file.
 
 The tests draw them again and compare.
 """

@@ -17,9 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from rammer.cli.group import COMMANDS
 from rammer.report.stage_text import STAGES
 from rammer.version import __version__
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 
-PAGES = [[], *([name] for name in COMMANDS), ["cache", "status"], ["cache", "clear"]]
+PAGES = [[], *([name] for name in COMMANDS), *(["cache", name] for name in ("info", "export", "import", "clear"))]
 
 
 @pytest.mark.parametrize("words", PAGES, ids=lambda words: "-".join(words) or "rammer")
@@ -303,23 +304,30 @@ def test_executors_of_cuda(rammer: Command, model: Path, tmp_path: Path, option:
 # --- cache --------------------------------------------------------------------------------------------
 
 
-def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -> None:
+def test_cache_info_and_clear(rammer: Command, model: Path, own_cache: Path) -> None:
     assert rammer("run", model, "--device", "toy", "--tune", "quick").code == 0
-    rows = {line[:17].strip(): line.split()[-3:] for line in rammer("cache", "status").out.splitlines()[3:]}
-    assert int(rows["tuned kernels"][0]) >= 2
-    assert rows["compiled programs"][0] == rows["model ports"][0] == "1"
-    done = rammer("cache", "clear")
-    assert re.fullmatch(
-        r"removed \d+ tuned kernels, 1 compiled programs, \d+ constants, 1 model ports, 0 model digests, "
-        r"0 device binaries\n",
-        done.out,
-    )
-    assert not list(own_cache.glob("programs/*")) and not list(own_cache.glob("heads/*"))
-    assert rammer("cache", "status").out.startswith(f"{own_cache}\n")
-    (own_cache / "kernels.sqlite").write_bytes(b"this is no database, whatever its name says")
-    done = rammer("cache", "clear")
-    assert done.code == 0 and "kernels.sqlite is ignored: file is not a database" in done.err
-    assert rammer("cache", "status").err == ""
+    found = json.loads(rammer("cache", "info", "--json").out)
+    counts = {row["kind"]: row["files"] for row in found["kinds"]}
+    assert counts["tuned"] >= 2 and counts["programs"] == counts["heads"] == 1
+    assert found["folder"] == str(own_cache) and found["bytes"] == sum(row["bytes"] for row in found["kinds"]) > 0
+    assert all(row["oldest"] <= row["newest"] for row in found["kinds"])
+    lines = rammer("cache", "info").out.splitlines()
+    assert lines[0] == str(own_cache) and lines[1].endswith(" of 16 GiB") and len(lines) == 4 + len(counts)
+    assert rammer("cache", "clear", "programs").out == "removed 1 programs\n"
+    assert not entries(own_cache, "programs") and len(entries(own_cache, "heads")) == 1
+    assert rammer("cache", "clear").out == f"removed 1 heads, {counts['tuned']} tuned\n"
+    assert not entries(own_cache) and rammer("cache", "clear").out == "removed nothing\n"
+    assert rammer("cache", "clear", "../x").code == 2
+
+
+def test_cache_clear_removes_older_layouts(rammer: Command, own_cache: Path) -> None:
+    for name in ("programs/a.rammer", "binaries/cuda/b.cubin", "kernels.sqlite", "kernels.sqlite-wal", "mine/file"):
+        (own_cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_cache / name).write_text("old")
+    assert "files of older versions" in rammer("cache", "info").out
+    assert rammer("cache", "clear").code == 0
+    assert [str(p.relative_to(own_cache)) for p in own_cache.rglob("*") if p.is_file()] == ["lock", "mine/file"]
+    assert "files of older versions" not in rammer("cache", "info").out
 
 
 # --- the installed command ----------------------------------------------------------------------------

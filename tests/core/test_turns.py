@@ -86,7 +86,7 @@ def test_what_is_left_over_repeats_the_last_turn() -> None:
     """Check that the body sees no index past the limit and no state after the end."""
     exe = opened(proto := counting("data"))
     agree(proto, exe, {"limit": np.array(20), "x": np.array(0)})
-    (key,) = (k for k in exe.bodies.residents.held if isinstance(k.what, made.Turns))
+    (key,) = (k for k in exe.bodies.residents.held if isinstance(k.what, made.LoopChunk))
     turns, special = key.what, exe.bodies.residents.held[key]
     feeds = {"state0": np.array(0), "first": np.array(2), "left": np.array(5)}
     found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(7)})[0]
@@ -246,7 +246,7 @@ def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.Monk
         monkeypatch.setattr(what, name, slowly)
 
     monkeypatch.setattr(control_operators, "time", SimpleNamespace(thread_time=lambda: now[0], perf_counter=lambda: now[0]))
-    for what, name in ((made.Turns, "model"), (control_flow, "_as_model"), (control_flow, "TurningProgram")):
+    for what, name in ((made.LoopChunk, "model"), (control_flow, "_as_model"), (control_flow, "TurningProgram")):
         slow(what, name)
     proto = scanning() if scan else counting("same")
     exe = opened(proto)

@@ -15,7 +15,7 @@ from test_place import compiler, spread_of
 
 from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
-from rammer.device.arrays import Array
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Bound
 from rammer.distributed.distributed_program import DistributedProgram
@@ -121,7 +121,7 @@ class Apart:
 class ApartBound:
     """A bound call whose arrays the host cannot access."""
 
-    notes, clock, stream = (), "wall", None
+    notes, clock, stream, copied = (), "wall", None, ((), ())
 
     def __init__(self, program: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.program = program
@@ -146,6 +146,8 @@ class ApartBound:
 
 class ApartBackend:
     """A device with separate memory, as the core sees it."""
+
+    host_room = HostRoom()
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

@@ -11,7 +11,7 @@ from ranged_models import RANGED, UNRANGED
 import rammer
 from rammer.cli.run import build_report, run_repeatedly
 from rammer.ir.port import InputPort
-from rammer.runtime.auto_ranges import FEWEST, Seen, doubling_range
+from rammer.runtime.auto_ranges import FEWEST, LengthHistory, doubling_range
 from rammer.runtime.ranged_call import RangedCall
 from rammer.runtime.shape_buckets import FIXED, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
@@ -33,14 +33,14 @@ def test_ranges_double_from_the_first_length(first: int, value: int) -> None:
 
 
 def test_one_length_alone_has_no_range() -> None:
-    seen = Seen(on=True)
+    seen = LengthHistory(on=True)
     assert seen.learned(PORTS, _shapes(2, 5, 6)) is FIXED
     assert not seen.learned(PORTS, _shapes(2, 5, 6)).spans
 
 
 def test_what_grows_alike_follows() -> None:
     """Check that a decoder's mask grows with its past; the batch stays fixed until it changes."""
-    seen = Seen(on=True)
+    seen = LengthHistory(on=True)
     seen.learned(PORTS, _shapes(2, 9, 10))
     found = seen.learned(PORTS, _shapes(2, 12, 13))
     assert (dict(found.spans), {n: str(e) for n, e in found.derived.items()}) == ({"past": (10, 18)}, {"total": "past + 1"})
@@ -50,7 +50,7 @@ def test_what_grows_alike_follows() -> None:
 
 
 def test_what_grew_alike_by_chance_is_taken_apart() -> None:
-    seen = Seen(on=True)
+    seen = LengthHistory(on=True)
     seen.learned(PORTS, _shapes(1, 9, 10))
     assert len(seen.learned(PORTS, _shapes(2, 10, 11)).spans) == 1
     found = seen.learned(PORTS, _shapes(2, 14, 15))
@@ -81,7 +81,7 @@ def test_a_second_length_gets_a_range(device: str, rng: np.random.Generator) -> 
 
 
 def test_arrays_are_bound_up_to_their_lengths_where_runs_have_shown_these() -> None:
-    seen = Seen(on=True)
+    seen = LengthHistory(on=True)
     assert seen.until(PORTS, _shapes(2, 40, 41)) is FIXED
     seen.learned(PORTS, _shapes(2, 9, 10))
     assert seen.until(PORTS, _shapes(2, 40, 41)) is FIXED
@@ -102,7 +102,7 @@ def test_arrays_of_any_length_are_bound(device: str, given: bool, rng: np.random
     runs, shorter lengths are supported too."""
     model = RANGED["attention"](rng)
     exe, plain = rammer.compile(model.proto, device, shapes=model.spans if given else {}), rammer.compile(model.proto, "toy")
-    plain.seen.on = False
+    plain.length_history.on = False
     for seq, found in ((5, False), (6, not given)):
         inputs = model.inputs({"seq": seq, "batch": 2}, rng)
         bound, shorter = exe.bind(inputs), model.inputs({"seq": 3, "batch": 2}, rng)
@@ -147,7 +147,7 @@ def test_arrays_of_a_model_without_a_range_are_bound_for_their_shapes(capsys: py
         return {p.name: np.ones([length if isinstance(d, str) else d for d in p.shape], np.float32) for p in exe.head.inputs}
 
     exe.run(ones(4))
-    exe.seen.learned(exe.head.inputs, {n: a.shape for n, a in ones(6).items()})
+    exe.length_history.learned(exe.head.inputs, {n: a.shape for n, a in ones(6).items()})
     bound = exe.bind(ones(6))
     bound.run()
     assert capsys.readouterr().err.count("each shape is compiled on its own") == 1

@@ -1,4 +1,4 @@
-"""Modules of torchvision, timm and transformers in small forms through ``torch.compile`` against eager torch, and the examples."""
+"""Small modules of torchvision, timm and transformers through ``torch.compile`` against eager torch, and the examples."""
 
 from __future__ import annotations
 

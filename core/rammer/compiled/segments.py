@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.device.manifest import Backend, Binding
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.constants.mapped_files import in_memory
 from rammer.ir.constants.recipes import Constants, Contents, as_array
@@ -178,8 +178,7 @@ def with_needs(compiled: Compiled, backend: Backend) -> Compiled:
 
 def _known(segment: ProgramSegment, backend: Backend) -> Segment:
     binding, profiler = Binding.of(segment.program, segment.constants), backend.profiler
-    if isinstance(profiler, Preparing):
-        profiler.prepare([(k.operator, binding) for kernels in segment.kernels.values() for k in kernels])
+    profiler.prepare([(k.operator, binding) for kernels in segment.kernels.values() for k in kernels])
     kernels = {
         name: tuple(replace(k, compiled=profiler.resources(k, binding)) for k in kernels)
         for name, kernels in segment.kernels.items()

@@ -20,9 +20,8 @@ from rammer.compiler.length_variants import verify_tables, with_cases
 from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
-from rammer.device.capabilities import can_repeat, iteration_cost
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
+from rammer.device.manifest import Backend, Binding, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
@@ -30,9 +29,9 @@ from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shapes_at
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_ended
-from rammer.frontend.ranges.range_bounds import Ended, ended_operators, interleave_tasks, with_batches
+from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
-from rammer.fusion.connect import CostModel, Rate, connect, peak_rate, static_operator
+from rammer.fusion.connect import CostModel, connect, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
@@ -176,7 +175,7 @@ class Compiler:
         def rewritten(graph: Graph, ranged: bool) -> Graph:
             return self._run_passes_without(graph, without if ranged else ())
 
-        return DynamicSteps(self.lowerings, rewritten, self.program, iteration_cost(self.backend))
+        return DynamicSteps(self.lowerings, rewritten, self.program, self.backend.iteration_cost)
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Run all steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
@@ -212,7 +211,7 @@ class Compiler:
         steps = LoopSteps(
             self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
         )
-        return make_fallback_segment(graph, node, why, steps if can_repeat(self.backend) else None, self.custom)
+        return make_fallback_segment(graph, node, why, steps if self.backend.iteration_cost is not None else None, self.custom)
 
     def _compile_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept))
@@ -246,7 +245,7 @@ class Compiler:
         compute: ComputeGraph,
         inputs: tuple[Port, ...],
         outputs: tuple[Port, ...],
-        ended: Ended | None = None,
+        ended: RangeBounds | None = None,
         found: Appended | None = None,
     ) -> ProgramSegment:
         """Compile tensor expressions to a verified program. Ranged programs (``ended`` given) are scheduled by predicted time,
@@ -306,11 +305,11 @@ class Compiler:
         compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
         return compute, assign_storage(simplify_graph(split_deep(compute, self.backend.vdevice)), kept)
 
-    def _connect_tiles(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
+    def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
-        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends))
-        return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
+        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends), self.options.fusion)
+        return tile if unfused or self.options.fusion != "full" else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""
@@ -381,13 +380,11 @@ class Compiler:
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def cost_model(self, binding: Binding, ends: Ended | None = None) -> CostModel:
+    def cost_model(self, binding: Binding, ends: RangeBounds | None = None) -> CostModel:
         """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
         backend = self.backend
-        rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate
-        prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak_rate
         ended = static_operator if ends is None else lambda o: ended_operators((o,), ends)[0]
-        return CostModel(rate, prologue_rate, binding, ended)
+        return CostModel(lambda o: backend.rate(o, binding), lambda o: backend.prologue_rate(o, binding), binding, ended)
 
     def _make_price(self, binding: Binding) -> Price:
         """Return a function for the seconds of an operator's best kernel with other storages."""

@@ -4,7 +4,8 @@ The core calls a program from one thread at a time, and never after ``close``. E
 package become RammerErrors.
 
 A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs and bound calls. A guard forwards all
-other attributes and reports the class of the wrapped object, so a device's additional attributes remain accessible.
+other attributes and reports the class of the wrapped object: capabilities, their defaults and a device's own attributes are
+accessible as without a guard.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from threading import RLock
 from types import MethodType
 from typing import Any, cast
@@ -76,31 +77,10 @@ class Opening:
         return hash((self.device, o.index, o.target, o.require, frozenset(o.options.items())))
 
 
-class ForwardedAttribute:
-    """A class attribute of a guard for the attribute ``name`` of the wrapped object."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, guard: Guard | None, kind: type[Guard]) -> Any:
-        return self if guard is None else guard.__getattr__(self.name)
-
-
-@cache
-def _forwarding_class(kind: type[Guard], names: frozenset[str]) -> type[Guard]:
-    """Return a subclass of ``kind`` that has ``names`` as class attributes. Since Python 3.12, ``isinstance`` with a protocol
-    ignores ``__getattr__``: it searches the guard, and the wrapped object's class as of the first check."""
-    return type(kind.__name__, (kind,), {n: ForwardedAttribute(n) for n in names})
-
-
 class Guard:
     """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
-        kind = type(self)
-        names = frozenset(n for n in dir(plain) if not (n.startswith("_") or hasattr(kind, n)))
-        # `self.__class__ =` is unavailable: it is the class of the wrapped object.
-        object.__dict__["__class__"].__set__(self, _forwarding_class(kind, names))  # type: ignore[arg-type]
         self._plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
@@ -139,12 +119,12 @@ class GuardedBackend(Guard):
 
         @wraps(method)
         def call(*args: Any, **named: Any) -> Any:
-            self._check_open()
+            self.check_open()
             return told(*args, **named)
 
         return call
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise DeviceFailure if the device is closed. Descriptive attributes remain readable."""
         if self.shut:
             raise DeviceFailure(f"device {self._device} was closed", hint="open it again")
@@ -158,25 +138,25 @@ class GuardedBackend(Guard):
     @property
     def profiler(self) -> Any:
         """The plugin's profiler, guarded, since it measures on the device."""
-        self._check_open()
+        self.check_open()
         with self.told():
             return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: GuardedLoaded) -> Loaded:
         """Load the plugin's table for other lengths than those of ``first``; the two programs share one lock."""
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
             made.lock = first.lock
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def close(self) -> None:
         """Close the programs after their calls have returned, then the device. Closing again does nothing. Raises DeviceFailure
@@ -203,10 +183,6 @@ class GuardedLoaded(Guard):
         super().__init__(plain, device)
         self._name, self.lock, self.shut, self.busy = name, RLock(), False, False
 
-    @property
-    def kernels(self) -> int:
-        return cast(int, self._plain.kernels)
-
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the program after all earlier calls have returned."""
         with self.turn(), self.told():
@@ -215,7 +191,7 @@ class GuardedLoaded(Guard):
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a bound call that excludes this program's other calls."""
         with self.turn(), self.told():
-            return GuardedBound(self, self._plain.bind(inputs, outputs, stream))
+            return cast(Bound, GuardedBound(self, self._plain.bind(inputs, outputs, stream)))
 
     def turn(self) -> Turn:
         """Return a context that excludes other calls. Entering it raises DeviceFailure if the program is closed."""
@@ -245,26 +221,6 @@ class GuardedBound(Guard):
     def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
         super().__init__(plain, program._device)
         self._program = program
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        return cast(Mapping[str, Any], self._plain.inputs)
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        return cast(Mapping[str, Any], self._plain.outputs)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self._plain.notes)
-
-    @property
-    def clock(self) -> str:
-        return cast(str, self._plain.clock)
-
-    @property
-    def stream(self) -> Any:
-        return self._plain.stream
 
     def run(self) -> None:
         with self._program.turn(), self.told():
@@ -305,5 +261,8 @@ def opening_of(backend: Backend) -> Opening | None:
 
 
 def compile_lock(backend: Backend) -> AbstractContextManager[Any]:
-    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods."""
-    return cast(GuardedBackend, backend).lock
+    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods. Raises
+    DeviceFailure if the device is closed."""
+    guard = cast(GuardedBackend, backend)
+    guard.check_open()
+    return guard.lock

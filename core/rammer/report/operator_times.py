@@ -11,7 +11,7 @@ from typing import Final
 from rammer.compiled.host_timing import collect_host_times
 from rammer.compiled.segments import HostSegment, ProgramSegment
 from rammer.device.guard import compile_lock
-from rammer.device.manifest import Array, Backend, Binding, Tracer
+from rammer.device.manifest import Array, Backend, Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.report.measured_trace import union_length
@@ -82,7 +82,7 @@ def _iterate_programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Ma
 def _traced_seconds(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
     """Return the seconds in which any unit ran a task of an operator, if the device records them. Simulated devices are excluded:
     only their profiler attributes exchanges and syncs to an operator."""
-    if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
+    if feeds is None or not backend.records_tasks or backend.vdevice.simulated:
         return {}
     spans: dict[str, list[tuple[float, float]]] = {}
     for span in backend.trace(segment.program, segment.constants, feeds).spans:

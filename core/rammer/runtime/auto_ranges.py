@@ -27,13 +27,13 @@ def doubling_range(first: int, value: int) -> Span:
 
 
 @dataclass
-class Seen:
+class LengthHistory:
     """The lengths of an executable's runs. Any thread may read and update it."""
 
     on: bool = False
     first: Mapping[str, int] | None = None
     changed: set[str] = field(default_factory=set)
-    apart: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
+    independent: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
     _lock: Any = field(default_factory=Lock, repr=False)
 
     def learned(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
@@ -53,10 +53,10 @@ class Seen:
             if not self.on or first is None:
                 return FIXED
             open_ones = [d for d in sorted(point, key=lambda d: (first.get(d, 0), d)) if d in self.changed and d in first]
-            roots, derived = [d for d in open_ones if d in self.apart and point[d] > LEAST], dict[str, AffineExtent]()
+            roots, derived = [d for d in open_ones if d in self.independent and point[d] > LEAST], dict[str, AffineExtent]()
             for name in open_ones:
                 root = next((r for r in roots if point[r] - first[r] == point[name] - first[name]), None)
-                if name not in self.apart and root is not None:
+                if name not in self.independent and root is not None:
                     derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
             return Lengths({d: (min(first[d], 1), point[d]) for d in roots}, derived, buckets=1) if roots else FIXED
 
@@ -69,10 +69,10 @@ class Seen:
         grown = {d: point[d] - first[d] for d in point if d in self.changed}
         roots, derived = list[str](), dict[str, AffineExtent]()
         for name in sorted(grown, key=lambda d: (first[d], d)):
-            root = next((r for r in roots if name not in self.apart and grown[r] == grown[name]), None)
+            root = next((r for r in roots if name not in self.independent and grown[r] == grown[name]), None)
             if root is not None:
                 derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
             else:
                 roots.append(name)
-                self.apart.add(name)
+                self.independent.add(name)
         return Lengths({d: doubling_range(first[d], point[d]) for d in roots}, derived, buckets=1)

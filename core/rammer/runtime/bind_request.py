@@ -9,7 +9,7 @@ from rammer.device.arrays import by_name, check_mapping, dtype_of, shape_of
 from rammer.errors import BadInput
 from rammer.ir.formats import carrier_dtype
 from rammer.ir.port import InputPort
-from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.input_checks import check_ports
 from rammer.runtime.model_source import Head
 from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
@@ -33,7 +33,7 @@ class BindRequest(NamedTuple):
 
 
 def parse_bind_request(
-    head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+    head: Head, lengths: Lengths, history: LengthHistory, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> BindRequest:
     """Return a parsed ``bind`` request. Raises BadInput for a wrong name, type or shape, and for an unknown shape."""
     arrays, outputs = by_name("input", inputs), check_mapping("output", outputs)
@@ -41,7 +41,7 @@ def parse_bind_request(
     _check_kept(head, kept)
     shapes = {n: shape_of(a) for n, a in arrays.items()}
     found = not lengths.spans
-    lengths = seen.until(head.inputs, shapes) if found else lengths
+    lengths = history.until(head.inputs, shapes) if found else lengths
     wholes = lengths.whole({name: span[1] for name, span in lengths.spans.items()})
     whole = bool(lengths.spans) and _are_whole(head, wholes, {n: s for n, s in shapes.items() if n not in kept.values()})
     ports = {p.name: p for p in head.inputs}

@@ -19,7 +19,7 @@ from rammer.ir.graph import Value
 from rammer.runtime.host_bound import check_values
 
 
-class ModelBound:
+class ModelBound(Bound):
     """The result of ``Executable.bind``: a ``rammer.device.manifest.Bound`` with the model's ONNX names.
 
     Values stay in device memory between programs. Host operators fetch their inputs and write back their results in every run;
@@ -53,7 +53,8 @@ class ModelBound:
         except BaseException:
             self.close()
             raise
-        self.inputs = {v.external or v.name: _to_user_array(v, self._input_array(v.name)) for v in self.graph.inputs}
+        ports = [(v.external or v.name, v) for v in self.graph.inputs]
+        self.inputs: dict[str, Any] = {name: _to_user_array(v, self._input_array(v.name)) for name, v in ports}
         self.outputs = {v.external or v.name: _to_user_array(v, self._values[v.name]) for v in self.graph.outputs}
         self._host_nodes = len(compiled.host_nodes)
 

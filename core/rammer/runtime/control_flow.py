@@ -22,7 +22,7 @@ from rammer.runtime.loop_iterations import TurningProgram
 
 if TYPE_CHECKING:
     from rammer.frontend.loops.control_operators import OuterValues, TurnsAhead, TurnsDone
-    from rammer.frontend.loops.loop_chunk import Turns
+    from rammer.frontend.loops.loop_chunk import LoopChunk
     from rammer.frontend.read.node_protos import SubGraph
     from rammer.frontend.read.reader import Model
     from rammer.ir.port import InputPort
@@ -62,7 +62,7 @@ class BodyKey:
     """A body or a chunk of its iterations, with its ports and outer constants. The hash is cached, since
     every iteration uses it."""
 
-    what: SubGraph | Turns
+    what: SubGraph | LoopChunk
     ports: tuple[InputPort, ...]
     fixed: tuple[tuple[str, SameArray], ...]
 
@@ -161,12 +161,12 @@ class BodyPrograms:
     def _bind_chunk_program(self, special: LoadedModel, part: BodyPart) -> TurningProgram:
         """Return the program of a chunk, bound once for all loops."""
         from rammer.frontend.loops.control_operators import exclude_time
-        from rammer.frontend.loops.loop_chunk import Turns
+        from rammer.frontend.loops.loop_chunk import LoopChunk
 
         with self._binding:
             found = self.turning.get(part.key)
             if found is None or found.special is not special:
-                assert isinstance(part.key.what, Turns)
+                assert isinstance(part.key.what, LoopChunk)
                 with exclude_time():
                     found = TurningProgram(special, part.key.what, part.model)
                 held = self.residents.held.copy()
@@ -229,11 +229,11 @@ class BodyPrograms:
         """Return a chunk as a model, sized by the remaining iterations or, if unknown, by the loop's earlier iterations. Raises
         BadInput if a chunk is not possible."""
         from rammer.frontend.loops.control_operators import exclude_time
-        from rammer.frontend.loops.loop_chunk import Turns, has_steady_condition
+        from rammer.frontend.loops.loop_chunk import LoopChunk, has_steady_condition
 
         scanned = len(ahead.slices)
         if body not in self.most:
-            self.most[body] = self._most(Turns(body, MOST_TURNS, scanned, bool(scanned) or has_steady_condition(body)))
+            self.most[body] = self._most(LoopChunk(body, MOST_TURNS, scanned, bool(scanned) or has_steady_condition(body)))
         wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _next_power_of_two(ahead.left)
         count = min(self.most[body], wanted)
         if count < 2:
@@ -247,13 +247,13 @@ class BodyPrograms:
         key = (body, count, kinds, tuple((n, SameArray(a)) for n, a in fixed.items()))
         part = self.parts.get(key)
         if part is None or part.key not in self.models:
-            turns = Turns(body, count, scanned, bool(scanned) or has_steady_condition(body))
+            turns = LoopChunk(body, count, scanned, bool(scanned) or has_steady_condition(body))
             with exclude_time():
                 part = self._turns_part(turns, {**named, **feeds}, fixed)
             self.parts = {**self.parts, key: part} if len(self.parts) < MOST_MODELS else {key: part}
         return replace(part, feeds=feeds)
 
-    def _turns_part(self, turns: Turns, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
+    def _turns_part(self, turns: LoopChunk, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
         """Return a chunk of a body that reads the values ``given``; ``fixed`` are outer constants."""
         ports = tuple(map(_make_port, given.items()))
         if not all(p.numeric for p in ports):
@@ -263,7 +263,7 @@ class BodyPrograms:
             self._record_model(key, turns.model({p.name: p for p in ports}, fixed))
         return BodyPart(key, self.models[key], {}, self.kept(self.models[key]))
 
-    def _most(self, turns: Turns) -> int:
+    def _most(self, turns: LoopChunk) -> int:
         """Return the iterations of a program, from the predicted time and the operators of one iteration."""
         from rammer.frontend.bind.bind_state import MOST_UNROLLED
 

@@ -17,17 +17,17 @@ from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_pr
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.device.capabilities import ProgramsBeside
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
 from rammer.ir.untrusted_json import whole_number
-from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.input_checks import check_inputs, shapes_of
@@ -66,9 +66,9 @@ class Executable:
     Any thread may call it at any time. Runs of one set of shapes are serialised; a set is compiled once, and compiling does not
     stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. With ``programs``, a folder,
-    compiled programs are cached there for later processes. ``lengths`` are ranges of open dimensions: a program serves all
-    lengths of a sub-range. If none are specified, ``seen`` infers them from runs."""
+    ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. Compiled
+    programs are cached for later processes in the cache folder ``cache_root``, if given. ``lengths`` are ranges of open
+    dimensions: a program serves all lengths of a sub-range. If none are specified, ``length_history`` infers them from runs."""
 
     source: ModelSource
     backend: Backend
@@ -77,12 +77,12 @@ class Executable:
     registry: Registry | None = None
     progress: Progress = ignore_progress
     store: KernelStore | None = None
-    programs: Path | None = None
+    cache_root: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Times of the last completed run.
     resident: int = RESIDENT
     lengths: Lengths = field(default=FIXED)
-    seen: Seen = field(default_factory=Seen)
+    length_history: LengthHistory = field(default_factory=LengthHistory)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Deduplicated constants of all programs.
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranges: dict[tuple[tuple[str, tuple[int, ...]], ...], ShapeKey] = field(default_factory=dict, repr=False)
@@ -112,7 +112,7 @@ class Executable:
                 self.registry,
                 self.progress,
                 self.store,
-                self.beside,
+                self.arrangements,
                 self.body_programs,
                 self._specialise_continuation,
                 self._has_part,
@@ -133,7 +133,7 @@ class Executable:
     def kept(self) -> ProgramCache:
         """The programs on disk."""
         about = (self.source, self.backend, self.device, self.options, self.device_options)
-        return ProgramCache(*about, self.registry, self.programs)
+        return ProgramCache(*about, self.registry, self.cache_root)
 
     @property
     def hosted(self) -> list[str]:
@@ -153,9 +153,9 @@ class Executable:
         return self.residents.closed
 
     @cached_property
-    def beside(self) -> ProgramsBeside:
+    def arrangements(self) -> LoadedArrangements:
         """The programs on the device, for a later compiler: loading a cached program does not import the compiler."""
-        return ProgramsBeside(self.backend)
+        return LoadedArrangements(self.backend)
 
     @property
     def head(self) -> Head:
@@ -181,7 +181,14 @@ class Executable:
         model = self.specialiser.with_results(self.source.model)
         source = ModelSource(lambda: model, self.source.specialise, path=self.source.path)
         exe = replace(
-            self, source=source, programs=None, lengths=FIXED, seen=Seen(), contents=Contents(), _ranges={}, owner=False
+            self,
+            source=source,
+            cache_root=None,
+            lengths=FIXED,
+            length_history=LengthHistory(),
+            contents=Contents(),
+            _ranges={},
+            owner=False,
         )
         try:
             special = exe.prepare(inputs)
@@ -206,7 +213,7 @@ class Executable:
         Raises BadInput for inputs that ``run`` rejects and for an output of the wrong type or shape. It is also raised for an
         array that the device cannot access.
         """
-        what = parse_bind_request(self.head, self.lengths, self.seen, inputs, outputs or {})
+        what = parse_bind_request(self.head, self.lengths, self.length_history, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
@@ -249,13 +256,13 @@ class Executable:
         lengths, at = self.lengths, tuple(shapes.items())
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
-        if not lengths.spans and self.seen.on:
-            lengths = self.seen.learned(self.head.inputs, shapes)
+        if not lengths.spans and self.length_history.on:
+            lengths = self.length_history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
-            path = self.kept.path(tuple(sorted(shapes.items())))
-            lengths = FIXED if path is not None and path.is_file() else lengths  # compiled for these shapes earlier
+            if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
+                lengths = FIXED  # compiled for these shapes earlier
         spans = lengths.spans_of(self.head.inputs, shapes)
         found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
         return found or self._specialise_shapes(shapes, {}, FIXED)
@@ -277,7 +284,7 @@ class Executable:
             if self.lengths.spans or self.closed:
                 raise
             print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
-        self.lengths, self.seen.on = FIXED, False
+        self.lengths, self.length_history.on = FIXED, False
         return None
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
@@ -300,25 +307,26 @@ class Executable:
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> LoadedModel:
         """Return the loaded program, from disk by the key ``kept`` or compiled."""
-        found = self._load_or_compile(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
+        found = self._load_or_compile(self.kept.key(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
         self.residents.keep(key, found)
         return found
 
     def _load_or_compile(
-        self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
+        self, key: str | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
     ) -> LoadedModel:
-        """Return the loaded program, from ``path`` if it ``fits``, else compiled and cached."""
+        """Return the loaded program, from the cache if it ``fits``, else compiled and cached."""
         start = time.perf_counter()
         with collector_paused():  # avoids a scan of all objects that were read
-            compiled = self.kept.found(path, fits)
+            compiled = self.kept.found(key, fits)
             if compiled is not None:
+                assert key is not None
                 try:
-                    with as_refusal(path):
+                    with as_refusal(self.kept.entries.path(key)):
                         return self._load_compiled(compiled, start)
                 except BadInput as problem:
                     print_warning(f"{problem.what}; compiling again")
         compiled = with_contents(compile_it(), self.contents)  # releases values that passes created
-        self.kept.keep(path, compiled)
+        self.kept.keep(key, compiled)
         return self._load_compiled(compiled, start)
 
     def _compile_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
@@ -344,7 +352,7 @@ class Executable:
         loaded = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False))
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
             for table in segment.tables:
-                self.beside.add(table, segment.constants)
+                self.arrangements.add(table, segment.constants)
         following = self.specialiser.continuation(compiled.rest) if compiled.rest is not None else None
         bodies = self.bodies if compiled.host_nodes else None
         return LoadedModel(compiled, loaded, time.perf_counter() - start, following, bodies)
@@ -352,16 +360,15 @@ class Executable:
     def _specialise_continuation(self, model: Model) -> LoadedModel:
         """Return the loaded program of a model part with static shapes, cached by its content."""
         with compile_lock(self.backend):
-            path = self._part_path(model)
-            return self._load_or_compile(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
+            key = self._part_key(model)
+            return self._load_or_compile(key, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
 
-    def _part_path(self, model: Model) -> Path | None:
-        return self.kept.path(part_key(model)) if self.kept.folder is not None and self.source.digest else None
+    def _part_key(self, model: Model) -> str | None:
+        return self.kept.key(part_key(model)) if self.kept.root is not None and self.source.digest else None
 
     def _has_part(self, model: Model) -> bool:
         """Return True if an earlier process compiled this part."""
-        path = self._part_path(model)
-        return path is not None and path.is_file()
+        return self.kept.has(self._part_key(model))
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Return the compiled model without loading it. ``shapes`` are needed for dynamic inputs only; for a range, they select a

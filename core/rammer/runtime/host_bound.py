@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.device.arrays import Array, check_names, check_type, dtype_of, host_view, shape_of
-from rammer.device.manifest import RunResult
+from rammer.device.manifest import Bound, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
@@ -21,13 +21,9 @@ __all__ = ["HostBound", "check_apart", "check_values"]
 WHOLE: Final = "wall, NumPy in and out"
 
 
-class HostBound:
+class HostBound(Bound):
     """A bound call of a program's ``run`` (NumPy in and out) on fixed host arrays. Runs are complete on return. Raises BadInput
     for arrays elsewhere, outputs that overlap another bound array or are read-only, or a stream."""
-
-    stream = None
-    #: All arrays are copied, since a program's run returns new arrays.
-    copied: tuple[tuple[str, ...], tuple[str, ...]]
 
     def __init__(
         self,
@@ -42,7 +38,6 @@ class HostBound:
         if stream is not None:
             raise BadInput("runs of this device are synchronous: it has no stream to queue them on")
         self.clock, self.notes = clock, tuple[str, ...]()
-        self.copied = tuple(self.inputs), tuple(self.outputs)
         self._run: Callable[[Mapping[str, Array]], RunResult] | None = run
 
     def run(self) -> None:

@@ -13,7 +13,6 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.capabilities import can_repeat
 from rammer.device.manifest import Array, Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
@@ -234,7 +233,7 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    if segment.program.repeat is not None and not can_repeat(backend):
+                    if segment.program.repeat is not None and backend.iteration_cost is None:
                         raise DeviceFailure(
                             f"program {segment.program.name} is a loop program, which {backend.hardware.name} does not support"
                         )

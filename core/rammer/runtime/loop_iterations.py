@@ -16,7 +16,7 @@ from rammer.runtime.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from rammer.frontend.loops.control_operators import TurnsAhead, TurnsDone
-    from rammer.frontend.loops.loop_chunk import Turns
+    from rammer.frontend.loops.loop_chunk import LoopChunk
     from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -26,7 +26,7 @@ class TurningProgram:
     """A loop chunk ``turns`` as a loaded program of one segment, whose ports are those of ``model``. Any thread may call it;
     loops are serialised."""
 
-    def __init__(self, special: LoadedModel, turns: Turns, model: Model) -> None:
+    def __init__(self, special: LoadedModel, turns: LoopChunk, model: Model) -> None:
         self.special, self.turns, self._lock = special, turns, Lock()
         blank = {p.name: np.zeros([int(str(n)) for n in p.shape], numpy_type(p.dtype)) for p in model.inputs}
         states = range(len(turns.states))

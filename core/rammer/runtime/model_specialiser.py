@@ -34,7 +34,7 @@ class ModelSpecialiser:
         site = self.site
         store, name = site.store or KernelStore.default(), site.device.partition(":")[0]
         made = Compiler(site.backend, site.options, store, site.registry, site.progress, name)
-        made.tuner.beside = site.beside
+        made.tuner.arrangements = site.arrangements
         return made
 
     @cached_property

@@ -12,7 +12,7 @@ from rammer.compiled.artifact import is_artifact
 from rammer.device.loader import PLUGINS, Registry
 from rammer.device.manifest import Array
 from rammer.errors import DeviceUnavailable
-from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_programs import check_resident
@@ -40,8 +40,8 @@ def open_executable(
 
     The model is read before the device is opened, so bad input does not load a driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching and precision
-    are fixed. A request for a layout, batching or a different precision is refused.
+    A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching, fusion and
+    precision are fixed. A request for a layout, batching, fusion or a different precision is refused.
 
     ``weights`` are values of a ModelProto's initialisers that have none; they are not copied. With them, even if there are none,
     compiled programs are cached by content.
@@ -68,11 +68,11 @@ def open_executable(
         registry,
         progress,
         store,
-        cache_folder() / "programs",
+        cache_folder(),
         request.device_options,
         resident=request.resident,
         lengths=lengths,
-        seen=Seen(on=True),
+        length_history=LengthHistory(on=True),
         owner=True,
     )
 

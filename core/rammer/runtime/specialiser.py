@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rammer.compile_options import CompileOptions, Progress
-from rammer.device.capabilities import ProgramsBeside
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.runtime.loaded_model import Continuation, LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class CompileSite:
     """The device and the settings that an executable compiles for.
 
-    ``beside`` are the programs on the device, and ``bodies`` those of control flow. ``load`` returns the loaded program of a
-    model part with static shapes. ``is_cached`` returns True if an earlier process compiled the part."""
+    ``arrangements`` are those of the programs on the device; ``bodies`` are programs of control flow. ``load`` returns the loaded
+    program of a model part with static shapes. ``is_cached`` returns True if an earlier process compiled the part."""
 
     backend: Backend
     device: str
@@ -37,7 +37,7 @@ class CompileSite:
     registry: Registry | None
     progress: Progress
     store: KernelStore | None
-    beside: ProgramsBeside
+    arrangements: LoadedArrangements
     bodies: LoadedPrograms[Any]
     load: Callable[[Model], LoadedModel]
     is_cached: Callable[[Model], bool]

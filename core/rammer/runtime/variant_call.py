@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from rammer.compiled.segments import Cases, ProgramSegment
-from rammer.device.capabilities import Cased
 from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
 
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:
     """Load a program with its length variants, or without them if the device does not support them."""
     first = backend.load(segment.program, segment.constants)
-    if segment.cases is None or not isinstance(backend, Cased):
+    if segment.cases is None or not backend.cases:
         return first
     found = [first]
     try:
@@ -27,17 +26,12 @@ def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded:
     return CasedLoaded(segment.cases, port, tuple(found))
 
 
-class CasedLoaded:
+class CasedLoaded(Loaded):
     """A loaded program (``Loaded``) with its length variants. The program's main table is the last in ``tables``. The input
     ``port`` is the length that selects a table."""
 
     def __init__(self, cases: Cases, port: str, tables: tuple[Loaded, ...]) -> None:
-        self.cases, self.port, self.tables = cases, port, tables
-
-    @property
-    def kernels(self) -> int:
-        """The kernel count of the longest table."""
-        return self.tables[-1].kernels
+        self.cases, self.port, self.tables, self.kernels = cases, port, tables, tables[-1].kernels
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the table for the length in ``inputs``."""
@@ -53,7 +47,7 @@ class CasedLoaded:
             table.close()
 
 
-class VariantCall:
+class VariantCall(Bound):
     """A bound call (``Bound``) of all tables over the arrays of the longest, one of which runs."""
 
     def __init__(self, program: CasedLoaded, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:

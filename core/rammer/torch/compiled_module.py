@@ -41,31 +41,18 @@ class CompiledModule:
         self._program.close()
 
 
-def compile(
-    module: Any,
-    example_inputs: tuple[Any, ...],
-    device: str = "",
-    *,
-    example_kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    **options: Any,
+def compile_module(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, dynamic_shapes: Any, options: Mapping[str, Any]
 ) -> CompiledModule:
-    """Compile a module for inference on ``device``, by default the one that holds the tensors.
-
-    ``example_inputs`` and ``example_kwargs`` are arguments of the module; extents and values that are not tensors are fixed by
-    them. ``dynamic_shapes`` opens extents as in ``torch.export.export``: a ``torch.export.Dim("batch", min=1, max=64)`` becomes
-    the range 1 to 64. Dimensions without a greatest length get programs as runs need them. ``options`` are those of
-    ``rammer.compile`` but ``shapes``.
-
-    Raises BadInput for a module in training mode, and with the names of operators that torch or rammer do not support."""
+    """Compile a module for inference; see ``rammer.torch.compile``."""
     if module.training:
         raise BadInput("the module is in training mode, and rammer compiles for inference", hint="call module.eval() first")
-    program = export_module(module, tuple(example_inputs), example_kwargs or {}, dynamic_shapes)
+    program = export_module(module, args, kwargs, dynamic_shapes)
     if written_buffers(program) or written_inputs(program):
         what = ", ".join(written_buffers(program)) or "its inputs"
         raise BadInput(f"the module writes to {what}", hint='torch.compile(module, backend="rammer") supports it')
     form = to_onnx(program)
-    values, in_spec = pytree.tree_flatten((tuple(example_inputs), dict(example_kwargs or {})))
+    values, in_spec = pytree.tree_flatten((args, kwargs))
     made = TensorProgram.open(form, device or device_for(values), request_of(options, form.ranges), values)
     return CompiledModule(made, in_spec, program.call_spec.out_spec)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 
-from rammer.errors import BadInput, MissingDependency
+from rammer.errors import BadInput
 
 if TYPE_CHECKING:
     import onnx
@@ -88,8 +88,6 @@ def to_onnx(program: Any) -> OnnxForm:
     with _quiet_torch(), torch._guards.tracing(None), torch.no_grad():
         try:
             converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
-        except ImportError as problem:
-            raise MissingDependency(str(problem.name or "onnxscript"), "pip install rammer-core[torch]") from problem
         except Exception as problem:  # torch and onnxscript raise errors of many modules
             what = f"torch cannot write the module as ONNX: {_first_lines(problem)}"
             raise BadInput(what, ", ".join(_unsupported(problem))) from problem

@@ -51,10 +51,11 @@ def device_for(tensors: Sequence[Any]) -> str:
     """Return the name of the device that holds the tensors' memory, or "" for the default device. Tensors in host memory are
     those of a device that computes on the CPU."""
     places = [t.device for t in tensors if isinstance(t, torch.Tensor)]
-    gpu = next((p for p in places if p.type != "cpu"), None)
+    apart = next((p for p in places if p.type != "cpu"), None)  # memory that the host does not read
     for status in Registry().statuses():
         for unit in status.hardware if status.state == "ok" else ():
-            if unit.kind == "cpu" if gpu is None else (unit.kind == "gpu" and unit.index == (gpu.index or 0)):
+            is_cpu = unit.kind == "cpu"
+            if is_cpu if apart is None else not is_cpu and unit.kind != "simulator" and unit.index == (apart.index or 0):
                 return f"{status.name}:{unit.index}"
     return ""
 
@@ -84,8 +85,8 @@ class TensorProgram:
         """Return the outputs for the user inputs: tensors, numbers and constants. Raises BadInput for an input that differs from
         the exported program in type or in a fixed extent."""
         given = {name: values[at] for at, name in self.form.inputs.items()}
-        gpu = next((t for t in given.values() if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
-        found = self._run_on_host(given) if gpu is None else self._run_on_device(given, gpu.device)
+        apart = next((t for t in given.values() if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
+        found = self._run_on_host(given) if apart is None else self._run_on_device(given, apart.device)
         outputs = list[Any]()
         for role in self.form.outputs:
             if not role.name:

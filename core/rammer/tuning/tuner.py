@@ -16,9 +16,9 @@ from math import inf
 
 from rammer.cache.cache_keys import key_of, unit_key
 from rammer.compile_options import MEASURED
-from rammer.device.capabilities import ProgramsBeside, Thrifty
 from rammer.device.lazy_sequence import LazySequence
-from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.device.manifest import Backend, Binding
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
@@ -45,13 +45,13 @@ class Tuner:
     progress: Callable[[str], None] = lambda name: None
     timer: TaskTimer | None = None
     measured: int = 0
-    beside: ProgramsBeside = field(init=False)
+    arrangements: LoadedArrangements = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
     _firsts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.beside = ProgramsBeside(self.backend)
+        self.arrangements = LoadedArrangements(self.backend)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """Return the kernels of ``operator``, fastest first. Raise DeviceFailure if no candidate fits."""
@@ -79,19 +79,18 @@ class Tuner:
         options = self.offered(operator, binding)
         if not options:
             raise _unfitting_error(operator, self.backend.vdevice)
-        return self.backend.kernel(self.beside.shared(options[0], binding), binding)
+        return self.backend.kernel(self.arrangements.shared(options[0], binding), binding)
 
     @cached_property
     def guessing(self) -> Tuner:
         """A tuner of the same device that measures nothing."""
         made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _firsts={})
-        made.beside = self.beside
+        made.arrangements = self.arrangements
         return made
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
         """Let the device build all kernels that tuning ``operators`` will measure at once, if its profiler can."""
-        profiler = self.backend.profiler
-        if not isinstance(profiler, Preparing) or not MEASURED[self.level]:
+        if not MEASURED[self.level]:
             return
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
@@ -101,7 +100,7 @@ class Tuner:
             if self.store.get(self._store_key(sign)) is None:
                 self._options[sign] = self.offered(operator, binding)
                 pairs += [(o, binding) for o in self._select_measured(self._options[sign], binding)]
-        profiler.prepare(pairs)
+        self.backend.profiler.prepare(pairs)
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
@@ -166,7 +165,7 @@ class Tuner:
 
         The cheapest is chosen from the next few and the device's lean candidates. A candidate that takes little longer and shares
         its constants' layout with other programs is returned alone."""
-        shared = self.beside.shared(options[0], binding)
+        shared = self.arrangements.shared(options[0], binding)
         offered = [*options[:KEPT], *self._lean_candidates(options[0], binding)] if shared is options[0] else [shared]
         kernels = [self.backend.kernel(o, binding) for o in offered]
         thrifty = min(kernels, key=RKernel.busy_time)
@@ -175,7 +174,7 @@ class Tuner:
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the
         device, and no run ends its tasks early."""
-        if best.skips or not best.family or not isinstance(self.backend, Thrifty):
+        if best.skips or not best.family:
             return []
         found = self.backend.smallest_kernel(best, binding)
         return [found] if found is not None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from rammer.device.arrays import check_names, host_view, on_host
-from rammer.device.manifest import Array, Bound, RunResult
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import ALIGNMENT
 from rammer.ir.types import itemsize
@@ -159,7 +159,7 @@ class Launchable(Protocol):
         ...
 
 
-class GpuProgram(ABC):
+class GpuProgram(Loaded):
     """A program resident on a GPU (``rammer.device.manifest.Loaded``), run by ``launchable``."""
 
     launchable: Launchable
@@ -213,7 +213,7 @@ class GpuProgram(ABC):
             self.resident.close()
 
 
-class CudaBound:
+class CudaBound(Bound):
     """A launchable on fixed arrays (``rammer.device.manifest.Bound``); ``owner`` keeps a caller's stream alive."""
 
     clock = "GPU events"

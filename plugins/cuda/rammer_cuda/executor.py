@@ -58,7 +58,7 @@ class Room:
 
     gpu: Gpu
     index: int
-    beside: Resident | None = None
+    arena_of: Resident | None = None
 
 
 class CudaProgram(GpuProgram):
@@ -78,7 +78,7 @@ class CudaProgram(GpuProgram):
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
-        super().__init__(Resident(program, constants, gpu, where.index, read, where.beside))
+        super().__init__(Resident(program, constants, gpu, where.index, read, where.arena_of))
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())
@@ -114,11 +114,12 @@ class CudaProgram(GpuProgram):
     def check_finished(self) -> None:
         """Do nothing: a graph's kernels wait only for earlier kernels, so none gives up."""
 
-    def poison(self) -> None:
-        """Poison memory as ``rammer.device.manifest.Poisoned`` requires, and let all dependents start early from now on."""
+    def poison(self) -> bool:
+        """Poison memory, and let all dependents start early from now on."""
         if self.pdl is not None:
             self.pdl.set(self.pdl.address)
         self.resident.poison()
+        return True
 
 
 class CapturedGraph:

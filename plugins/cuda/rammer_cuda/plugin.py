@@ -31,7 +31,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=tuple(TARGETS),
-    api=4,
+    api=5,
 )
 
 
@@ -63,7 +63,7 @@ PEER = Transport(
     peer_link_refusal,
     open_fabric,
     rank=10,
-    apart=True,
+    separate_hardware=True,
 )
 
 
@@ -96,7 +96,7 @@ SYMMETRIC = Transport(
     open_symmetric,
     rank=5,
     far=10,
-    apart=True,
+    separate_hardware=True,
 )
 
 

@@ -71,7 +71,7 @@ class Resident:
         gpu: Gpu,
         index: int,
         read: Collection[str] | None = None,
-        beside: Resident | None = None,
+        arena_of: Resident | None = None,
     ) -> None:
         self.program, self.gpu, self.closed = program, gpu, False
         self.cp = import_cupy()
@@ -84,10 +84,10 @@ class Resident:
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
         with self.device:
-            self.stream: Any = beside.stream if beside is not None else self.cp.cuda.Stream(non_blocking=True)
-            self.order: LastRun = beside.order if beside is not None else LastRun(self.stream)
-            self.arena: Any = beside.arena if beside is not None else None
-            self.buffers = self._allocate_buffers(constants, read, self._common_ports(beside) if beside is not None else {})
+            self.stream: Any = arena_of.stream if arena_of is not None else self.cp.cuda.Stream(non_blocking=True)
+            self.order: LastRun = arena_of.order if arena_of is not None else LastRun(self.stream)
+            self.arena: Any = arena_of.arena if arena_of is not None else None
+            self.buffers = self._allocate_buffers(constants, read, self._common_ports(arena_of) if arena_of is not None else {})
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
         """Return the same program with other arrays (CuPy, dense) for some buffers: for addresses only."""
@@ -95,11 +95,11 @@ class Resident:
         other.buffers = {**self.buffers, **buffers}
         return other
 
-    def _common_ports(self, beside: Resident) -> dict[str, Any]:
+    def _common_ports(self, arena_of: Resident) -> dict[str, Any]:
         """Return the buffers of ports that another program shares."""
-        others = {b.name: b for b in beside.program.buffers}
+        others = {b.name: b for b in arena_of.program.buffers}
         ports = [b for b in self.program.buffers if b.kind not in ("arena", "constant") and others.get(b.name) == b]
-        return {b.name: beside.buffers[b.name] for b in ports}
+        return {b.name: arena_of.buffers[b.name] for b in ports}
 
     def _allocate_buffers(
         self, constants: Mapping[str, Array], read: Collection[str] | None, common: Mapping[str, Any]

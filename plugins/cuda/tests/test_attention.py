@@ -31,12 +31,12 @@ Case = tuple[ROperator, Binding]
 LONG = {"f32": "float32", "f16": "float16"}
 
 
-def beside(name: str, heads: int, rows: int, width: int) -> Storage:
+def head_rows(name: str, heads: int, rows: int, width: int) -> Storage:
     """Return the storage of adjacent heads, as a transformer's projections write and read them."""
     return Storage(name, f"b_{name}", 0, (1, heads, rows, width), (0, width, heads * width, 1))
 
 
-def attention_texts(sizes: tuple[int, int, int, int, int], kind: str, mask: str, softmax: bool, behind: bool) -> list[str]:
+def attention_texts(sizes: tuple[int, int, int, int, int], kind: str, mask: str, softmax: bool, following_map: bool) -> list[str]:
     """Return the Computes of ``attend``: heads, rows, keys, depth and width."""
     heads, rows, keys, depth, width = sizes
     h, m, n = f"h:{heads}", f"m:{rows}", f"n:{keys}"
@@ -63,7 +63,7 @@ def attention_texts(sizes: tuple[int, int, int, int, int], kind: str, mask: str,
             f"p: {kind}[{full}] = {back(to('a[b, h, m, n]') + ' * r[b, h, m]')}",
         ]
     texts.append(f"c: {kind}[b:1, {h}, {m}, j:{width}] = sum[l:{keys}] p[b, h, m, l] * v[b, h, l, j]")
-    if behind:
+    if following_map:
         texts.append(f"y: {kind}[b:1, {h}, {m}, j:{width}] = c[b, h, m, j] + bias[j]")
     return texts
 
@@ -78,11 +78,11 @@ def attend(
     mask: str = "",
     turned: bool = False,
     softmax: bool = True,
-    behind: bool = False,
+    following_map: bool = False,
 ) -> Case:
     """Return scaled scores, an additive ``mask`` (its indices), softmax in float32 (or division by the sum of squares), and
     context."""
-    texts = attention_texts((heads, rows, keys, depth, width), kind, mask, softmax, behind)
+    texts = attention_texts((heads, rows, keys, depth, width), kind, mask, softmax, following_map)
     computes = tuple(Compute.parse(t) for t in texts)
     names = {c.name for c in computes}
     links = tuple(
@@ -102,8 +102,8 @@ def attend(
     }
     types = {n: TensorType(LONG[kind], shapes[n]) for n in operator.inputs} | {c.name: c.type for c in computes}
     storages = {n: dense(n, f"b_{n}", types[n].shape) for n in operator.inputs if n in ("mask", "bias", "t")}
-    storages |= {"q": beside("q", heads, rows, depth), "v": beside("v", heads, keys, width)}
-    storages[last] = beside(last, heads, rows, width)
+    storages |= {"q": head_rows("q", heads, rows, depth), "v": head_rows("v", heads, keys, width)}
+    storages[last] = head_rows(last, heads, rows, width)
     if not turned:  # keys as the projection writes them, read transposed
         storages["t"] = Storage("t", "b_t", 0, shapes["t"], (0, depth, 1, heads * depth))
     return operator, Binding(types, storages)
@@ -118,7 +118,7 @@ CASES = {
     "odd half": attend(3, 33, 21, 7, 5, "f16"),
     "turned": attend(2, 16, 40, 16, 16, mask="b, 0, m, n", turned=True),
     "turned half": attend(2, 16, 40, 16, 16, "f16", "b, 0, m, n", turned=True),
-    "norm": attend(2, 20, 24, 16, 32, softmax=False, behind=True),
+    "norm": attend(2, 20, 24, 16, 32, softmax=False, following_map=True),
     "norm half": attend(2, 20, 24, 16, 32, "f16", softmax=False),
     "long": attend(1, 40, 1024, 32, 32),
     "long half": attend(1, 40, 1000, 32, 32, "f16"),

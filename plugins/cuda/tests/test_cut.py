@@ -67,11 +67,11 @@ def drawn(rng: np.random.Generator) -> onnx.ModelProto:
     outputs += [x] if not after or rng.integers(2) else []
     for number in range(after):
         x = product(net, x, 128)
-        x = beside(net, x, around, int(rng.integers(3))) if not number else x
+        x = branch(net, x, around, int(rng.integers(3))) if not number else x
     return net.finish(*outputs, *([x] if after else []), fit=False)
 
 
-def beside(net: Net, x: str, around: str, how: int) -> str:
+def branch(net: Net, x: str, around: str, how: int) -> str:
     """Return ``x`` combined with the earlier value: added, concatenated, or not at all."""
     if how < 2:
         return net.map("Add", x, around) if how else x

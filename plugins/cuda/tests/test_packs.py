@@ -190,8 +190,8 @@ def test_a_kernel_that_cannot_stand_beside_others_does_not() -> None:
 
 def test_nobody_waits_for_a_longer_one_than_its_own() -> None:
     short, long = LaunchPiece((), US, 0.1), LaunchPiece((), 9 * US, 0.1)
-    behind = [LaunchPiece((0,), US, 0.0), LaunchPiece((1,), US, 0.0)]
-    assert pack_launches([short, long, *behind], US)[:2] == [(0,), (1,)]
+    following = [LaunchPiece((0,), US, 0.0), LaunchPiece((1,), US, 0.0)]
+    assert pack_launches([short, long, *following], US)[:2] == [(0,), (1,)]
     assert pack_launches([short, long, LaunchPiece((0, 1), US, 0.0)], US) == [(0, 1), (2,)], (
         "who reads both waits for both anyway"
     )

@@ -125,8 +125,8 @@ def test_a_write_goes_with_the_next_wait(
     for part in some(parts):
         steps = part.steps
         before = [bool(s.arrivals) for s in steps] + [False]
-        behind = [False] + [bool(s.departures or s.frees) for s in steps]
-        sides = [(a + b) if not meets else a or b for a, b in zip(before, behind, strict=True)]
+        after = [False] + [bool(s.departures or s.frees) for s in steps]
+        sides = [(a + b) if not meets else a or b for a, b in zip(before, after, strict=True)]
         asked = sum(sides) + 2 * bool(part.results)
         assert len(steps) > 1 and part.end.launches == 3 * asked, (steps, part.end.launches)  # type: ignore[attr-defined]
         part.close()
@@ -269,13 +269,13 @@ def test_gpus_that_cannot_be_joined_are_told_why() -> None:
     assert "twice" in (connects(gpu, Site("cuda:0", "gpu", 0)) or "")
     assert "rocm is not a GPU of cuda" in (connects(gpu, Site("rocm", "cpu", 0)) or "")
     assert connects(gpu, Site("cuda:1", "gpu", 1)) is None
-    assert "several hosts" in (connects(gpu, Site("cuda:1", "gpu", 1, apart=True)) or "")
+    assert "several hosts" in (connects(gpu, Site("cuda:1", "gpu", 1, multi_host=True)) or "")
     assert connects(gpu, Site("cuda:1", "gpu", 0))  # without a driver, or with its permission
 
 
 @pytest.mark.skipif(find_spec("nvshmem") is not None, reason="nvshmem4py is there")
 def test_what_nvshmem_lacks_is_said() -> None:
-    sites = [Site(f"cuda:{n}", "gpu", n, apart=True) for n in range(2)]
+    sites = [Site(f"cuda:{n}", "gpu", n, multi_host=True) for n in range(2)]
     with pytest.raises(DeviceUnavailable, match=r"nvshmem: needs nvshmem4py, which was not found: pip install"):
         choose_transport(Registry(), sites, "nvshmem")
     assert choose_transport(Registry(), sites).name == "messages"

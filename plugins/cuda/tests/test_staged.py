@@ -99,8 +99,8 @@ def test_several_on_one_sm_wait_side_by_side(cells: int) -> None:
     tiled = replace(program.operators[-1], tile=(1, 1), family="", config=())
     names = [f"cell{n}" for n in range(cells)]
     kernels = {n: (backend.kernel(replace(tiled, name=n), binding),) for n in names}
-    apart = replace(backend.vdevice, start=0.0)
-    one, together = (in_waves({n: kernels[n] for n in wave}, {}, apart) for wave in (names[:1], names))
+    without_start = replace(backend.vdevice, start=0.0)
+    one, together = (in_waves({n: kernels[n] for n in wave}, {}, without_start) for wave in (names[:1], names))
     assert one <= together < 1.5 * one
 
 

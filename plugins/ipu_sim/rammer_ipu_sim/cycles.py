@@ -156,8 +156,8 @@ def _delivered_elements(boxes: list[Spans], rank: int) -> Numbers:
     hull = boxes[0]
     for box in boxes[1:]:
         hull = join_boxes(hull, box)
-    apart = sum((box_elements(b, rank) for b in boxes[1:]), box_elements(boxes[0], rank))
-    return np.minimum(box_elements(hull, rank), apart)
+    separately = sum((box_elements(b, rank) for b in boxes[1:]), box_elements(boxes[0], rank))
+    return np.minimum(box_elements(hull, rank), separately)
 
 
 def _arithmetic_cycles(c: Compute, points: Numbers, chip: Chip) -> Counts:

@@ -39,9 +39,9 @@ def chip_links(count: int) -> tuple[Link, ...]:
 def simulate_runs(spread: DistributedProgram, backend: Any) -> Sequence[str]:
     """Return a report of simulated runs on the chips of ``backend``: seconds of one run, and between results."""
     count, whole = len(spread.parts), spread.whole
-    apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
-    if apart or spread.ranged is not None:
-        return [f"runs on {count} chips are not simulated: {', '.join(apart) or 'lengths'} are unsupported there"]
+    unsupported = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
+    if unsupported or spread.ranged is not None:
+        return [f"runs on {count} chips are not simulated: {', '.join(unsupported) or 'lengths'} are unsupported there"]
     try:
         loaded = LoadedProgram(whole, {}, replace(backend.chip, chips=max(count, backend.chip.chips)), backend.stream)
     except DeviceFailure as problem:

@@ -103,8 +103,8 @@ class _Conflicts:
             if any(can_overlap(places[wrote], places[n], buffers) for n in later.inputs if n in places):
                 return True
             for writes in later.outputs:
-                apart = places[wrote].buffer != places[writes].buffer
-                if apart and can_overlap(places[wrote], places[writes], buffers):
+                different_buffers = places[wrote].buffer != places[writes].buffer
+                if different_buffers and can_overlap(places[wrote], places[writes], buffers):
                     return True
         return False
 

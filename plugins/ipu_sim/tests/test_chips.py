@@ -117,6 +117,6 @@ def test_predictions_know_what_links_share() -> None:
     known = {(k.source, k.target): k for k in make_links(whole)}
     traffic = Traffic(whole)
     want = max(traffic.carry(0.0, t.source, 0, nbytes) for t in transfers)
-    apart = {way: replace(link, through=()) for way, link in known.items()}
+    direct = {way: replace(link, through=()) for way, link in known.items()}
     assert predict_run(devices, transfers, known).latency == pytest.approx(want)
-    assert predict_run(devices, transfers, apart).latency < 0.7 * want
+    assert predict_run(devices, transfers, direct).latency < 0.7 * want

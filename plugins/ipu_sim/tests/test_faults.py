@@ -135,8 +135,8 @@ def test_homes_of_disjoint_buffers_are_disjoint(seed: int) -> None:
         homes = plan_homes(buffers, tiles)
         for a in buffers:
             for b in buffers:
-                apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
-                if a is not b and a.size and b.size and apart:
+                disjoint = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+                if a is not b and a.size and b.size and disjoint:
                     p, q = homes[a.name], homes[b.name]
                     assert p.offset + p.nbytes <= q.offset or q.offset + q.nbytes <= p.offset
 

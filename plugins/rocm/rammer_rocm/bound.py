@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rammer.device.arrays import check_names, host_view, on_host
-from rammer.device.manifest import Array
+from rammer.device.manifest import Array, Bound
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import Port, RProgram
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
@@ -58,7 +58,7 @@ class Queued(Protocol):
         ...
 
 
-class OpenClBound:
+class OpenClBound(Bound):
     """A bound call: fixed arrays of a program (``rammer.device.manifest.Bound``).
 
     A program's tensors are parts of one OpenCL buffer. Every run copies its inputs to it and its outputs out of it, in the

@@ -19,7 +19,7 @@ from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.opencl_runtime import import_opencl
 
 #: Seconds between the two readings: a reading is about 10 us late, which is 0.02% of the interval.
-APART: Final = 0.05
+PAUSE: Final = 0.05
 
 
 class TracedProgram(OpenClProgram):
@@ -46,7 +46,7 @@ class TracedProgram(OpenClProgram):
         cl, words = import_opencl(), np.zeros(1, np.uint64)
         kernel = cl.Kernel(self.binary, "clock_now")
         readings = list[tuple[int, float]]()
-        for pause in (0.0, 0.0, APART):  # the first run of a kernel is slower
+        for pause in (0.0, 0.0, PAUSE):  # the first run of a kernel is slower
             time.sleep(pause)
             kernel(self.queue, (1,), (1,), self.records)
             self.queue.finish()

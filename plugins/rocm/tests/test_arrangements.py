@@ -10,8 +10,8 @@ from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
 from rammer.codegen.task_parameters import Packing, Unsuited
-from rammer.device.capabilities import WITHIN, ProgramsBeside
 from rammer.device.manifest import Binding
+from rammer.device.shared_constants import WITHIN, LoadedArrangements
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer_testing.nonempty import some
@@ -71,10 +71,10 @@ def test_programs_want_constants_as_those_on_the_device_do(rng: np.random.Genera
             if len({*wanted}) < 2:
                 continue
             for number in some(rng.integers(1, len(choices), 5)):
-                beside = ProgramsBeside(backend)  # type: ignore[arg-type]
-                assert beside.shared(choices[0].operator, binding) is choices[0].operator
-                beside.held |= wanted[number]
-                found = beside.shared(choices[0].operator, binding)
+                arrangements = LoadedArrangements(backend)  # type: ignore[arg-type]
+                assert arrangements.shared(choices[0].operator, binding) is choices[0].operator
+                arrangements.held |= wanted[number]
+                found = arrangements.shared(choices[0].operator, binding)
                 first = next(c for c, w in zip(choices, wanted, strict=True) if w <= wanted[number])
                 near = first.seconds <= choices[0].seconds * (1 + WITHIN)
                 assert found == (first.operator if near else choices[0].operator)

@@ -9,7 +9,7 @@ import pytest
 from recurrent_models import Net
 
 import rammer
-from rammer.device.in_place import HostRoom
+from rammer.device.arrays import HostRoom
 from rammer.device.manifest import OpenOptions
 from rammer.errors import RammerError
 from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
@@ -109,8 +109,8 @@ def test_turns_move_between_arrays_where_they_are(rng: np.random.Generator, seed
 
 
 def test_room_is_what_an_array_has(rng: np.random.Generator) -> None:
-    room, size, behind = HostRoom(64, 128), int(rng.integers(2, 300)), int(rng.integers(100, 160))
-    memory = np.frombuffer(bytearray(size + behind + 64), np.uint8)
+    room, size, tail = HostRoom(64, 128), int(rng.integers(2, 300)), int(rng.integers(100, 160))
+    memory = np.frombuffer(bytearray(size + tail + 64), np.uint8)
     start = -memory.ctypes.data % 64
     known = memory.nbytes - start - size
     assert room.has(memory[start : start + size]) == (known >= 128)

@@ -100,8 +100,8 @@ def test_reductions_in_one_loop_wait_together_where_steps_wait_at_all() -> None:
     gains = []
     for rows, depth in ((8, 768), (768, 8)):
         parts = [f"{n}: f32[a:{rows}, b:16] = {n}[k:{depth}] z[a * {depth} + k, b]" for n in ("max", "min")]
-        apart = sum(seconds(operator(part), (rows, 16)) for part in parts)
-        gains.append(apart / seconds(operator(*parts, outputs=("max", "min")), (rows, 16)))
+        separate = sum(seconds(operator(part), (rows, 16)) for part in parts)
+        gains.append(separate / seconds(operator(*parts, outputs=("max", "min")), (rows, 16)))
     assert gains[0] > gains[1] * 1.1
 
 

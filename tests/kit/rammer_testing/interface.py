@@ -16,11 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from rammer.device.manifest import Backend, Bound, Loaded, Profiler
+
 __all__ = ["GROUPS", "MEMBERS", "names_of", "private_uses", "signatures"]
 
 #: Public modules by purpose. The names in ``__all__`` of each are public.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend"),
+    "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend", "rammer.torch"),
     "To write a device": (
         "rammer.child_processes",
         "rammer.cache",
@@ -222,6 +224,20 @@ def _value(node: ast.expr | None) -> str:
 
 def _indented(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+# --- capabilities ---
+
+
+def optional_members() -> dict[tuple[str, str], str]:
+    """Return the docstrings of all members of a plugin's objects that have a default, by class and name, in one line each."""
+    found = dict[tuple[str, str], str]()
+    for kind in (Backend, Profiler, Loaded, Bound):
+        for name, member in vars(kind).items():
+            text = " ".join((getattr(member, "__doc__", None) or "").split())
+            if not name.startswith("_") and name not in kind.__abstractmethods__ and "default" in text:
+                found[kind.__name__, name] = text
+    return found
 
 
 # --- imports ----------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from typing import Final
 
 from rammer.distributed.distributed_program import RunShape, SpreadInput, SpreadOutput, SpreadState, Transfer
 from rammer.errors import BadInput
-from rammer.frontend.ranges.range_bounds import Ended, EndedTensor
+from rammer.frontend.ranges.range_bounds import EndedTensor, RangeBounds
 from rammer.ir.compute import Compute, ComputeGraph
 
 __all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "cut_graph", "piece_transfers"]
 
 #: Masked tensors of a static graph: empty.
-STATIC: Final = Ended({}, ())
+STATIC: Final = RangeBounds({}, ())
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Staying:
     """The facts about a graph that a cut needs besides its computes. ``ended`` describes tensors masked at a length. ``states``
     maps outputs, by the user's names, to the inputs of the next run."""
 
-    ended: Ended = STATIC
+    ended: RangeBounds = STATIC
     states: Mapping[str, str] = field(default_factory=dict)
 
     def tensors(self, graph: ComputeGraph) -> dict[str, str]:
@@ -130,7 +130,7 @@ def cut_graph(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying =
     return Cut(pieces, transfers, inputs, outputs, stay)
 
 
-def _length_inputs(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
+def _length_inputs(graph: ComputeGraph, ended: RangeBounds) -> dict[str, tuple[str, ...]]:
     """Return the scalar inputs that determine the mask of a Compute's output and its reduction bounds."""
     found = dict[str, dict[str, None]]()
     for c in graph.computes:
@@ -142,12 +142,12 @@ def _length_inputs(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ..
     return {name: tuple(terms) for name, terms in found.items()}
 
 
-def _masked_tensor(c: Compute, ended: Ended) -> EndedTensor | None:
+def _masked_tensor(c: Compute, ended: RangeBounds) -> EndedTensor | None:
     known = ended.tensors.get(c.name)
     return known if known is not None and known.shape == c.shape and any(e is not None for e in known.extents) else None
 
 
-def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
+def _run_shape(c: Compute, ended: RangeBounds) -> RunShape | None:
     """Return the shape of the result of ``c`` if it is dynamic. Unread elements past it are filled with 0."""
     known = _masked_tensor(c, ended)
     return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))

@@ -11,7 +11,7 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.partition.host_steps import remove_host_nodes
 from rammer.errors import DeviceFailure
-from rammer.frontend.ranges.range_bounds import Ended
+from rammer.frontend.ranges.range_bounds import RangeBounds
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.program import Port
@@ -36,13 +36,15 @@ def make_ports(names: tuple[str, ...]) -> tuple[Port, ...]:
     return tuple(Port(n, n) for n in names)
 
 
-def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: Ended | None = None) -> ProgramSegment:
+def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: RangeBounds | None = None) -> ProgramSegment:
     """Compile ``graph`` as a separate program, for a range if ``ended`` is given. Raises DeviceFailure if memory does not
     suffice."""
     return compiler.program(graph, make_ports(graph.inputs), make_ports(graph.outputs), ended)
 
 
-def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: Ended | None = None) -> Costs:
+def costs_of(
+    compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: RangeBounds | None = None
+) -> Costs:
     """Return predicted costs, or measured ones if the compiler measures. A graph too large for one device is priced by its
     operations and bytes. ``known`` are the seconds of host nodes. With ``ended``, a range is priced at its greatest lengths."""
     if known:

@@ -14,7 +14,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DeviceStep
 from rammer.distributed.partition.host_steps import UnloweredNode, outline_program
 from rammer.distributed.partition.operator_cost import on_its_own
-from rammer.frontend.ranges.range_bounds import Ended, interleave_tasks
+from rammer.frontend.ranges.range_bounds import RangeBounds, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 
@@ -52,7 +52,7 @@ class Hosting:
 
     graph: Graph | None = None
     host_nodes: Mapping[str, UnloweredNode] = field(default_factory=dict)
-    ended: Ended | None = None
+    ended: RangeBounds | None = None
     _made: dict[tuple[int, int], Segment] = field(default_factory=dict)
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:

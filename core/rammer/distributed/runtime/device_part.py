@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom, copied_by, room_of
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
 from rammer.distributed.transport.event_log import Log
@@ -42,7 +41,7 @@ class BoundPart:
 
     def __init__(self, spread: DistributedProgram, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
-        self.results, self.room = spread.results(device), ROOM.with_that_of(room_of(backend))
+        self.results, self.room = spread.results(device), ROOM.with_that_of(backend.host_room)
         self.log: Log | None = None
         self.loaded: list[Loaded] = []
         self.slots: list[list[BoundStep]] = []
@@ -91,7 +90,7 @@ class BoundPart:
             call = program.bind(given, {})  # separate device memory: outputs stay there and are copied to these arrays
         fetched = {n: a for n, a in given.items() if not is_same_memory(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not is_same_memory(call.outputs[n], a)}
-        taken, made = copied_by(call)
+        taken, made = call.copied
         here = [n for n, a in given.items() if n in taken and a.size and is_same_memory(call.inputs[n], a)]
         here += [n for n, a in outputs.items() if n in made and a.size and is_same_memory(call.outputs[n], a)]
         return BoundStep(step, call, fetched, sent, len(here))
@@ -214,7 +213,7 @@ def load_step(backend: Backend, step: DeviceStep) -> Loaded:
 
 
 @dataclass
-class HostedProgram:
+class HostedProgram(Loaded):
     """A program of one host operator."""
 
     step: DeviceStep

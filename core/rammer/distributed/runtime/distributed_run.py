@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 
-from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom, room_of
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.manifest import Backend
 from rammer.distributed.distributed_program import DistributedProgram
 from rammer.distributed.runtime.device_part import BoundPart
@@ -67,7 +66,7 @@ class SpreadRuns:
         names = tuple(site.device for site in joined.sites)
         with self.ending():
             check_agreement(self.fabric, component_versions() | {"program": spread.digest}, names, joined.timeout + patience)
-            asked = {d: astuple(room_of(backends[d])) for d in self.mine}
+            asked = {d: astuple(backends[d].host_room) for d in self.mine}
             rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
             self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():

@@ -221,7 +221,7 @@ class SpreadModel:
         share a processor, since concurrent measurements would interfere."""
         from rammer.distributed.partition.measured_links import seconds_of
 
-        if not self.chosen.apart:
+        if not self.chosen.separate_hardware:
             return None
         said = {n: json.dumps(seconds_of(parts[n], self.backend(n))) for n in self.fabric.mine}
         return [json.loads(text) for text in self.fabric.meet(said, mpi_launch.start_timeout(self.joining.timeout))]

@@ -25,12 +25,12 @@ Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The location of a device's memory: device name, hardware, driving process, and if the processes are of several hosts."""
+    """The location of a device's memory: device name, hardware, driving process, and whether several hosts take part."""
 
     device: str
     kind: str = "cpu"
     process: int = 0
-    apart: bool = False
+    multi_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Transport:
     rank: int = 0
     far: int = 0
     reads: bool = False  #: True if dynamic-shape tensors cross at their current shape, else at the maximum.
-    apart: bool = False  #: True if each device is separate hardware, so that all can be timed concurrently.
+    separate_hardware: bool = False  #: True if each device is separate hardware, so that all can be timed concurrently.
     #: The links between a number of devices, if fixed instead of measured.
     links: Callable[[int], Sequence[Link]] | None = None
     #: Predicted times of runs on simulated devices, as notes.

@@ -15,16 +15,16 @@ from rammer.errors import DeviceUnavailable, MissingDependency
 BUILT_IN = (LOCAL, MPI, MESSAGES)
 
 
-def list_transports(registry: Registry, apart: bool = False) -> list[Transport]:
-    """Return all transports, best first; ``apart`` orders them for devices on different hosts."""
-    return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-(t.far if apart else t.rank), t.name))
+def list_transports(registry: Registry, multi_host: bool = False) -> list[Transport]:
+    """Return all transports, best first; ``multi_host`` orders them for devices on different hosts."""
+    return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-(t.far if multi_host else t.rank), t.name))
 
 
 def choose_transport(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
     """Return the best transport, or the one called ``name``, that connects all ``sites`` and works here. Raises DeviceUnavailable
     with the reason for each transport."""
     why = dict[str, str]()
-    known = list_transports(registry, any(s.apart for s in sites))
+    known = list_transports(registry, any(s.multi_host for s in sites))
     for transport in known:
         if name and transport.name != name:
             continue
@@ -44,5 +44,5 @@ def choose_transport(registry: Registry, sites: Sequence[Site], name: str = "") 
 
 def known_links(registry: Registry, sites: Sequence[Site]) -> Sequence[Link]:
     """Return the fixed links between ``sites`` of the best transport, or an empty sequence if they must be measured."""
-    best = next((t for t in list_transports(registry, any(s.apart for s in sites)) if t.joins(sites) is None), None)
+    best = next((t for t in list_transports(registry, any(s.multi_host for s in sites)) if t.joins(sites) is None), None)
     return best.links(len(sites)) if best is not None and best.links is not None else ()

@@ -28,7 +28,7 @@ LEFT: Final = "left"
 
 
 @dataclass(frozen=True)
-class Turns:
+class LoopChunk:
     """A chunk of ``count`` iterations of a ``body``, from a Loop or, if ``scanned`` is not 0, from a Scan. The last ``scanned``
     inputs of a Scan body are sliced. The condition of a ``steady`` loop never becomes false, so it is not computed."""
 

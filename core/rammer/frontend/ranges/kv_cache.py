@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rammer.frontend.ranges.range_bounds import Ended, EndedTensor
+from rammer.frontend.ranges.range_bounds import EndedTensor, RangeBounds
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
@@ -56,7 +56,7 @@ def _is_copy(compute: Compute, past: str) -> bool:
     return compute.combiner is None and compute.body == Load(past, tuple(Ref(a.name) for a in compute.axes))
 
 
-def merge_ended(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended | None:
+def merge_ended(ended: RangeBounds | None, more: Mapping[str, EndedTensor]) -> RangeBounds | None:
     """Return ``ended`` extended by outputs stored over their inputs, which already hold zeros past the length."""
     if not more:
         return ended
@@ -66,7 +66,7 @@ def merge_ended(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended |
         fills = tuple(None if e is not None and f == 0 else f for e, f in zip(new.extents, old.fills, strict=True))
         extents = tuple(e if e is not None else known for e, known in zip(new.extents, old.extents, strict=True))
         made[name] = EndedTensor(new.shape, extents, fills, new.starts, new.rows)
-    return Ended(made, ended.stops if ended is not None else ())
+    return RangeBounds(made, ended.stops if ended is not None else ())
 
 
 @dataclass

@@ -33,7 +33,7 @@ class EndedTensor:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RangeBounds:
     """The parts of a program that end at a length: ``tensors``, and the bounds of reductions in ``stops``. Each bound has its
     reduction axis at the greatest length."""
 
@@ -41,12 +41,14 @@ class Ended:
     stops: tuple[tuple[ReduceBound, Axis], ...]
 
 
-def ended_at(graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: SkipMarker, lengths: Mapping[str, str]) -> Ended:
+def ended_at(
+    graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: SkipMarker, lengths: Mapping[str, str]
+) -> RangeBounds:
     """Return the tensors and reductions of ``graph`` that end at a length. ``shapes`` are those of its tensors, ``ends`` holds
     the values stored past the length. ``lengths`` maps dimensions to scalar inputs."""
     reduced = {(c.name, r.name): r for c in graph.computes for r in c.reduce}
     stops = ((ReduceBound(*place, _rename_lengths(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
-    return Ended(_find_ended_tensors(graph, shapes, ends.held, lengths), tuple(stops))
+    return RangeBounds(_find_ended_tensors(graph, shapes, ends.held, lengths), tuple(stops))
 
 
 def _find_ended_tensors(
@@ -94,7 +96,7 @@ def _index_tensors(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
         yield from _index_tensors(part, graph, within)
 
 
-def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
+def with_batches(ended: RangeBounds, graph: ComputeGraph) -> RangeBounds:
     """Return ``ended`` extended to the batched products of ``graph``. A batched product ends if all its slices end. A slice that
     only a bias map reads ends with that map."""
     slices = dict[str, list[tuple[Load, EndedTensor | None, Compute]]]()
@@ -108,7 +110,7 @@ def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
     )
 
 
-def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
+def _before_biases(ended: RangeBounds, graph: ComputeGraph) -> dict[str, EndedTensor]:
     """Return slices of batches without an end that a single map reads element by element: they end with the map."""
     readers, found = graph.consumers(), dict[str, EndedTensor]()
     for c in graph.computes:
@@ -134,7 +136,7 @@ def _join_slices(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], sha
     return EndedTensor(shape, tuple(e for e, _ in same), tuple(f for _, f in same))
 
 
-def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
+def ended_operators(operators: Sequence[ROperator], ended: RangeBounds) -> tuple[ROperator, ...]:
     """Return ``operators`` with their skipped tasks and reduction bounds."""
     stops = {(s.compute, axis): s for s, axis in ended.stops}
     return tuple(replace(o, skips=_skip_ranges(o, ended.tensors), reduce_bounds=_reduce_bounds(o, stops)) for o in operators)

@@ -205,7 +205,7 @@ def _replace_changed_node(node: NodeProto, known: Mapping[str, TensorProto], lar
 def _by_channel(node: NodeProto) -> list[NodeProto]:
     """Return PRelu with its slope reshaped to an extent of 1 for each axis after the channels."""
     source, slope, result = node.input[0], node.input[1], node.output[0]
-    parts = ("shape", "behind", "ones", "each", "wide", "slope")
+    parts = ("shape", "trailing", "ones", "each", "wide", "slope")
     shape, spatial, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
     moved = NodeProto()
     moved.CopyFrom(node)

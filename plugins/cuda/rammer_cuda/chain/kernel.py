@@ -200,10 +200,10 @@ class _ChainText:
         if number + self.stages < len(self.c.layers):
             text.line(f"if (tid % 32 == 0) rm_barrier_arrive(empty + {8 * number});")
         # The buffer of the previous layer: most warps have left it by now.
-        behind = number - 1
-        if behind >= 0 and behind + self.stages < len(self.c.layers):
+        previous = number - 1
+        if previous >= 0 and previous + self.stages < len(self.c.layers):
             with text.block("if (tid == 0)"):
-                text.all([f"rm_barrier_wait(empty + {8 * behind}, 0);", self._load(behind + self.stages)])
+                text.all([f"rm_barrier_wait(empty + {8 * previous}, 0);", self._load(previous + self.stages)])
         text.line(f"// Layer {number}: maps{'' if last else ', into the next operand'}.")
         if not last:
             text.line(f"float in{number + 1}[{CHUNK}][4];")

@@ -320,9 +320,9 @@ class Staged:
 
     def _at(self, known: Addresses, further: int, element: int, taps: Mapping[str, str]) -> str:
         """Return the source of a copy, relative to the thread's first one. In flat order each row has a separate address."""
-        apart, steps = self._tensor_distance(self._element_gap(element)), self.operand.steps
+        distance, steps = self._tensor_distance(self._element_gap(element)), self.operand.steps
         row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
-        first, on = (element, on) if apart is None else (0, on + apart)
+        first, on = (element, on) if distance is None else (0, on + distance)
         address = f"{self.name}g + ({self._element_at(self._block_row(row), first, taps)[1]})"
         return known.after(f"const {self.staging.ctype} *", f"{self.name}at{first}_{row}", address, on)
 

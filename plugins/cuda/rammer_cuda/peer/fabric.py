@@ -49,12 +49,12 @@ class PeerFabric:
         said = self.meet({d: encode_offer(m.offer(abroad)) for d, m in memory.items()}, self.party.timeout)
         offers = [decode_offer(text) for text in said]
         check_apart(exposed.devices, offers)
-        ends, beside = {}, self.words.expose(Exposed(exposed.devices, (), exposed.depth))
+        ends, flags = {}, self.words.expose(Exposed(exposed.devices, (), exposed.depth))
         for d in self.mine:
             reached = ReachedMemory(index_of(exposed.devices[d]), offers)
             end = End(index_of(exposed.devices[d]), d, layout, reached.addresses, self.party.timeout)
             self.opened = [end, reached, *self.opened]  # unmap memory before its owner frees it
-            ends[d] = PeerEndpoint(end, beside[d], self.party.timeout)
+            ends[d] = PeerEndpoint(end, flags[d], self.party.timeout)
         self.meet(dict.fromkeys(self.mine, "mapped"), self.party.timeout)
         return ends
 
@@ -219,7 +219,7 @@ def connects(a: Site, b: Site) -> str | None:
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
             return f"{site.device} is not a GPU of cuda"
-        if site.apart:
+        if site.multi_host:
             return "the processes run on several hosts"
     if a.process == b.process:
         if index_of(a.device) == index_of(b.device):

@@ -233,11 +233,11 @@ class SymmetricFabric:
         with watch_collective("allocating symmetric memory", timeout):
             heap, staged = (Heap(unit, nbytes) for nbytes in sizes)
         self.opened += [heap, staged]
-        beside = self.words.expose(Exposed(exposed.devices, (), exposed.depth))[self.number]
+        flags = self.words.expose(Exposed(exposed.devices, (), exposed.depth))[self.number]
         end = SymmetricEnd(self.index, self.number, layout, (heap, staged), timeout)
         self.opened.append(end)
         self.meet({self.number: "zeros"}, timeout)
-        return {self.number: PeerEndpoint(end, beside, timeout)}
+        return {self.number: PeerEndpoint(end, flags, timeout)}
 
     def close(self, failed: bool = False) -> None:
         """Free symmetric memory together in all processes; after a failure it is freed at the process's end."""

@@ -65,10 +65,10 @@ def cut_around(program: RProgram) -> MixedParts | None:
     Returns None if these are all or nothing, or if separate buffers would need too much memory. Also returns None for inseparable
     parts (a buffer that two of them write, iterations, states, lengths)."""
     held = {o.name for o in program.operators if family_of(o).persistent}
-    apart = (
+    separable = (
         program.repeat is None and not program.homes and not state_pairs(program) and not any(o.skips for o in program.operators)
     )
-    if not held or not apart:
+    if not held or not separable:
         return None
     after = find_dependences(program.operators, program.storage)
     reached, needed = set[str](), set(held)

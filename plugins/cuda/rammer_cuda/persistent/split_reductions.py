@@ -43,8 +43,8 @@ def split_sums(operator: ROperator, binding: Binding) -> Iterator[SplitSum]:
     """Yield the operator's product in parts along its longest reduction. Yields nothing if the product is not first, ends at a
     length of the run, or would be rounded more in parts. Also yields nothing if no number of parts divides the reduction."""
     product = operator.computes[0]
-    apart = product.kind == "contraction" and product.dtype == "float32" and len(product.axes) > 1
-    if not apart or operator.skips or operator.reduce_bounds:
+    splittable = product.kind == "contraction" and product.dtype == "float32" and len(product.axes) > 1
+    if not splittable or operator.skips or operator.reduce_bounds:
         return
     longest = max(product.reduce, key=lambda r: r.extent)
     name = next(n for i in range(len(binding.types) + 1) if (n := f"{product.name}_parts{i or ''}") not in binding.types)

@@ -94,18 +94,18 @@ class _Touched:
         if along == 1 and 0 <= (self.a.across - length) * size < SECTOR:  # neighbouring rows are contiguous
             return self._adjacent_row_pieces(loads, grain, broad)
         span = _Pieces(rows / warp * loads, self.reach * along * size, math.gcd(grain, self.lanes * self.s.vector * along * size))
-        apart = _Pieces(rows / warp * length, warp * size, grain)
+        strided = _Pieces(rows / warp * length, warp * size, grain)
         lanes = along * size * (1 if wide else self.s.vector)  # bytes between simultaneous accesses of neighbouring lanes
         whole = _Pieces(rows / run, length * along * size, broad)
         block = whole if along * size < SECTOR else _Pieces(rows / run * length, run * size, broad)
-        return (span if lanes < LINE else apart), (span if lanes < SECTOR else apart), block
+        return (span if lanes < LINE else strided), (span if lanes < SECTOR else strided), block
 
     def _one_a_row(self, grain: int, broad: int) -> tuple[_Pieces, _Pieces, _Pieces]:
         """Return ``_pieces`` of accesses with one element per row."""
-        rows, apart = self.rows, self.a.across * self.a.size
+        rows, distance = self.rows, self.a.across * self.a.size
         each = _Pieces(rows, self.a.size, self.a.size)
-        near, whole = (_Pieces(rows / n, max(n * apart, self.a.size), g) for n, g in ((self.warp, grain), (self.run, broad)))
-        return (near if apart < LINE else each), (near if apart < SECTOR else each), (whole if apart < SECTOR else each)
+        near, whole = (_Pieces(rows / n, max(n * distance, self.a.size), g) for n, g in ((self.warp, grain), (self.run, broad)))
+        return (near if distance < LINE else each), (near if distance < SECTOR else each), (whole if distance < SECTOR else each)
 
     def _adjacent_row_pieces(self, loads: float, grain: int, broad: int) -> tuple[_Pieces, _Pieces, _Pieces]:
         """Return ``_pieces`` of contiguous rows: those of a warp are one if the gaps between them are small."""

@@ -117,11 +117,11 @@ def _task_cycles(form: ChannelsForm, lanes: int) -> float:
     each = SUM if form.main.combiner == "sum" else MAXIMUM
     inner = sum(_is_inside(wide, w, columns) for w in range(0, wide.outputs, columns)) * columns / wide.outputs
     together = nv * columns * each + (WEIGHT * nv if form.weights is not None else 0.0)
-    apart = nv * (each + (WEIGHT if form.weights is not None else 0.0)) + 2.0
+    separate = nv * (each + (WEIGHT if form.weights is not None else 0.0)) + 2.0
     taps = high.taps * wide.taps
     step = form.binding.storages[form.operator.outputs[-1]].strides[[a.name for a in form.main.axes].index(form.lane)]
-    behind = nv * (OUTPUT + (SCATTER if step != 1 else 0.0) + sum(operations(c.body) for c in form.after)) + BEGIN
-    output = taps * (inner * together / columns + (1 - inner) * apart) + behind
+    epilogue = nv * (OUTPUT + (SCATTER if step != 1 else 0.0) + sum(operations(c.body) for c in form.after)) + BEGIN
+    output = taps * (inner * together / columns + (1 - inner) * separate) + epilogue
     blocks = -(-tile[form.lane] // (lanes * nv))
     return math.prod(t for a, t in tile.items() if a != form.lane) * blocks * output
 

@@ -79,9 +79,9 @@ def _enumerate_tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
             product = codes_product(replace(form.operator, tile=tile), form.binding)
         except Unsuited:
             continue
-        words, apart = words_of(product, form.binding), has_staged_rows(product, form.binding)
+        words, staged = words_of(product, form.binding), has_staged_rows(product, form.binding)
         _, mr, nv = min(
-            (predict_task_seconds(product, words, apart, device, m, v), m, v)
+            (predict_task_seconds(product, words, staged, device, m, v), m, v)
             for m, v in register_tiles(device.vector)
             if m <= product.rows and (v == 1 or (v - 1) * device.vector < product.width)
         )
@@ -122,8 +122,8 @@ def _predict_seconds(form: CodesForm, binding: Binding, device: VDevice) -> floa
     return -(-form.operator.task_count // device.veus) * each
 
 
-def predict_task_seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int, nv: int) -> float:
-    """Return the predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors. ``apart``: rows are copied
+def predict_task_seconds(p: PanelProduct, words: Words, staged: bool, device: VDevice, mr: int, nv: int) -> float:
+    """Return the predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors. ``staged``: rows are copied
     first."""
     multiplication = 2 * device.vector / (device.flops * PEAK_SHARE)
     vectors, blocks = -(-p.width // device.vector), -(-p.rows // mr)
@@ -138,4 +138,4 @@ def predict_task_seconds(p: PanelProduct, words: Words, apart: bool, device: VDe
     read = p.width * (words.line * 4 + words.blocks * 5) / (device.layer("device").bandwidth / device.veus)
     held = p.rows * p.depth * 4
     again = held * -(-vectors // nv) * SPILLED_BYTE if held > device.layer("veu").capacity // 2 else 0.0
-    return max(computed + again, read) + (p.rows * p.depth * COPIED if apart else 0.0)
+    return max(computed + again, read) + (p.rows * p.depth * COPIED if staged else 0.0)

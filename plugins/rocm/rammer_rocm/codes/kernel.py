@@ -139,8 +139,8 @@ def words_of(p: PanelProduct, binding: Binding) -> Words:
 
 def has_staged_rows(p: PanelProduct, binding: Binding) -> bool:
     """Return True if rows are copied to scratch first: they are not float32, or they share cache sets."""
-    apart = load_access(p.a, binding).step(p.row) if p.row else 0
-    return binding.types[p.a.tensor].dtype != "float32" or (p.rows > FEW and apart % SETS == 0)
+    stride = load_access(p.a, binding).step(p.row) if p.row else 0
+    return binding.types[p.a.tensor].dtype != "float32" or (p.rows > FEW and stride % SETS == 0)
 
 
 class Codes(Panel):

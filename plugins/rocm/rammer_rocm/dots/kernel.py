@@ -283,14 +283,14 @@ class Fours(Gather):
         if not isinstance(value, Load):
             raise Unsuited("maps before a product of bytes")
         steps = self.access(value)
-        apart = load_access(self.quads.b, self.binding).step(self.quads.axis)
+        stride = load_access(self.quads.b, self.binding).step(self.quads.axis)
         q = self.quads
         kind = vector_type(width, "uint")
         yield f"__global const uchar *q = (__global const uchar *){self.pointer(steps.tensor)} + ({self.address(steps)});"
         short = q.extent % 4
         if short:
             yield f"const int live = {q.extent} - k_{q.axis} * 4;"
-        if apart == 1 and steps.step(self.inner) not in (0, 1, 2):
+        if stride == 1 and steps.step(self.inner) not in (0, 1, 2):
             step = steps.step(self.inner)
             each = ", ".join(f"as_uint(vload4(0, q + (i + {n}) * {step}))" for n in range(width))
             yield f"{kind} word = ({kind})({each});"
@@ -298,7 +298,7 @@ class Fours(Gather):
                 yield "if (live < 4) word &= (1u << (8 * live)) - 1u;"
         else:
             for r in range(4):
-                read = self._load_bytes(f"q + {r * apart}", steps.step(self.inner), width)
+                read = self._load_bytes(f"q + {r * stride}", steps.step(self.inner), width)
                 if short and r:
                     read = f"(live > {r} ? {read} : ({vector_type(width, 'uchar')})(0))"
                 yield f"const {vector_type(width, 'uchar')} q{r} = {read};"

@@ -67,11 +67,11 @@ class NestRead:
         """The tensor that is loaded."""
         return self.load.tensor
 
-    def along(self, lane: str, apart: int | None, width: int) -> float:
+    def along(self, lane: str, stride: int | None, width: int) -> float:
         """Return the emitter's cost of loading a vector along an axis, in vector accesses."""
         if lane not in self.axes:
             return 0.0
-        return vector_cost(apart, width) if self.suits else 2.0 * width
+        return vector_cost(stride, width) if self.suits else 2.0 * width
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class CountedNest:
     def _can_join_axes(self, d: int, inner: int) -> bool:
         pair = {f"x{d}", f"x{d + 1}"}
         for r in self.reads:
-            outer, apart = r.steps[d], r.steps[d + 1]
-            if outer is None or apart is None or outer != apart * inner or (r.padded and pair & r.axes):
+            outer, stride = r.steps[d], r.steps[d + 1]
+            if outer is None or stride is None or outer != stride * inner or (r.padded and pair & r.axes):
                 return False
         return all(s[d] == s[d + 1] * inner for s in self.stores)
 
@@ -245,8 +245,8 @@ class CountedNest:
         rows = math.prod(extents) // extents[d]
         vectors = rows * -(-extents[d] // width)
         found["loop"] += rows
-        apart = [(r, r.steps[d] if f"x{d}" in r.axes else 0) for r in self.reads]
-        self._count_vectors(found, "", vectors, apart, width / device_lanes)
+        strides = [(r, r.steps[d] if f"x{d}" in r.axes else 0) for r in self.reads]
+        self._count_vectors(found, "", vectors, strides, width / device_lanes)
         for s in self.stores:
             if s[d] == 1:  # a port stores half of the widest vector at a time
                 found["store"] += vectors * max(1, 2 * width // device_lanes)
@@ -255,7 +255,7 @@ class CountedNest:
         for group in self.alike():
             steps, loops = vectors * self.taps(group[0].name), vectors // lanes.together
             found["loop"] += steps // lanes.together // max(1, group[0].reduce[-1].extent)
-            self._count_shared_loop(found, group, steps, apart, width / device_lanes)
+            self._count_shared_loop(found, group, steps, strides, width / device_lanes)
             self._count_waits(found, group, loops, self.taps(group[0].name))
             self._count_strides(found, group, loops * self.taps(group[0].name))
 
@@ -281,19 +281,19 @@ class CountedNest:
         found["loop"] += loops * (1 + (extent % width > 0))
         levels = 1 + width.bit_length()
         found["fold"] += points * levels * sum(COMBINES.get(str(other.combiner), ONE)[0] for other in group)
-        apart = [(r, r.taps.get(name, 0)) for r in self.reads]
-        self._count_shared_loop(found, group, loops * (extent // width), apart, width / device_lanes)
+        strides = [(r, r.taps.get(name, 0)) for r in self.reads]
+        self._count_shared_loop(found, group, loops * (extent // width), strides, width / device_lanes)
         for other in group:
             self._count_elements(found, other.name, loops * (extent % width))
         in_turn = extent // width + extent % width
         self._count_waits(found, group, points, loops // max(1, points) * in_turn + 2 * levels)
 
     def _count_shared_loop(
-        self, found: Counts, group: Iterable[Compute], steps: int, apart: Sequence[tuple[NestRead, int | None]], share: float
+        self, found: Counts, group: Iterable[Compute], steps: int, strides: Sequence[tuple[NestRead, int | None]], share: float
     ) -> None:
         """Count ``steps`` steps of a loop that several reductions share."""
         for c in group:
-            self._count_vectors(found, c.name, steps, apart, share)
+            self._count_vectors(found, c.name, steps, strides, share)
         combines = [COMBINES.get(str(c.combiner), ONE) for c in group]
         found["operation"] += round(steps * sum(n for n, _ in combines) * max(1.0, share))
 
@@ -307,11 +307,11 @@ class CountedNest:
         found["wait"] += round(chains * steps * max(n for _, n in combines) * min(1.0, steps * each / WINDOW))
 
     def _count_vectors(
-        self, found: Counts, reducer: str, count: int, apart: Iterable[tuple[NestRead, int | None]], share: float
+        self, found: Counts, reducer: str, count: int, strides: Iterable[tuple[NestRead, int | None]], share: float
     ) -> None:
         """Count one body for ``count`` vectors, each a fraction ``share`` of the widest."""
         parts = max(1.0, share)
-        for r, far in apart:
+        for r, far in strides:
             if r.reducer != reducer:
                 continue
             if far is None or far not in (0, 1, 2) or not r.suits:

@@ -36,8 +36,8 @@ def cycles(form: ImageForm, device: VDevice) -> float:
     across = -(-wide.tile // lanes)
     each = (SUM if form.main.combiner == "sum" else MAXIMUM) * form.rows * high.taps * wide.taps
     together = slow * (each + LOAD * far * len(high.shared(form.rows)) * wide.taps) + BLOCK + form.rows
-    behind = OUTPUT + sum(operations(c.body) for c in form.after)
-    one = IMAGE + copy * copied + form.height // form.rows * across * together + high.tile * across * behind
+    epilogue = OUTPUT + sum(operations(c.body) for c in form.after)
+    one = IMAGE + copy * copied + form.height // form.rows * across * together + high.tile * across * epilogue
     return form.images * one
 
 
@@ -62,8 +62,8 @@ def plain_cycles(form: ImageForm, most: int) -> float:
     loads = wide.taps * high.taps if rows == 1 else wide.taps * (high.taps + rows - 1) / rows
     load = (1.0 if wide.step == 1 else STRIDED) + MASKED * min(1.0, edges / across)
     each = (SUM if form.main.combiner == "sum" else MAXIMUM) * high.taps * wide.taps
-    behind = sum(operations(c.body) for c in form.after)
-    return form.images * high.tile * across * (PLAIN + loads * load + each + behind)
+    epilogue = sum(operations(c.body) for c in form.after)
+    return form.images * high.tile * across * (PLAIN + loads * load + each + epilogue)
 
 
 def operations(e: Expr) -> float:

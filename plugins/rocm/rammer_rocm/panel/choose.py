@@ -384,8 +384,8 @@ def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float 
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor not in p.before and p.b.fill is None and has_contiguous_columns(load_access(p.b, binding), p):
-        apart = SCATTERED if p.b.tensor in binding.constants else 0.0
-        return apart * p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
+        scattered = SCATTERED if p.b.tensor in binding.constants else 0.0
+        return scattered * p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     return None
 
 
@@ -393,8 +393,8 @@ def _vector_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float
     """Return the seconds to gather a vector of columns: as vectors for strides 0 to 2, otherwise lane by lane."""
     if p.b.tensor in p.before:
         return VECTOR_GATHER
-    apart = load_access(replace(p.b, fill=None), binding).step(p.columns[-1])
-    return VECTOR_GATHER * max(1, apart) if apart in (0, 1, 2) else LANE_GATHER * device.vector
+    stride = load_access(replace(p.b, fill=None), binding).step(p.columns[-1])
+    return VECTOR_GATHER * max(1, stride) if stride in (0, 1, 2) else LANE_GATHER * device.vector
 
 
 def _copy_seconds(runs: int, length: int, device: VDevice, each: float = VECTOR_GATHER) -> float:

@@ -244,8 +244,8 @@ def rows_together(p: PanelProduct, binding: Binding) -> float:
     map to the same set."""
     if not p.row or p.a.tensor in binding.constants:
         return math.inf
-    apart = load_access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)
-    return WAYS * (WAY // math.gcd(apart, WAY))
+    stride = load_access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)
+    return WAYS * (WAY // math.gcd(stride, WAY))
 
 
 def epilogue_accesses(p: PanelProduct) -> Iterator[tuple[Load, bool]]:

@@ -48,8 +48,8 @@ def cycles(form: WinogradForm, device: VDevice) -> float:
     far = FAR * PLACES * channels * vectors if held > device.layer("veu").capacity * 3 // 4 else 0.0
     weights = 4 * PLACES * channels * blocks * form.mr / (device.layer("device").bandwidth / device.veus)
     multiplied = max(blocks * (PLACES * tiles + far), weights * device.flops / (2 * lanes))
-    behind = OUTPUT + sum(operations(c.body) for c in form.after)
-    return taken + multiplied + features * (rows * (PRODUCTS + SIDE * SIDE * behind))
+    epilogue = OUTPUT + sum(operations(c.body) for c in form.after)
+    return taken + multiplied + features * (rows * (PRODUCTS + SIDE * SIDE * epilogue))
 
 
 def _tile_cycles(form: WinogradForm, nv: int) -> float:

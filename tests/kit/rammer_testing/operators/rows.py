@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.spec_rulings.operator_questions import REDUCTIONS
+from rammer.frontend.op_traits import Trait, operators
 from rammer_testing.operators.case import OperandDraw, OperatorCase, family
 
 _AXES_OPERAND = {"ReduceSum": 13}
 
 
-@family(*REDUCTIONS)
+@family(*operators(Trait.REDUCTION))
 def reduction(draw: OperandDraw, op: str) -> OperatorCase:
     """Draw a case with any axes, none or all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)

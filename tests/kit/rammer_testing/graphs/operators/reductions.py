@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.spec_rulings.operator_questions import REDUCTIONS
+from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.types import is_float
 from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer_testing.graphs.operators.elementwise import small
@@ -15,7 +15,7 @@ _POSITIVE = ("ReduceLogSum",)
 _ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
 
 
-@describe(*REDUCTIONS)
+@describe(*operators(Trait.REDUCTION))
 def reduce(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (0, 5), where=small)
     if op in _ROUNDED and not is_float(x.dtype):

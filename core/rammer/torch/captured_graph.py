@@ -22,18 +22,14 @@ from rammer.torch.tensor_calls import TensorProgram, device_for
 MOST_SETS: Final = 64
 
 
-def backend(graph: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """Compile one graph for inference; see ``torch.compile``.
-
-    ``options`` are those of ``rammer.compile`` and ``device``. A graph with an operator that torch's exporter or rammer refuses
-    is left to torch, with a warning that names the operator. Raises BadInput for a graph that records gradients."""
-    given = [v for v in example_inputs if isinstance(v, torch.Tensor)]
+def capture(graph: Any, examples: Sequence[Any], options: dict[str, Any]) -> CapturedGraph:
+    """Compile a graph for its example inputs; see ``rammer.torch.backend``."""
+    given = [v for v in examples if isinstance(v, torch.Tensor)]
     if torch.is_grad_enabled() and any(v.requires_grad for v in given):
         raise BadInput("rammer compiles for inference, but torch records gradients", hint="call the module under torch.no_grad()")
-    chosen = dict(options or {})
-    device = chosen.pop("device", "")
-    request_of(chosen, {})
-    return CapturedGraph(graph, example_inputs, device or device_for(given), chosen)
+    device = options.pop("device", "")
+    request_of(options, {})
+    return CapturedGraph(graph, examples, device or device_for(given), options)
 
 
 class CapturedGraph:

@@ -23,8 +23,11 @@ from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
+from rammer.fusion.tile_traffic import task_cost
+from rammer.ir.device import VDevice
 from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import RProgram
+from rammer.ir.types import itemsize
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.runtime.executable import Executable
@@ -85,8 +88,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of one program. They are its size, predicted and measured seconds, compile seconds, the relative L2 distance to
-    the reference and a hash of its text. With a ``failure`` all numbers are 0."""
+    """The figures of one program. They are its size, the bytes of intermediate tensors in device memory, the predicted bytes that
+    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference and
+    a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -96,6 +100,8 @@ class Measured:
     waits: int = 0
     moved: int = 0
     copies: int = 0
+    intermediates: int = 0
+    traffic: int = 0
     predicted: float = 0.0
     seconds: float = 0.0
     compiling: float = 0.0
@@ -221,6 +227,18 @@ def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
                 program.turn()
 
 
+def intermediate_bytes(program: RProgram) -> int:
+    """Return the bytes of tensors that one operator writes to device memory and another reads."""
+    read, types = {name for o in program.operators for name in o.inputs}, program.types
+    return sum(types[n].size * itemsize(types[n].dtype) for o in program.operators for n in o.outputs if n in read)
+
+
+def traffic(program: RProgram, device: VDevice) -> int:
+    """Return the predicted bytes of one run to and from device memory, in whole transactions, without the effect of caches."""
+    each = [task_cost(o, program.types, device).traffic * o.task_count for o in program.operators]
+    return sum(each) * program.turns
+
+
 def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
     """Return the figures of a timed program."""
     have = program.bound.to_host()
@@ -234,6 +252,8 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         waits=sum(len(t.waits) for p in program.programs for row in p.rows for t in row),
         moved=sum(len(p.permuted) for p in program.programs),
         copies=sum(any(is_rearrangement(c) or piecewise_regions(c) for c in o.computes) for o in operators),
+        intermediates=sum(intermediate_bytes(p) for p in program.programs),
+        traffic=sum(traffic(p, program.exe.backend.vdevice) for p in program.programs),
         predicted=sum(p.predicted for p in program.programs),
         seconds=median(program.seconds) if program.seconds else 0.0,
         compiling=program.compiling,

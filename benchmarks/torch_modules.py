@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import time
 import warnings
@@ -19,6 +20,8 @@ import torch
 import torchvision.models as vision
 import transformers
 from torch import Tensor, nn
+
+import rammer
 
 #: Returns a module and the arguments of one call by name.
 Maker: TypeAlias = "Callable[[], tuple[nn.Module, dict[str, Tensor]]]"
@@ -34,9 +37,9 @@ class SmallModule:
     module: nn.Module
     inputs: dict[str, Tensor]
 
-    def call(self, compiled: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    def call(self, compiled: Any) -> list[Tensor]:
         """Return the tensors that the module, or a compiled form of it, returns."""
-        given = {n: t.to(dtype) if t.is_floating_point() else t for n, t in self.inputs.items()}
+        given = dict(self.inputs)
         found = compiled(given.pop("image"), **given) if "image" in given else compiled(**given)
         return [t for t in torch.utils._pytree.tree_leaves(_plain(found)) if isinstance(t, Tensor)]
 
@@ -389,7 +392,7 @@ def compare(small: SmallModule, device: str, seed: int) -> Comparison:
         torch_breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        compiled = torch.compile(small.module, backend="rammer", options={"device": device})
+        compiled = torch.compile(small.module, backend=rammer.torch.backend, options={"device": device})
         start = time.perf_counter()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -407,8 +410,8 @@ def _again(tensor: Tensor, seed: int) -> Tensor:
     """Return other values of the same type and shape; masks stay."""
     chosen = torch.Generator().manual_seed(seed + 1)
     if tensor.is_floating_point():
-        return torch.randn(tensor.shape, generator=chosen)
-    return tensor if bool((tensor == 1).all()) else torch.randint(3, 128, tensor.shape, generator=chosen)
+        return torch.randn(tensor.shape, generator=chosen).to(tensor)
+    return tensor if bool((tensor == 1).all()) else torch.randint(3, 128, tensor.shape, generator=chosen).to(tensor)
 
 
 def _error(found: Tensor, want: Tensor) -> float:
@@ -421,18 +424,63 @@ def _error(found: Tensor, want: Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def _report(given: list[str], seed: int, device: str) -> Iterator[bool]:
+@dataclass(frozen=True)
+class Setting:
+    """The form in which modules are compared: rammer's device, torch's device, element type, batch, and whether to time."""
+
+    device: str
+    place: str
+    dtype: torch.dtype
+    batch: int
+    timed: bool
+
+    def prepare(self, small: SmallModule) -> SmallModule:
+        """Return the module and its inputs in this form."""
+        inputs = {n: t.repeat(self.batch, *[1] * (t.ndim - 1)).to(self.place) for n, t in small.inputs.items()}
+        inputs = {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+        return SmallModule(small.name, small.module.to(self.place, self.dtype), inputs)
+
+    def wait(self) -> None:
+        """Wait for queued work."""
+        if self.place != "cpu":
+            getattr(torch, self.place).synchronize()
+
+
+def median_times(small: SmallModule, setting: Setting, rounds: int = 40) -> dict[str, float]:
+    """Return the median seconds of a call, with the wait for its results, in eager torch, by ``torch.compile``'s default backend
+    and by rammer. Calls are interleaved."""
+    torch._dynamo.reset()
+    forms = {"eager": small.module, "default": torch.compile(small.module)}
+    forms["rammer"] = torch.compile(small.module, backend=rammer.torch.backend, options={"device": setting.device})
+    found: dict[str, list[float]] = {name: [] for name in forms}
+    with torch.inference_mode():
+        for number in range(rounds + 5):
+            for name, form in forms.items():
+                setting.wait()
+                start = time.perf_counter()
+                small.call(form)
+                setting.wait()
+                if number >= 5:
+                    found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _report(given: list[str], seed: int, setting: Setting) -> Iterator[tuple[bool, dict[str, float]]]:
     for name in given:
+        times = dict[str, float]()
         try:
-            found = compare(make(name, seed), device, seed)
+            small = setting.prepare(make(name, seed))
+            found = compare(small, setting.device, seed)
+            times = median_times(small, setting) if setting.timed else {}
         except Exception as problem:
             print(f"FAIL {name}: {type(problem).__name__}: {' '.join(str(problem).split())[:600]}", flush=True)
-            yield False
+            yield False, {}
             continue
         refused = "".join(f"\n     {' '.join(r.split())[:600]}" for r in found.refused)
         counts = f"error {found.error:.1e}, breaks {found.breaks} (torch {found.torch_breaks}), first call {found.seconds:.1f} s"
+        counts += "".join(f", {form} {seconds * 1e3:.3f} ms" for form, seconds in times.items())
         print(f"{'ok  ' if found.right else 'FAIL'} {name}: {counts}{refused}", flush=True)
-        yield found.right
+        yield found.right, times
 
 
 def main() -> int:
@@ -441,11 +489,23 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--device", default="rocm")
+    parser.add_argument("--device", default="rocm", help="of rammer")
+    parser.add_argument("--place", default="cpu", help="of torch's tensors, for example cuda")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument(
+        "--times", action="store_true", help="time the calls beside eager torch and torch.compile's default backend"
+    )
     given = parser.parse_args()
-    results = list(_report(given.names or draw(given.seed, given.count), given.seed, given.device))
-    print(f"{sum(results)} of {len(results)} modules are right")
-    return results.count(False)
+    torch.backends.cudnn.allow_tf32 = False  # eager torch is the reference
+    setting = Setting(given.device, given.place, getattr(torch, given.dtype), given.batch, given.times)
+    results = list(_report(given.names or draw(given.seed, given.count), given.seed, setting))
+    wrong = sum(not right for right, _ in results)
+    print(f"{len(results) - wrong} of {len(results)} modules are right")
+    for form in ("eager", "default") if given.times else ():
+        ratios = [times[form] / times["rammer"] for _, times in results if times]
+        print(f"geometric mean of {form} / rammer over {len(ratios)} modules: {statistics.geometric_mean(ratios):.2f}")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -192,12 +192,12 @@ def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.Monk
     exe, given = rammer.compile(path, device="toy"), arrays(rng)
     bound = exe.bind(given)
     calls: dict[str, Callable[[], object]] = {
-        "run": bound.run,
-        "seconds": bound.seconds,
-        "to_host": bound.to_host,
-        "write": lambda: bound.write(given),
-        "synchronize": bound.synchronize,
-        "close": bound.close,
+        "launch": bound.run,
+        "measure": bound.seconds,
+        "fetch": bound.to_host,
+        "store": lambda: bound.write(given),
+        "wait": bound.synchronize,
+        "release": bound.close,
     }
     for name, call in calls.items():
         with monkeypatch.context() as patch:

@@ -59,6 +59,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "compile": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
     "conformance": ("--device", "ipu_sim", "-k", "^test_abs$", "--processes", "1"),
     "inspect": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
+    "report": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
 }
 
 

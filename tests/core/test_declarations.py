@@ -153,12 +153,12 @@ def test_help_lists_the_policies_and_transports_of_plugins(monkeypatch: pytest.M
     assert re.search(r"--transport .*\bpigeon, .*\blocal\b|--transport .*\blocal, .*\bpigeon\b", text)
 
 
-#: Members of a plugin's objects that every device defines.
+#: Members of a plugin's objects that every device defines, and those of Bound that none overrides.
 REQUIRED = {
     Backend: {"vdevice", "hardware", "profiler", "fingerprint"},
     Profiler: set[str](),
     Loaded: {"kernels"},
-    Bound: {"inputs", "outputs", "clock"},
+    Bound: {"run", "seconds", "synchronize", "write", "to_host", "close"},
 }
 
 

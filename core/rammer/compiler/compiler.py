@@ -17,7 +17,7 @@ from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
 from rammer.compiler.length_variants import verify_tables, with_cases
-from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
+from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
 from rammer.device.loader import Registry
@@ -195,7 +195,7 @@ class Compiler:
                 segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
-        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+        return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
@@ -344,7 +344,7 @@ class Compiler:
             after = find_dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
             asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
-            schedules = propose_schedules(self.policy, asked, device)
+            schedules = self.policy.proposals(asked, device)
         ports, precision = Interface(compute.name, inputs, outputs, plan.graph.constants), self.options.precision
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
-from rammer.compiler.policy_choice import build_legal_programs, propose_schedules
+from rammer.compiler.policy_choice import build_legal_programs
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import attribute_errors
 from rammer.frontend.ranges.range_bounds import interleave_tasks
@@ -116,7 +116,7 @@ class _Tables:
             return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
 
         with attribute_errors(self.policy):
-            (made,) = build_legal_programs(propose_schedules(self.policy, graph, device), build, 1)
+            (made,) = build_legal_programs(self.policy.proposals(graph, device), build, 1)
         return interleave_tasks(replace(made, precision=program.precision))
 
 

@@ -3,9 +3,9 @@
 The core calls a program from one thread at a time, and never after ``close``. Errors of a driver, of the system and of a missing
 package become RammerErrors.
 
-A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs and bound calls. A guard forwards all
-other attributes and reports the class of the wrapped object: capabilities, their defaults and a device's own attributes are
-accessible as without a guard.
+A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs. A guard forwards all other attributes
+and reports the class of the wrapped object, so a device's additional attributes remain accessible. A bound call has its program's
+guard as an attribute (``rammer.device.bound``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from types import MethodType
 from typing import Any, cast
 from weakref import WeakSet
 
+from rammer.device.bound import Bound, CallGuard
 from rammer.device.code_hash import code_hash, package_of
-from rammer.device.manifest import Array, Backend, Bound, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Backend, Loaded, OpenOptions, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
@@ -44,25 +45,34 @@ class Telling:
                 raise error from problem
 
 
-class Turn:
-    """A context that excludes other calls of ``program``. Raises DeviceFailure if the program is closed."""
-
-    __slots__ = ("outer", "program")
+class ProgramGuard(CallGuard):
+    """A context for a call of ``program`` or of one of its bound calls, which excludes their other calls. Errors of the driver
+    become RammerErrors. Entering it raises DeviceFailure if the program or the bound call is closed."""
 
     def __init__(self, program: GuardedLoaded) -> None:
-        self.program, self.outer = program, False
+        super().__init__(program.lock)
+        self.program = program
 
     def __enter__(self) -> None:
+        super().__enter__()
         program = self.program
-        program.lock.acquire()
         if program.shut:
-            program.lock.release()
+            self.lock.release()
             raise DeviceFailure(f"program {program._name} was closed", hint="open or compile the model again")
-        self.outer, program.busy = program.busy, True
+        program.running += 1
 
-    def __exit__(self, *problem: object) -> None:
-        self.program.busy = self.outer
-        self.program.lock.release()
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        self.program.running -= 1
+        self.lock.release()
+        if problem is not None:
+            self.program.told().__exit__(kind, problem, trace)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.closed or self.program.shut
+
+    def closing(self) -> AbstractContextManager[object]:
+        return self.program.ending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +191,22 @@ class GuardedLoaded(Guard):
 
     def __init__(self, plain: Loaded, name: str, device: str) -> None:
         super().__init__(plain, device)
-        self._name, self.lock, self.shut, self.busy = name, RLock(), False, False
+        self._name, self.lock, self.shut = name, RLock(), False
+        self.running = 0  # calls of the thread that holds the lock
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the program after all earlier calls have returned."""
-        with self.turn(), self.told():
+        with ProgramGuard(self):
             return cast(RunResult, self._plain.run(inputs))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Return a bound call that excludes this program's other calls."""
-        with self.turn(), self.told():
-            return cast(Bound, GuardedBound(self, self._plain.bind(inputs, outputs, stream)))
-
-    def turn(self) -> Turn:
-        """Return a context that excludes other calls. Entering it raises DeviceFailure if the program is closed."""
-        return Turn(self)
+        """Return a bound call that excludes this program's other calls. Raises DeviceFailure unless it is a ``Bound``."""
+        with ProgramGuard(self):
+            bound = self._plain.bind(inputs, outputs, stream)
+            if not isinstance(bound, Bound):
+                raise DeviceFailure(f"device {self._device} returned a {type(bound).__name__} as bound call, not a Bound")
+        bound.guard = ProgramGuard(self)
+        return bound
 
     def close(self) -> None:
         """Free the program after the running call has returned. Closing again does nothing."""
@@ -209,44 +220,10 @@ class GuardedLoaded(Guard):
         """Exclude other calls while the program is closed. Raises DeviceFailure if this thread is in a call of the program:
         garbage collection during a run may try to close it."""
         with self.lock:
-            if self.busy:
+            if self.running:
                 raise DeviceFailure(f"program {self._name} cannot be closed from within a call of it")
             with self.told():
                 yield
-
-
-class GuardedBound(Guard):
-    """A bound call of ``program`` that excludes the program's other calls."""
-
-    def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
-        super().__init__(plain, program._device)
-        self._program = program
-
-    def run(self) -> None:
-        with self._program.turn(), self.told():
-            self._plain.run()
-
-    def synchronize(self) -> None:
-        """Wait for every queued run. Does nothing after the program's ``close``, which has waited already."""
-        with self._program.lock, self.told():
-            if not self._program.shut:
-                self._plain.synchronize()
-
-    def seconds(self) -> float:
-        with self._program.turn(), self.told():
-            return cast(float, self._plain.seconds())
-
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        with self._program.turn(), self.told():
-            self._plain.write(inputs)
-
-    def to_host(self, *names: str) -> dict[str, Array]:
-        with self._program.turn(), self.told():
-            return cast("dict[str, Array]", self._plain.to_host(*names))
-
-    def close(self) -> None:
-        with self._program.ending():
-            self._plain.close()
 
 
 def guard_backend(backend: Backend, device: str, opening: Opening | None = None) -> Backend:

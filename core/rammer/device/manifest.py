@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.device.arrays import HostRoom
+from rammer.device.bound import Bound as Bound  # re-exported for plugins
 from rammer.errors import DeviceFailure
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
@@ -186,72 +187,10 @@ def _undefined(thing: object, name: str) -> AttributeError:
     return AttributeError(f"{type(thing).__name__} does not define {name!r}")
 
 
-class Bound(ABC):
-    """A program with fixed input and output arrays: a run checks nothing and moves nothing through the host.
-
-    The arrays may be overwritten between runs, and each run reads their current content. Runs of one program execute in order,
-    including runs of its other bound calls."""
-
-    @cached_property
-    def inputs(self) -> Mapping[str, Any]:
-        """The bound inputs by ONNX name, as the device's own arrays."""
-        raise _undefined(self, "inputs")
-
-    @cached_property
-    def outputs(self) -> Mapping[str, Any]:
-        """The bound outputs by ONNX name, as the device's own arrays: the same ones in every run."""
-        raise _undefined(self, "outputs")
-
-    @cached_property
-    def clock(self) -> str:
-        """The clock of ``seconds``, and whether its times include copies: "GPU events"."""
-        raise _undefined(self, "clock")
-
-    @cached_property
-    def stream(self) -> Any:
-        """The device queue on which runs are enqueued. The default None says that a run has finished when ``run`` returns."""
-        return None
-
-    @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """Additional work of a run, such as a copy into an array that the kernels cannot write directly. The default is none."""
-        return ()
-
-    @abstractmethod
-    def run(self) -> None:
-        """Run once, queued if the device has a queue. Raises DeviceFailure if the program is closed."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for every queued run. Raises DeviceFailure if one failed."""
-
-    @abstractmethod
-    def seconds(self) -> float:
-        """Run once, wait, and return the run's seconds on the device by ``clock``."""
-
-    @abstractmethod
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values, from the host or the device, into bound inputs. Raises BadInput for a wrong name, type or shape."""
-
-    @abstractmethod
-    def to_host(self, *names: str) -> dict[str, Array]:
-        """Return copies of the outputs (all, or ``names``) after the queued runs."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the arrays; closing the program does it too."""
-
-    @cached_property
-    def copied(self) -> tuple[Collection[str], Collection[str]]:
-        """The inputs and outputs that each run copies between their array and the memory in which the program computes. The
-        default is all of them."""
-        return self.inputs, self.outputs
-
-
 class Loaded(ABC):
     """A program resident on a device, ready for repeated runs.
 
-    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.close``
+    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.release``
     after that (``rammer.device.guard``), so a plugin needs no locks. Programs of one device may run concurrently: resources that
     they share (a queue, a compiler's cache) must be thread-safe.
     """

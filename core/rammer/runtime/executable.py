@@ -29,13 +29,13 @@ from rammer.ir.operator import RKernel
 from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
+from rammer.runtime.call_lengths import BindSpec
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
-from rammer.runtime.ranged_call import BindSpec
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.runtime.specialiser import CompileSite, Specialiser
 
@@ -197,13 +197,13 @@ class Executable:
             exe.close()
         self.specialiser.check_values(model, {**inputs, **outputs})
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> BoundCall:
         """Return a call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs in place.
 
         With ranges, arrays of the greatest lengths are bound for all lengths: ``bound.run(past=5)``. If runs have shown which
         dimensions change, the ranges extend to the arrays' lengths. Other arrays get a separate program. An output may alias an
         input for the next run, ``{"present": "past"}``. That input may be omitted and starts with zeros. If the output extends
-        it, one row is written per run (``rammer.runtime.ranged_call``); with a compiled file, the output is copied.
+        it, one row is written per run (``rammer.runtime.call_lengths``); with a compiled file, the output is copied.
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's. A host array bound to a
         device with separate memory is copied there once, and ``bound.write`` copies new values. Omitted outputs are allocated:
@@ -222,11 +222,11 @@ class Executable:
         key = key_for(what.shapes, what.spans, what.lengths.derived)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        terms = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        spec = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
             return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
-            return special.bind(what.inputs, what.outputs, stream, terms)
+            return special.bind(what.inputs, what.outputs, stream, spec)
 
     def _find_bindable(self, key: ShapeKey, what: BindRequest) -> LoadedModel:
         """Return the program of a bound call for a range, or with outputs that alias inputs."""

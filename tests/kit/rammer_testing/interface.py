@@ -80,7 +80,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.device.loader.Registry": ("open", "status", "statuses"),
     "rammer.device.loader.DeviceStatus": ("name", "state", "reason", "hardware"),
     "rammer.runtime.executable.Executable": ("run", "bind", "close", "head", "timing"),
-    "rammer.runtime.bound_call.ModelBound": (
+    "rammer.runtime.bound_call.BoundCall": (
         "inputs",
         "outputs",
         "notes",
@@ -136,12 +136,14 @@ def _module(module: str) -> str:
 
 
 def _limited(path: str) -> str:
-    """Return the public members of a class that also has private ones."""
+    """Return the public members of a class that also has private ones. They may be those of a base class."""
     module, _, name = path.rpartition(".")
     (node,), _ = _found(module, name)
     assert isinstance(node, ast.ClassDef)
-    known = dict(_members(node))
-    lacking = [m for m in MEMBERS[path] if m not in known and not _set_inside(node, m)]
+    bases = [n for base in node.bases for n in _found(module, ast.unparse(base))[0]]
+    classes = [n for n in (*bases, node) if isinstance(n, ast.ClassDef)]
+    known = dict(member for n in classes for member in _members(n))
+    lacking = [m for m in MEMBERS[path] if m not in known and not any(_set_inside(n, m) for n in classes)]
     if lacking:
         raise ValueError(f"{path} has no member {lacking[0]}")
     return "".join(known.get(m, f"{m}\n") for m in MEMBERS[path])

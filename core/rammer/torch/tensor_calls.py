@@ -17,7 +17,7 @@ import torch
 from rammer.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.ir.formats import FORMATS, carrier_dtype, name_of, numpy_type, to_carrier
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.torch.onnx_form import OnnxForm
@@ -135,7 +135,7 @@ def _as_bits(tensor: Any) -> Any:
 class DeviceCall:
     """A bound call on arrays of the device. ``copies`` are tensors for inputs that are not bound in place."""
 
-    bound: ModelBound
+    bound: BoundCall
     outputs: Mapping[str, Any]
     copies: Mapping[str, Any]
 

@@ -34,6 +34,7 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.session import open_executable
 from rammer.schedule.policy import Policy
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.weights import runner
@@ -170,9 +171,11 @@ class Opened:
         """The programs that the device runs."""
         return [s.program for s in self.segments]
 
-    def turn(self) -> None:
-        """Time one round of runs."""
-        self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
+    def turn(self) -> float:
+        """Time one round of runs, and return the last one. All runs of a simulator are equal."""
+        if not (self.simulated and self.seconds):
+            self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
+        return self.seconds[-1]
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -221,10 +224,7 @@ def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, 
 
 def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
     """Time programs alternately, so that changes on the machine affect all of them."""
-    for number in range(rounds):
-        for program in programs:
-            if number == 0 or not program.simulated:
-                program.turn()
+    time_interleaved({i: program.turn for i, program in enumerate(programs)}, Rounds.exactly(rounds)).all_run()
 
 
 def intermediate_bytes(program: RProgram) -> int:

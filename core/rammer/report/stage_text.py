@@ -31,8 +31,8 @@ def graph_text(compiled: Compiled, device: VDevice) -> str:
 
 
 def compute_text(compiled: Compiled, device: VDevice) -> str:
-    """Return the tensor expressions."""
-    return _join_segments(compiled, lambda s: str(s.compute))
+    """Return the tensor expressions after all passes, and the changes of each pass."""
+    return _join_segments(compiled, lambda s: "\n".join((str(s.compute), *(f"# pass {r}" for r in s.passes))))
 
 
 def tile_text(compiled: Compiled, device: VDevice) -> str:

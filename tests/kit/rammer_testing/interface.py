@@ -42,6 +42,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.fusion.tile_search",
         "rammer.fusion.tile_traffic",
         "rammer.ir.fold_rows",
+        "rammer.tuning.interleaved_timing",
         "rammer.tuning.kernel_probe",
         "rammer.runtime.host_memory",
         "rammer.runtime.host_bound",

@@ -179,6 +179,9 @@ def test_a_trace_of_a_device_that_records(rammer: Command, model: Path, tmp_path
     assert done.code == 0 and "trace: 1 s from the first task's start" in done.err
     tasks = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     assert len(tasks) == json.loads(done.out)["tasks"]  # stdout contains only the report
+    named = {node for e in tasks for node in e["args"]["onnx"].split(", ")}
+    assert {n.rpartition(" ")[2] for n in named} == {"(Conv)", "(Relu)", "(Gather)"}
+    assert any("tasks of" in e["args"].get("waits", "") for e in tasks) and all(e["args"]["bytes"] > 0 for e in tasks)
 
 
 def test_an_interrupted_file_is_not_there_at_all(tmp_path: Path) -> None:

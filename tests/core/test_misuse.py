@@ -48,7 +48,7 @@ FOUND = (
 @pytest.mark.parametrize(("op", "what"), FOUND)
 def test_what_surveys_found(op: str, what: str) -> None:
     """Check uses that once raised Python exceptions or exhausted memory."""
-    cases = (drawn(op, 17, n) for n in range(3))
+    cases = (drawn(op, 17, n) for n in range(6))
     found = [m for case in cases for m in misuses(case, Random(0)) if m.what.startswith(what)]
     assert {outcome(m)[0] for m in some(found)} <= {"refused", "accepted"}
 

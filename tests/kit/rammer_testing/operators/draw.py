@@ -207,7 +207,7 @@ class Draw:
         ``special`` elements: values of SPECIAL, or the least and largest integers (not below ``low`` if that is positive)."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
-        made = DrawnValue(f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}", dtype, tuple(shape), known, array)
+        made = DrawnValue(self._free_name(known), dtype, tuple(shape), known, array)
         return self._keep(self._made_special(made, special, low)) if keep else made
 
     def _made_special(self, made: DrawnValue, share: float, low: float = 0.0) -> DrawnValue:
@@ -221,6 +221,9 @@ class Draw:
         with np.errstate(over="ignore"):
             mixed = np.where(self.rng.random(made.shape) < share, self.rng.choice(values, made.shape), made.array)
             return replace(made, array=np.asarray(mixed, made.dtype))
+
+    def _free_name(self, known: bool) -> str:
+        return f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}"
 
     def _keep(self, made: DrawnValue) -> DrawnValue:
         if made.array is None or made.name in self.inputs or made.name in self.constants:
@@ -312,9 +315,10 @@ class Draw:
             made = self.add("Mul", [made.name, self.scalar(made.dtype, span)])
         return made if low == 0 else self.add("Add", [made.name, self.scalar(made.dtype, max(low, -1e3))])
 
-    def given(self, array: Array) -> DrawnValue:
+    def with_elements(self, array: Array) -> DrawnValue:
         """Return a new input or constant with these elements."""
-        made = DrawnValue(f"g{len(self.inputs) + len(self.constants)}", str(array.dtype), array.shape, self.chance(0.4), array)
+        known = self.chance(0.4)
+        made = DrawnValue(self._free_name(known), str(array.dtype), array.shape, known, array)
         return self._keep(made)
 
     def scalar(self, dtype: str, value: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from rammer.ir.types import SHORT, is_float
-from rammer_testing.operators.draw import INTEGERS, MOST, Draw, DrawnValue, Reject
+from rammer_testing.operators.draw import INTEGERS, MOST, Draw, DrawnValue
 from rammer_testing.operators.registry import describe
 
 #: Functions of one variable and their drawn ranges: wide enough for every branch, narrow enough for finite results.
@@ -243,15 +243,8 @@ def _whole(d: Draw, x: DrawnValue, target: str) -> DrawnValue:
     low = 0 if target.startswith("u") and not (d.alone and d.chance(0.3)) else -100 if target[0] != "u" else -1
     if x.known and x.within(low, 100):
         return x
-    made = d.fresh(x.dtype, x.shape, 0, 0)
     values = d.rng.integers(low * 4, 401, x.shape) / 4
-    values = np.where(values < 0, np.floor(values), values) if low == -1 else values
-    for table in (d.inputs, d.constants):
-        if made.name in table:
-            table[made.name] = np.asarray(values, x.dtype)
-            d.values[-1] = DrawnValue(made.name, made.dtype, made.shape, made.known, table[made.name])
-            return d.values[-1]
-    raise Reject("no input to fill")
+    return d.with_elements(np.asarray(np.where(values < 0, np.floor(values), values) if low == -1 else values, x.dtype))
 
 
 def code(dtype: str) -> int:

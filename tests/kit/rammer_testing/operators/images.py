@@ -9,7 +9,6 @@ import numpy as np
 
 from rammer_testing.operators.draw import Draw, DrawnValue, Reject
 from rammer_testing.operators.elementwise import small
-from rammer_testing.operators.products import operand
 from rammer_testing.operators.registry import describe
 from rammer_testing.operators.shapes import some_axes
 
@@ -210,6 +209,3 @@ def _coordinates(d: Draw, op: str, mode: str | None) -> dict[str, Any]:
     if given.get("coordinate_transformation_mode") == "tf_crop_and_resize" and d.chance(0.5):
         given["extrapolation_value"] = 1.5
     return given
-
-
-__all__ = ["conv", "image", "operand", "resize"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from rammer_testing.operators.draw import MOST, NUMBERS, Draw, DrawnValue, Reject
+from rammer_testing.operators.draw import NUMBERS, Draw, DrawnValue, Reject
 from rammer_testing.operators.elementwise import small
 from rammer_testing.operators.registry import describe
 from rammer_testing.operators.shapes import anything, axis_of
@@ -56,20 +54,8 @@ def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> DrawnV
     """Return index tuples along the last axis, each within its extent."""
     if 0 in extents:
         raise Reject("nothing to index")
-    made = d.fresh("int64", shape, 0, 0)
     columns = [d.rng.integers(-n, n, shape[:-1]) for n in extents]
-    return replaced(d, made, np.stack(columns, axis=-1).astype(np.int64) if columns else np.zeros(shape, np.int64))
-
-
-def replaced(d: Draw, made: DrawnValue, array: np.ndarray[Any, Any]) -> DrawnValue:
-    """Return ``made``, a fresh value, with other elements."""
-    for table in (d.inputs, d.constants):
-        if made.name in table:
-            table[made.name] = array
-            d.values = [v for v in d.values if v.name != made.name]
-            d.values.append(DrawnValue(made.name, made.dtype, made.shape, made.known, array))
-            return d.values[-1]
-    raise Reject("no input to fill")
+    return d.with_elements(np.stack(columns, axis=-1).astype(np.int64) if columns else np.zeros(shape, np.int64))
 
 
 @describe("OneHot")
@@ -77,7 +63,7 @@ def one_hot(d: Draw, op: str) -> DrawnValue:
     depth = d.integer(1, 6)
     where = d.fresh(d.one(["int64", "int32", "float32"]), d.shape(1, 3), -depth - 1, depth + 1)
     if where.dtype == "float32":
-        where = replaced(d, where, np.asarray(d.rng.integers(-depth, depth, where.shape), np.float32))
+        where = d.with_elements(np.asarray(d.rng.integers(-depth, depth, where.shape), np.float32))
     pair = d.fresh(d.dtype(d.types(op, 2) if d.alone and d.chance(0.4) else ("float32", "int64", "int32")), (2,))
     count = d.plain(np.asarray(depth if d.chance(0.5) else [depth], "int64"))
     return d.add(op, [where.name, count, pair.name], axis=d.integer(-where.rank - 1, where.rank) if d.chance(0.7) else None)
@@ -109,7 +95,7 @@ def scatter_elements(d: Draw, op: str) -> DrawnValue:
         where = np.asarray(d.rng.integers(0, max(extent, 1), shape), np.int64)
     if extent and d.opset >= 11:
         where = where - extent * (d.rng.random(where.shape) < 0.3)
-    held = replaced(d, d.fresh("int64", shape, 0, 0), where.astype(np.int64))
+    held = d.with_elements(where.astype(np.int64))
     return d.add(op, [x.name, held.name, d.fresh(x.dtype, shape).name], axis=axis, reduction=mode)
 
 
@@ -123,7 +109,7 @@ def scatter_nd(d: Draw, op: str) -> DrawnValue:
     count = d.integer(1, min(cells, 6))
     chosen = d.rng.permutation(cells)[:count] if mode == "none" else d.rng.integers(0, cells, count)
     where = np.stack(np.unravel_index(chosen, x.shape[:depth]), axis=-1).astype(np.int64)
-    held = replaced(d, d.fresh("int64", where.shape, 0, 0), where)
+    held = d.with_elements(where)
     updates = d.fresh(x.dtype, (count, *x.shape[depth:]))
     return d.add(
         op,
@@ -143,6 +129,3 @@ def tensor_scatter(d: Draw, op: str) -> DrawnValue:
         most = x.shape[axis] - 1 if mode == "circular" else x.shape[axis] - length
         names.append(d.fresh("int64", (x.shape[0],), 0, most).name)
     return d.add(op, names, axis=axis - d.one([0, x.rank]), mode=mode)
-
-
-__all__ = ["MOST", "gather", "indices", "replaced"]

@@ -89,5 +89,5 @@ def mean_variance(d: Draw, op: str) -> DrawnValue:
 def lp_normalization(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=None if d.alone else spread)
     if d.alone and x.array is not None and d.chance(0.2):  # rows of zeros stay zeros
-        x = d.given(np.where(np.arange(x.shape[-1]) < 1, np.asarray(0, x.dtype), x.array))
+        x = d.with_elements(np.where(np.arange(x.shape[-1]) < 1, np.asarray(0, x.dtype), x.array))
     return d.add(op, [x.name], axis=axis_of(d, x.rank) if d.chance(0.8) else None, p=d.one([None, 1, 2]))

@@ -39,7 +39,7 @@ def coarse(d: Draw) -> str:
 
 
 def _scaled(d: Draw, array: Array) -> str:
-    return d.given(array).name if d.alone else d.plain(array)
+    return d.with_elements(array).name if d.alone else d.plain(array)
 
 
 def points(d: Draw, dtype: str, shape: tuple[int, ...] = ()) -> str:

@@ -71,7 +71,7 @@ def cumulative(d: Draw, op: str) -> DrawnValue:
 def top_k(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=lambda v: v.size > 0 and (not d.alone or v.size <= 100))
     if d.alone:  # distinct values: the order of ties is undefined before opset 24
-        x = d.given(d.rng.permutation(x.size).reshape(x.shape).astype(x.dtype))
+        x = d.with_elements(d.rng.permutation(x.size).reshape(x.shape).astype(x.dtype))
     axis = d.integer(0, x.rank - 1) if d.since(op) < 11 else axis_of(d, x.rank)
     count = d.static([d.integer(0 if d.alone and d.chance(0.1) else 1, x.shape[axis])])
     extra = {"largest": d.one([None, 0, 1])} if d.since(op) >= 11 else {}

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from facts import environment_of, section
 
 import rammer
 from rammer.report.text_table import markdown_table
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADERS = (
@@ -191,16 +193,18 @@ def cases() -> list[LoopCase]:
 def least(calls: list[Callable[[], Any]], seconds: float) -> list[tuple[float, float]]:
     """Return the least milliseconds of each call: wall-clock and processor time."""
     best = [(float("inf"), float("inf"))] * len(calls)
-    for _ in range(BURSTS):
-        for i, call in enumerate(calls):
-            end = time.perf_counter() + seconds / BURSTS
-            while True:
-                wall, cpu = time.perf_counter(), time.process_time()
-                call()
-                took = time.perf_counter() - wall, time.process_time() - cpu
-                best[i] = min(best[i][0], took[0]), min(best[i][1], took[1])
-                if time.perf_counter() > end:
-                    break
+
+    def burst(i: int) -> float:
+        end = time.perf_counter() + seconds / BURSTS
+        while True:
+            wall, cpu = time.perf_counter(), time.process_time()
+            calls[i]()
+            took = time.perf_counter() - wall, time.process_time() - cpu
+            best[i] = min(best[i][0], took[0]), min(best[i][1], took[1])
+            if time.perf_counter() > end:
+                return took[0]
+
+    time_interleaved({i: partial(burst, i) for i in range(len(calls))}, Rounds.exactly(BURSTS)).all_run()
     return [(1e3 * w, 1e3 * c) for w, c in best]
 
 

@@ -18,18 +18,23 @@ from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
 from rammer.cache.cache_location import cache_folder
+from rammer.cache.disk_cache import clear_cache
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
+from rammer.fusion.tile_traffic import task_cost
+from rammer.ir.device import VDevice
 from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import RProgram
+from rammer.ir.types import itemsize
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.session import open_executable
 from rammer.schedule.policy import Policy
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.weights import runner
@@ -84,8 +89,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of one program. They are its size, predicted and measured seconds, compile seconds, the relative L2 distance to
-    the reference and a hash of its text. With a ``failure`` all numbers are 0."""
+    """The figures of one program. They are its size, the bytes of intermediate tensors in device memory, the predicted bytes that
+    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference and
+    a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -95,6 +101,8 @@ class Measured:
     waits: int = 0
     moved: int = 0
     copies: int = 0
+    intermediates: int = 0
+    traffic: int = 0
     predicted: float = 0.0
     seconds: float = 0.0
     compiling: float = 0.0
@@ -163,9 +171,11 @@ class Opened:
         """The programs that the device runs."""
         return [s.program for s in self.segments]
 
-    def turn(self) -> None:
-        """Time one round of runs."""
-        self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
+    def turn(self) -> float:
+        """Time one round of runs, and return the last one. All runs of a simulator are equal."""
+        if not (self.simulated and self.seconds):
+            self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
+        return self.seconds[-1]
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -192,7 +202,7 @@ def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Exec
         asked["policy"] = way.policy.name
         registry = WithPolicy(way.policy)
     exe = open_executable(model, way.device or settings.device, Request(**asked), registry=registry)
-    exe.programs = cache_folder() / "programs" if settings.ahead else None
+    exe.cache_root = cache_folder() if settings.ahead else None
     return exe
 
 
@@ -214,10 +224,19 @@ def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, 
 
 def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
     """Time programs alternately, so that changes on the machine affect all of them."""
-    for number in range(rounds):
-        for program in programs:
-            if number == 0 or not program.simulated:
-                program.turn()
+    time_interleaved({i: program.turn for i, program in enumerate(programs)}, Rounds.exactly(rounds)).all_run()
+
+
+def intermediate_bytes(program: RProgram) -> int:
+    """Return the bytes of tensors that one operator writes to device memory and another reads."""
+    read, types = {name for o in program.operators for name in o.inputs}, program.types
+    return sum(types[n].size * itemsize(types[n].dtype) for o in program.operators for n in o.outputs if n in read)
+
+
+def traffic(program: RProgram, device: VDevice) -> int:
+    """Return the predicted bytes of one run to and from device memory, in whole transactions, without the effect of caches."""
+    each = [task_cost(o, program.types, device).traffic * o.task_count for o in program.operators]
+    return sum(each) * program.turns
 
 
 def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
@@ -233,6 +252,8 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         waits=sum(len(t.waits) for p in program.programs for row in p.rows for t in row),
         moved=sum(len(p.permuted) for p in program.programs),
         copies=sum(any(is_rearrangement(c) or piecewise_regions(c) for c in o.computes) for o in operators),
+        intermediates=sum(intermediate_bytes(p) for p in program.programs),
+        traffic=sum(traffic(p, program.exe.backend.vdevice) for p in program.programs),
         predicted=sum(p.predicted for p in program.programs),
         seconds=median(program.seconds) if program.seconds else 0.0,
         compiling=program.compiling,
@@ -295,8 +316,7 @@ def compile_ahead(settings: Settings, ways: Sequence[Way], batches: Sequence[int
     for job, took in ahead(jobs, settings.ahead, kept_way) if settings.ahead and jobs else ():
         settings.say(f"{job.key}: {job.way.name} ahead: {took if isinstance(took, str) else f'{took:.1f} CPU s'}")
     for decided in DECIDED if settings.ahead else ():
-        for file in cache_folder().rglob(f"*.{decided}.json"):
-            file.unlink()
+        clear_cache(cache_folder(), f"cuda-{decided}")
 
 
 def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ import rammer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.bench import bound_call
 from rammer.report.text_table import markdown_table, plain_table
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.net import Net
@@ -114,8 +116,8 @@ def burst(call: Callable[[], float], cpu: bool) -> float:
 
 def alternated(calls: list[Callable[[], float]], cpu: bool = False) -> list[float]:
     """Return the median burst of each call."""
-    found = [[burst(call, cpu) for call in calls] for _ in range(BURSTS)]
-    return [statistics.median(column) for column in zip(*found, strict=True)]
+    times = time_interleaved({i: partial(burst, call, cpu) for i, call in enumerate(calls)}, Rounds.exactly(BURSTS))
+    return [*times.all_run().medians.values()]
 
 
 def our_call(exe: Any, special: Any, inputs: dict[str, Array], whole: bool) -> Callable[[], float]:

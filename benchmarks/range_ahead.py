@@ -18,11 +18,11 @@ Asked = TypeVar("Asked")
 
 @dataclass(frozen=True)
 class Job:
-    """A program to store in the folder ``programs``: for a range (``spans``), or for the shapes of ``inputs``."""
+    """A program to store in the cache folder ``cache``: for a range (``spans``), or for the shapes of ``inputs``."""
 
     file: Path
     device: str
-    programs: Path
+    cache: Path
     length: int
     spans: Mapping[str, tuple[int, int]]
     inputs: Mapping[str, Array] = field(repr=False)
@@ -34,7 +34,7 @@ def kept(job: Job) -> float:
     """Compile and run once, so that files of a first run are also on disk; return the CPU seconds."""
     start = time.process_time()
     exe = rammer.compile(job.file, job.device, shapes=job.spans, options=job.options, tune=job.tune)
-    exe.programs = job.programs
+    exe.cache_root = job.cache
     try:
         exe.run(job.inputs)
     finally:

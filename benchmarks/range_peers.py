@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from open_torch import feeds_of, open_module
 
 from rammer.errors import DeviceUnavailable
 from rammer.runtime.executable import Executable
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer_bench.graph import Array
 from rammer_bench.prepare import event_seconds, set_torch_precision
 from rammer_bench.to_torch import load_torch
@@ -130,10 +132,13 @@ def _torch(name: str, proto: onnx.ModelProto, call: Any, place: Any) -> Runner:
 def alternated(runners: Sequence[Runner], inputs: Mapping[str, Array], rounds: int) -> list[Took]:
     """Run bursts of all runners alternately after their first calls, so that changes on the machine affect all of them."""
     bursts: list[list[Took]] = [[] for _ in runners]
-    for _ in range(rounds):
-        for found, runner in zip(bursts, runners, strict=True):
-            found.append(_burst(runner, inputs))
-    return [Took(median(b.seconds for b in found), median(b.cpu for b in found)) for found in bursts]
+
+    def burst(number: int) -> float:
+        bursts[number].append(_burst(runners[number], inputs))
+        return bursts[number][-1].seconds
+
+    times = time_interleaved({n: partial(burst, n) for n in range(len(runners))}, Rounds.exactly(rounds)).all_run()
+    return [Took(times.medians[n], median(b.cpu for b in found)) for n, found in enumerate(bursts)]
 
 
 def _burst(runner: Runner, inputs: Mapping[str, Array]) -> Took:

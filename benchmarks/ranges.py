@@ -54,6 +54,7 @@ from zoo.entry import SEED
 from zoo.ranged import RANGED, Open, find_ranged
 
 import rammer
+from rammer.cache.disk_cache import list_entries
 from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
 from rammer.runtime.shape_buckets import bucket_bounds, find_bucket
@@ -99,7 +100,7 @@ class Measuring:
         self.model, self.args, self.end, self.told = model, args, end, told
         self.begun = time.perf_counter()
         self.options = dict(o.split("=", 1) for o in args.option)
-        self.file, self.programs = folder / "model.onnx", (args.cache or folder) / "programs"
+        self.file, self.cache = folder / "model.onnx", args.cache or folder
         self.proto = model.build(args.seed)
         onnx.save(self.proto, self.file)
         self.lengths = ordered(model, args.lengths, args.seed, args.edges)
@@ -115,7 +116,7 @@ class Measuring:
     def compiled(self, spans: dict[str, tuple[int, int]]) -> Executable:
         """Return an executable for a range or, without ``spans``, for the shapes of its first run."""
         exe = rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
-        exe.programs = self.programs if spans or self.args.cache or self.args.ahead else exe.programs
+        exe.cache_root = self.cache if spans or self.args.cache or self.args.ahead else exe.cache_root
         return exe
 
     def run(self) -> Found:
@@ -156,8 +157,9 @@ class Measuring:
 
     def disk(self) -> tuple[int, ...]:
         """Return the bytes of the model's file, and of stored constants and programs."""
-        parts = [self.programs.parent.rglob(where) for where in ("constants/*", "programs/*")]
-        return (self.file.stat().st_size, *(sum(f.stat().st_size for f in part if f.is_file()) for part in parts))
+        found = [*list_entries(self.cache)]
+        sizes = (sum(e.nbytes for e in found if e.kind == kind) for kind in ("constants", "programs"))
+        return (self.file.stat().st_size, *sizes)
 
     def timed(self, exe: Executable, device_clock: bool) -> None:
         """Time lengths within the budget: alternately with programs for a single length, then with peers."""
@@ -196,7 +198,7 @@ class Measuring:
         wanted = [(n, dict[str, tuple[int, int]]()) for n in exact]
         wanted += [(n, whole) for n in {find_bucket(self.model.span, n): n for n in exact}.values()]
         args = self.args
-        jobs = [Job(self.file, args.device, self.programs, n, s, self.inputs(n), self.options, args.tune) for n, s in wanted]
+        jobs = [Job(self.file, args.device, self.cache, n, s, self.inputs(n), self.options, args.tune) for n, s in wanted]
         for job, took in ahead(jobs, args.ahead, kept):
             said = took if isinstance(took, str) else f"{took:.1f} CPU s"
             self.say(f"{job.length}: {RANGE if job.spans else ALONE} ahead: {said}")

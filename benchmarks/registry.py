@@ -18,6 +18,9 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _RAMMER: Final = "resnext29_branches,nasnet_cifar,alexnet,deepspeech2,lstm_tc,seq2seq"
 _IOS: Final = "inception_v3,randwire,nasnet_large,squeezenet_bypass"
 
+#: The ten models of Welder (OSDI'23, table 2).
+_WELDER: Final = "mobilenet_v2,bert_base,vit_s32,conformer,mobilevit_s,swin_t,nerf_mlp,nafnet,restormer,bsrn"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -61,6 +64,13 @@ _MARKED: Final = {"out": "--markdown {stem}.md"}
 _TABLES: Final = (
     Table("policies", "every policy on Rammer's six models", "tables.scheduling:policies", _RAMMER, aside=True),
     Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER, aside=True),
+    Table(
+        "welder",
+        "no fusion, element-wise fusion and full fusion of Welder's models",
+        "tables.fusion:ablation",
+        _WELDER,
+        aside=True,
+    ),
     Table("tuning", "tuned and untuned programs of the same models", "tables.scheduling:tuning", "*"),
     Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS, aside=True),
     Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS, aside=True),

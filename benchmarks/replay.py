@@ -13,7 +13,6 @@ from measuring import Settings, Subject, Way, session
 from result import write
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.policy_choice import propose_schedules
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -25,16 +24,16 @@ from rammer.schedule.task_placement import Row, side_by_side
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Policy):
     """One proposal for a graph on a device, with a unique name that identifies the program which uses it."""
 
-    name: str
+    label: str
     graph: OperatorGraph
     device: VDevice
     schedule: Schedule
 
     def __str__(self) -> str:
-        return self.name
+        return self.label
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return the proposed schedule."""
@@ -42,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Recorder:
+class Recorder(Policy):
     """A policy that proposes the schedules of ``inner`` and records them with their graphs."""
 
     inner: Policy
@@ -65,7 +64,7 @@ class Recorder:
         """Return the proposals of ``inner`` and record them."""
         found = [
             Asked(f"{self.name}-{number}", graph, device, schedule)
-            for number, (_, schedule) in enumerate(propose_schedules(self.inner, graph, device), len(self.seen))
+            for number, (_, schedule) in enumerate(self.inner.proposals(graph, device), len(self.seen))
         ]
         self.seen.extend(found)
         return [(asked, asked.schedule) for asked in found]
@@ -102,7 +101,7 @@ def stages_of(seen: Sequence[Asked]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Policy):
     """A policy that assigns each operator the stage that its expressions had elsewhere. If a producer has a later stage here, the
     operator uses that one: fusion may differ between the programs. Kernels are the best for this device."""
 

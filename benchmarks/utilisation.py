@@ -29,7 +29,6 @@ from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, rep
 from zoo import SEED
 
 from rammer.compile_options import TUNING_LEVELS
-from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.measured_trace import Summary, measured_trace, summarise_run
 from rammer.report.text_table import format_duration, markdown_table
@@ -145,7 +144,7 @@ def rammer_results(
     program = opened(model.path, model.feeds, way, settings)
     try:
         backend = program.exe.backend
-        if not isinstance(backend, Tracer):
+        if not backend.records_tasks:
             raise DeviceUnavailable(f"device {settings.device} does not record when its tasks run")
         (segment,) = program.segments
         units = backend.vdevice.veus

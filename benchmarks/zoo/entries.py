@@ -11,10 +11,11 @@ from zoo.entry import Entry
 from zoo.inception import inception_v3
 from zoo.modern import convnext_t, efficientnet_b0
 from zoo.nasnet import nasnet_cifar, nasnet_large
+from zoo.restoration import bsrn, mobilevit_s, nafnet, restormer
 from zoo.sequence import bert_base, lstm_tc, nerf_mlp
 from zoo.speech import conformer, crnn, deepspeech2, quartznet
 from zoo.steps import dien, lstm80, seq2seq, transformer
-from zoo.vision import swin_t, vit_b16
+from zoo.vision import swin_t, vit
 
 
 def _image(size: int) -> dict[str, tuple[int, ...]]:
@@ -235,7 +236,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "vit_b16",
-        vit_b16,
+        vit,
         _image(224),
         86_567_656,
         17.56,
@@ -272,5 +273,59 @@ ENTRIES: Final = (
         0.005,
         _TORCHVISION,
         small={"size": 32, "width": 8, "depths": (1, 1, 2, 1), "classes": 10},
+    ),
+    Entry(
+        "vit_s32",
+        partial(vit, patch=32, width=384, heads=6),
+        _image(224),
+        22_878_952,
+        1.12,
+        0.05,
+        "github.com/huggingface/pytorch-image-models, vit_small_patch32_224: 22.88M parameters, 1.1 GMACs",
+        small={"size": 64, "layers": 2, "width": 24, "heads": 3, "classes": 10},
+    ),
+    Entry(
+        "mobilevit_s",
+        mobilevit_s,
+        _image(256),
+        5_600_000,
+        2.0,
+        0.05,
+        "arXiv 2110.02178, table 7: 5.6M parameters, 2.0 GFLOPs, which counts MACs",
+        -5,
+        small={"size": 64, "part": 4, "classes": 10},
+    ),
+    Entry(
+        "nafnet",
+        nafnet,
+        _image(256),
+        7_022_400 + 349_523,
+        4.12922368,
+        1e-9,
+        f"{_SHAPES}: a block of c channels has 7 c^2 + 33 c, and 349,523 are in the other convolutions",
+        small={"size": 32, "width": 4, "depths": (1, 1, 1), "up": 1},
+    ),
+    Entry(
+        "restormer",
+        restormer,
+        _image(256),
+        26_130_000,
+        140.99 + 13.892,
+        1e-4,
+        "arXiv 2111.09881, supplementary table: 26.13M parameters, 140.99 G MACs for 256x256, to which the products of "
+        "attention (13.892 G) are added",
+        -4,
+        small={"size": 16, "width": 6, "depths": (1, 1, 1, 1), "refinement": 1},
+    ),
+    Entry(
+        "bsrn",
+        bsrn,
+        _image(256),
+        352_000,
+        22.1,
+        0.02,
+        "arXiv 2205.05996, table 6: 352K parameters, 19.4 G MACs for 320x180, in proportion",
+        -3,
+        small={"size": 32, "width": 16, "blocks": 1},
     ),
 )

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import onnx
 
+from zoo.modern import swish
 from zoo.net import Net
 from zoo.tokens import heads_of, layer_norm, linear, merged, scaled
 
@@ -72,14 +73,10 @@ def quartznet(
     return net.finish(net.conv(x, labels, bias=True), fit=True)
 
 
-def _swish(net: Net, x: str) -> str:
-    return net.map("Mul", x, net.map("Sigmoid", x))
-
-
 def _half_step(net: Net, x: str) -> str:
     """Emit x + feed-forward(x) / 2."""
     width = net.shape(x)[-1]
-    inner = _swish(net, linear(net, layer_norm(net, x, 1e-5), 4 * width, 2.0))
+    inner = swish(net, linear(net, layer_norm(net, x, 1e-5), 4 * width, 2.0))
     return net.map("Add", x, net.map("Mul", linear(net, inner, width), net.constant(np.array(0.5, np.float32), "half")))
 
 
@@ -124,7 +121,7 @@ def _convolution(net: Net, x: str, kernel: int) -> str:
     halves = net.node_of("Split", [y], [(n, tokens, width)] * 2, axis=-1, num_outputs=2)
     y = net.map("Mul", halves[0], net.map("Sigmoid", halves[1]))
     y = net.reshape(net.transpose(y, (0, 2, 1)), (n, width, 1, tokens))
-    y = _swish(net, net.norm(net.conv(y, width, (1, kernel), 1, (0, kernel // 2), width, bias=True)))
+    y = swish(net, net.norm(net.conv(y, width, (1, kernel), 1, (0, kernel // 2), width, bias=True)))
     return linear(net, net.transpose(net.reshape(y, (n, width, tokens)), (0, 2, 1)), width)
 
 

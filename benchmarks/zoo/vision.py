@@ -118,13 +118,20 @@ def swin_t(
     return net.finish(linear(net, mean, classes), fit=False)
 
 
-def vit_b16(
-    seed: int, batch: int = 1, size: int = 224, layers: int = 12, width: int = 768, heads: int = 12, classes: int = 1000
+def vit(
+    seed: int,
+    batch: int = 1,
+    size: int = 224,
+    patch: int = 16,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    classes: int = 1000,
 ) -> onnx.ModelProto:
-    """Return ViT-B/16, 224x224; logits. Dosovitskiy et al., arXiv 2010.11929."""
-    net = Net("vit_b16", seed)
-    x = net.conv(net.input("image", (batch, 3, size, size)), width, 16, 16, 0, bias=True)
-    patches = (size // 16) ** 2
+    """Return a ViT, by default B/16, 224x224; logits. Dosovitskiy et al., arXiv 2010.11929."""
+    net = Net(f"vit_{width}_{patch}", seed)
+    x = net.conv(net.input("image", (batch, 3, size, size)), width, patch, patch, 0, bias=True)
+    patches = (size // patch) ** 2
     x = net.transpose(net.reshape(x, (batch, width, patches)), (0, 2, 1))
     token = net.normal((1, 1, width), 0.5, "token")
     if batch > 1:

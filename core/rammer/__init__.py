@@ -29,6 +29,7 @@ def compile(
     precision: str | None = None,
     layout: str = "keep",
     batching: str = "auto",
+    fusion: str = "full",
     require: str = "",
     target: str = "",
     options: Mapping[str, str] | None = None,
@@ -42,9 +43,9 @@ def compile(
     at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
     it is running or bound. Any thread may call the result; its runs are serialised.
 
-    The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``, ``batching``
-    and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs from that of a compiled
-    file, is bad input.
+    The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
+    ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs
+    from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
     range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.

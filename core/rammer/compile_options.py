@@ -22,6 +22,9 @@ LAYOUTS: Final = ("keep", "nhwc", "auto")
 #: convolutions of windows that differ, padded with zeros.
 BATCHING: Final = ("auto", "off", "all", "pad")
 
+#: Fusion of operators: every tensor expression is an operator; element-wise expressions join their producers; all memory layers.
+FUSION: Final = ("none", "elementwise", "full")
+
 #: Candidates that a device measures for each operator, by tuning level.
 MEASURED: Final[Mapping[str, int]] = {"off": 0, "quick": 4, "full": 12}
 
@@ -137,6 +140,12 @@ class Options(Generic[P]):
         "Merge independent products: if not slower by prediction, never, wherever no copy is needed, or as auto with "
         "differing windows.",
         BATCHING,
+        **_FIXED,
+    )
+    fusion: str = option(
+        "full",
+        "Fusion: none; element-wise operators with their producers; or also rows, chains of products and several results.",
+        FUSION,
         **_FIXED,
     )
     keep_float32: tuple[str, ...] = option(

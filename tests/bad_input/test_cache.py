@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,13 +18,12 @@ import pytest
 from cases import Capture, Patch, arrays, model, saved
 
 import rammer
-from rammer.cache.cache_keys import key_of
-from rammer.cache.whole_files import cache_text
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.artifact_reader import load_artifact
 from rammer.device.manifest import OpenOptions
 from rammer.ir.untrusted_json import load_json
-from rammer.tuning.kernel_store import KernelStore, TunedKernel
+from rammer.tuning.kernel_store import KernelStore, TunedKernel, decode_kernels
+from rammer_testing.cache_files import content, entries, store
 
 from rammer_toy import ToyBackend
 
@@ -44,45 +42,37 @@ def test_unwritable_cache(
     blocked = saved(tmp_path / "file", b"")
     monkeypatch.setenv("RAMMER_CACHE", str(blocked / "cache"))
     check_result(rng, saved(tmp_path / "m.onnx", model()))
-    reason = f"[Errno 20] Not a directory: '{blocked}/cache"
     assert capsys.readouterr().err == (
-        f"rammer: warning: kernel store {blocked}/cache/kernels.sqlite is ignored: {reason}'\n"
-        f"rammer: warning: compiled program is not cached: {reason}/programs'\n"
+        f"rammer: warning: cannot write to the cache {blocked}/cache: Not a directory; later processes start slower\n"
     )
 
 
-@pytest.mark.parametrize("junk", [b"this is no database, whatever its name says", b"SQLite format 3\0" + bytes(4096)])
-def test_corrupt_kernel_store(own_cache: Path, capsys: pytest.CaptureFixture[str], junk: bytes, rng: np.random.Generator) -> None:
-    own_cache.mkdir()
-    (own_cache / "kernels.sqlite").write_bytes(junk)
+def test_corrupt_measurements_are_made_again(
+    own_cache: Path, capsys: pytest.CaptureFixture[str], rng: np.random.Generator
+) -> None:
+    """Check damaged files, and malformed values under a valid checksum, with one warning each."""
+    check_result(rng, model())
+    paths = entries(own_cache, "tuned")
+    assert paths
+    for text in ("", "[]", "null", "{}", '[{"tile": [1]}]', '[{"tile": "x", "family": 3}]', "[[]]", '"7"', "\x00"):
+        for path in paths:
+            store(path, text)
+        check_result(rng, model())
+        assert capsys.readouterr().err.count("it is invalid") >= 1, text
+    for path in paths:
+        path.write_bytes(b"junk")
     check_result(rng, model())
     err = capsys.readouterr().err
-    assert err.startswith(f"rammer: warning: kernel store {own_cache}/kernels.sqlite is ignored: ")
-    assert err.count("\n") == 1
-
-
-def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
+    assert err.count("it is damaged; it is written again") == err.count("\n") >= 1
     check_result(rng, model())
-    path = own_cache / "kernels.sqlite"
-    with sqlite3.connect(path) as db:
-        (count,) = db.execute("select count(*) from kernels").fetchone()
-        keys = [k for (k,) in db.execute("select key from kernels")]
-        spoiled = ("", "[]", "null", "{}", '[{"tile": [1]}]', '[{"tile": "x", "family": 3}]', "[[]]", "7", "\x00")
-        for number, key in enumerate(keys):
-            db.execute("update kernels set value = ? where key = ?", (spoiled[number % len(spoiled)], key))
-    assert count >= 1
-    for text in spoiled:
-        with sqlite3.connect(path) as db:
-            db.execute("update kernels set value = ?", (text,))
-        check_result(rng, model())
     assert capsys.readouterr().err == ""
 
 
 def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator) -> None:
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
-    (program,) = own_cache.glob("programs/*.rammer")
-    (head,) = own_cache.glob("heads/*.json")
+    (program,) = entries(own_cache, "programs")
+    (head,) = entries(own_cache, "heads")
     whole = program.read_bytes()
     assert capsys.readouterr().err == ""
     for junk in (b"", b"junk", whole[:100], whole[:-30]):
@@ -104,7 +94,7 @@ def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(
 ) -> None:
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
-    (program,) = own_cache.glob("programs/*.rammer")
+    (program,) = entries(own_cache, "programs")
     whole = program.read_bytes()
     for place in rng.integers(0, len(whole), 30):
         data = bytearray(whole)
@@ -120,7 +110,7 @@ def test_programs_of_other_device_options_are_kept_beside_each_other(tmp_path: P
     ways = ({}, {"memory": "1000000"}, {"memory": "2000000"})
     for options in (*ways, *ways):
         rammer.compile(path, device="toy", options=options).run(given)
-    assert len(list(own_cache.glob("programs/*.rammer"))) == len(ways)
+    assert len(entries(own_cache, "programs")) == len(ways)
     assert capsys.readouterr().err == ""
 
 
@@ -137,7 +127,7 @@ def test_programs_of_some_of_a_units_cores_are_kept_beside_those_of_all(
 
         monkeypatch.setattr(ToyBackend, "__init__", begun)
         rammer.compile(path, device="toy").run(given)
-    assert len(list(own_cache.glob("programs/*.rammer"))) == 2
+    assert len(entries(own_cache, "programs")) == 2
 
 
 def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
@@ -147,9 +137,9 @@ def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, cap
     for factor in (2.0, 3.0):
         body = "{ k = Constant<value = float {" + str(factor) + "}>() y = Mul(x, k) }"
         path = saved(tmp_path / f"{factor}.onnx", onnx.parser.parse_model(head + body))
-        before = set(own_cache.glob("programs/*.rammer"))
+        before = set(entries(own_cache, "programs"))
         assert rammer.compile(path, device="toy").run(given)["y"][0] == factor
-        (new,) = set(own_cache.glob("programs/*.rammer")) - before
+        (new,) = set(entries(own_cache, "programs")) - before
         files[factor] = path, new
     files[3.0][1].write_bytes(files[2.0][1].read_bytes())
     assert rammer.compile(files[3.0][0], device="toy").run(given)["y"][0] == 3.0
@@ -159,9 +149,9 @@ def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, cap
 def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path, rng: np.random.Generator) -> None:
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
-    (head,) = own_cache.glob("heads/*.json")
+    (head,) = entries(own_cache, "heads")
     for text in ("[]", "null", '{"name": "a", "inputs": [3], "outputs": []}', '{"inputs": [], "outputs": 4}'):
-        head.write_text(text)
+        store(head, text)
         check_result(rng, path)
 
 
@@ -171,7 +161,7 @@ def test_a_kept_program_has_the_ports_of_its_model(
     """Programs that are complete and sealed under their key, but have a port of another name, type or shape."""
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
-    (program,) = own_cache.glob("programs/*.rammer")
+    (program,) = entries(own_cache, "programs")
     kept = load_artifact(program)
     graph = kept.compiled.graph
     x, *others = graph.inputs
@@ -201,22 +191,19 @@ def sound(kernels: Sequence[TunedKernel]) -> bool:
 
 def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Capture, rng: np.random.Generator) -> None:
     """Check every number replaced by an impossible one, under a valid checksum."""
+    kernels = KernelStore.default()
     check_result(rng, model())
-    path = own_cache / "kernels.sqlite"
-    with sqlite3.connect(path) as db:
-        key, value = db.execute("select key, value from kernels").fetchone()
-    entries = value.partition(" ")[2]
-    numbers = [m.span() for m in re.finditer(r"-?[0-9][0-9.e+-]*", entries)]
-    store, db = KernelStore(path), sqlite3.connect(path, isolation_level=None)
-    db.execute("pragma synchronous = off")
-    assert store.get(key) and len(numbers) > 5
+    (path,) = (p for p in entries(own_cache, "tuned") if content(p).startswith("["))
+    assert kernels.cache is not None
+    text = content(path)
+    numbers = [m.span() for m in re.finditer(r"-?[0-9][0-9.e+-]*", text)]
+    assert kernels.cache.get(path.name, decode_kernels) and len(numbers) > 5
     for begin, end in numbers:
-        for text in NO_NUMBERS:
-            spoiled = entries[:begin] + text + entries[end:]
-            db.execute("update kernels set value = ? where key = ?", (f"{key_of(key, spoiled)} {spoiled}", key))
-            assert sound(store.get(key) or ()), text
-    db.close()
-    store.close()
+        for number in NO_NUMBERS:
+            store(path, text[:begin] + number + text[end:])
+            assert sound(kernels.cache.get(path.name, decode_kernels) or ()), number
+    capsys.readouterr()
+    store(path, text)
     check_result(rng, model())
     assert capsys.readouterr().err == ""
 
@@ -232,8 +219,8 @@ def test_a_head_under_a_right_checksum_says_what_the_model_says(
 ) -> None:
     path = saved(tmp_path / "m.onnx", model())
     check_result(rng, path)
-    (head,) = own_cache.glob("heads/*.json")
-    text = head.read_text().partition("\n")[2]
+    (head,) = entries(own_cache, "heads")
+    text = content(head)
     extent = json.loads(text)["inputs"][0]["shape"][0]
     for old, new in (
         ('"float32"', '"float31"'),
@@ -245,7 +232,7 @@ def test_a_head_under_a_right_checksum_says_what_the_model_says(
         ('"inputs"', '"in"'),
     ):
         assert old in text
-        cache_text(head, text.replace(old, new))
+        store(head, text.replace(old, new))
         check_result(rng, path)
 
 
@@ -296,16 +283,12 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     out, err = process.communicate(timeout=120)  # far shorter than its sleep
     assert (process.returncode, out) == (130, "")
     assert err == "\nrammer: interrupted; no file was partially written\n"
-    left = sorted(p.relative_to(own_cache).as_posix() for p in own_cache.rglob("*") if p.is_file())
-    assert [name for name in left if not name.startswith("heads/")] == ["kernels.sqlite"]
-    with sqlite3.connect(own_cache / "kernels.sqlite") as db:
-        assert db.execute("pragma integrity_check").fetchone() == ("ok",)
-    store = KernelStore.default()
-    assert store.count() == 2 and not store.warning
+    assert not list(own_cache.rglob("*.partial")) and {p.parts[-3] for p in entries(own_cache)} == {"heads", "tuned"}
+    assert len(entries(own_cache, "tuned")) == 2
     exe = rammer.compile(path, device="toy", tune="quick")
     exe.specialise({})  # finishes tuning, starting from the two stored kernels
     assert exe.compiler.tuner.store.hits == 2
-    assert KernelStore.default().count() == 5  # and the times of the programs with and without measured kernels
+    assert len(entries(own_cache, "tuned")) == 5  # and the times of the programs with and without measured kernels
 
 
 def test_an_interrupted_write_leaves_no_partial_file(
@@ -320,7 +303,7 @@ def test_an_interrupted_write_leaves_no_partial_file(
     monkeypatch.setattr(artifact, "_pack_arrays", interrupted)
     with pytest.raises(KeyboardInterrupt):
         check_result(rng, path)
-    assert not list(own_cache.rglob("*.partial")) and not list(own_cache.glob("programs/*"))
+    assert not list(own_cache.rglob("*.partial")) and not entries(own_cache, "programs")
     monkeypatch.undo()
     monkeypatch.setenv("RAMMER_CACHE", str(own_cache))
     check_result(rng, path)

@@ -15,8 +15,9 @@ from cases import Capture
 import rammer
 from rammer.cache import file_digests
 from rammer.cache.cache_location import make_private, why_untrusted
-from rammer.cache.whole_files import cache_text, cached_text
+from rammer.cache.disk_cache import LAYOUT, Cache
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
 
@@ -83,8 +84,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Genera
 
 
 def files_of(cache: Path) -> list[Path]:
-    """Return all files of the cache except the database."""
-    return sorted(p for p in cache.rglob("*") if p.is_file() and p.name != "kernels.sqlite")
+    """Return the files of all entries."""
+    return [p for p in entries(cache) if p.is_file()]
 
 
 def result(path: Path, device: str, given: dict[str, np.ndarray]) -> np.ndarray:
@@ -102,8 +103,8 @@ def test_damaged_files_are_made_again(
 ) -> None:
     given = MODEL.inputs(rng, MODEL.shapes[0])
     want = result(model, device, given)
-    names = [p.relative_to(own_cache) for p in files_of(own_cache) if p.suffix != ".icd"]  # read once per process
-    assert {n.parts[0] for n in names} >= {"programs", "constants", "heads", "digests"}
+    names = [p.relative_to(own_cache) for p in files_of(own_cache)]
+    assert {n.parts[1] for n in names} >= {"programs", "constants", "heads", "digests"}
     capsys.readouterr()
     for name in some(names):
         path = own_cache / name
@@ -116,7 +117,7 @@ def test_damaged_files_are_made_again(
             where = f"{name}, {kind}"
             np.testing.assert_array_equal(result(model, device, given), want, where)
             said = capsys.readouterr().err
-            assert "rammer: warning: " in said and path.stem[:16] in said, f"{where}: {said or 'no warning'}"
+            assert "rammer: warning: " in said and path.name[:16] in said, f"{where}: {said or 'no warning'}"
             if kind == "a folder":
                 path.rmdir()
             for left in ("aside", "second"):
@@ -130,49 +131,52 @@ def test_damaged_files_are_made_again(
 
 
 def command_clears(cache: Path) -> bool:
-    """Return True if ``rammer cache clear`` leaves only the database."""
+    """Return True if ``rammer cache clear`` leaves nothing."""
     from click.testing import CliRunner
 
     from rammer.cli.cache import clear
 
-    (cache / "programs" / "a folder.rammer").mkdir()
+    (folder := cache / LAYOUT / "programs" / "aa" / "a folder").mkdir(parents=True)
     assert CliRunner().invoke(clear, catch_exceptions=False).exit_code == 0
-    return not files_of(cache) and not (cache / "programs" / "a folder.rammer").exists()
+    return not entries(cache) and not folder.exists()
 
 
-@pytest.mark.parametrize("kind", [k for k in DAMAGES if k not in ("of another", "bits", "cut", "zeros", "empty", "a folder")])
-def test_damaged_kernel_store_is_made_again(kind: str, own_cache: Path, capsys: Capture) -> None:
-    """Check that an empty file becomes an empty database and that other damage replaces the file with one warning."""
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_measurements_are_made_again(kind: str, own_cache: Path, capsys: Capture) -> None:
+    """Check that a damaged entry is a miss with one warning, and is replaced."""
     if kind == "of another user" and os.geteuid() != 0:
         pytest.skip("needs root")
-    store = KernelStore.default()
-    store.put_seconds("key", 1.0)
-    store.close()
-    path = own_cache / "kernels.sqlite"
-    DAMAGES[kind](path, path)
-    store = KernelStore.default()
-    assert store.seconds("key") is None and capsys.readouterr().err.count("is ignored") == 1
-    store.put_seconds("key", 2.0)
-    store.close()
-    assert KernelStore.default().seconds("key") == 2.0 and capsys.readouterr().err == "" and not path.is_symlink()
+    for key in ("key", "other"):
+        KernelStore.default().put_seconds(key, 1.0)
+    path, other = entries(own_cache, "tuned")
+    DAMAGES[kind](path, other)
+    found = [KernelStore.default().seconds(key) for key in ("key", "other")]
+    assert found.count(None) == 1 and capsys.readouterr().err.count(f"cached file {path} is not used") == 1
+    if kind == "a folder":
+        path.rmdir()
+    KernelStore.default().put_seconds("other" if found[0] else "key", 2.0)
+    assert [KernelStore.default().seconds(key) for key in ("key", "other")] == [f or 2.0 for f in found]
+    assert capsys.readouterr().err == "" and not path.is_symlink()
 
 
 def test_old_folders_become_private(own_cache: Path) -> None:
     """Check that files are private to their user, whatever the umask and the modes of folders."""
-    path, mask = own_cache / "binaries" / "toy" / "a.txt", os.umask(0)
+    cache, key, mask = Cache("toy"), "a" * 64, os.umask(0)
+    path = cache.path(key)
     try:
-        (own_cache / "binaries" / "toy").mkdir(parents=True)
-        cache_text(path, "text")
+        path.parent.mkdir(parents=True)
+        cache.put(key, b"text")
     finally:
         os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert cached_text(path) == "text"
+    assert cache.get(key, bytes) == b"text"
 
 
 def test_link_in_the_cache_is_not_written_through(own_cache: Path, tmp_path: Path) -> None:
     """Check a planted link to another file of the user."""
     (tmp_path / "mine").write_text("mine")
-    make_private(own_cache / "heads")
-    (own_cache / "heads" / "a.json").symlink_to(tmp_path / "mine")
-    cache_text(own_cache / "heads" / "a.json", "text")
-    assert (tmp_path / "mine").read_text() == "mine" and cached_text(own_cache / "heads" / "a.json") == "text"
+    cache, key = Cache("heads"), "a" * 64
+    make_private(cache.path(key).parent)
+    cache.path(key).symlink_to(tmp_path / "mine")
+    cache.put(key, b"text")
+    assert (tmp_path / "mine").read_text() == "mine" and cache.get(key, bytes) == b"text"

@@ -23,6 +23,7 @@ from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.ir.program import RProgram
 from rammer.verify.verifier import verify
+from rammer_testing.cache_files import entries
 from rammer_testing.programs import random_net
 
 Members = dict[str, bytes]
@@ -290,7 +291,7 @@ def test_a_kept_program_that_does_not_hold_is_made_again(
     """Check damaged cache files with valid checksums: no other result and no execution of their code."""
     path, given = saved(tmp_path / "m.onnx", model(TEXT)), arrays(rng)
     want = rammer.compile(path, device="rocm").run(given)["y"]
-    (kept,) = own_cache.glob("programs/*.rammer")
+    (kept,) = entries(own_cache, "programs")
     with zipfile.ZipFile(kept) as archive:
         parts = {n: archive.read(n) for n in archive.namelist()}
     text = parts["0.program"].decode()

@@ -13,12 +13,13 @@ import pytest
 from cases import LITTLE, Capture, Patch, command, message, model, saved
 
 import rammer
-from rammer.cache.whole_files import cached_text, write_whole
+from rammer.cache.disk_cache import LAYOUT, list_entries
+from rammer.cache.whole_files import write_whole
 from rammer.compile_options import Request
 from rammer.compiled.artifact import is_artifact
 from rammer.errors import BadInput
 from rammer.runtime.session import open_executable
-from rammer.tuning.kernel_store import KernelStore, TunedKernel
+from rammer_testing.cache_files import content, entries, store
 from rammer_testing.nonempty import some
 
 FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")
@@ -107,49 +108,39 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
 def test_clear_removes_what_killed_processes_left(tmp_path: Path, own_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
     path = saved(tmp_path / "m.onnx", model(FIXED))
     rammer.compile(path, device="toy").specialise({})
-    for folder in ("programs", "heads", "binaries/toy"):
-        (own_cache / folder).mkdir(parents=True, exist_ok=True)
-        (own_cache / folder / "x.77.partial").write_text("half")
-    assert "compiled programs  1" in command(monkeypatch, capsys, "cache", "status")[1]
-    assert command(monkeypatch, capsys, "cache", "clear")[0] == 0
-    assert [p.name for p in own_cache.rglob("*") if p.is_file()] == ["kernels.sqlite"]
+    for kind in ("programs", "heads", "toy-kernels"):
+        (own_cache / LAYOUT / kind / "aa").mkdir(parents=True, exist_ok=True)
+        (own_cache / LAYOUT / kind / "aa" / "x77.partial").write_text("half")
+    assert sorted(e.kind for e in list_entries(own_cache)) == ["heads", "programs"]
+    assert command(monkeypatch, capsys, "cache", "clear")[1] == "removed 1 heads, 1 programs\n"
+    assert [p.name for p in own_cache.rglob("*") if p.is_file()] == ["lock"]
 
 
 def test_a_damaged_head_is_not_trusted(tmp_path: Path, own_cache: Path) -> None:
     path = saved(tmp_path / "m.onnx", model(FIXED))
     want = rammer.compile(path, device="toy").head
-    (kept,) = own_cache.glob("heads/*")
+    (kept,) = entries(own_cache, "heads")
     text = kept.read_text()
     for old, new in (('"float32"', '"float64"'), ("[1, 3, 8]", "[1, 4, 8]"), ('["y"]', '["z"]'), ('"x"', '"v"')):
         assert old in text
         kept.write_text(text.replace(old, new))
         assert rammer.compile(path, device="toy").head == want
-        assert cached_text(kept) is not None  # rewritten
-    other = kept.with_name("other.json")
+        assert content(kept)  # rewritten
+    other = kept.with_name("0" * 64)
     other.write_text(text)
-    assert cached_text(other) is None
+    with pytest.raises(AssertionError):
+        content(other)
 
 
 @pytest.mark.slow
 def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None:
     proto = model(FIXED)
     rammer.compile(proto, device="toy", tune="quick").specialise({})
-    import sqlite3
-
-    with sqlite3.connect(own_cache / "kernels.sqlite") as db:
-        rows = db.execute("select key, value from kernels").fetchall()
-        for key, value in rows:
-            db.execute("update kernels set value = ? where key = ?", (value.replace('"tile": [', '"tile": [1'), key))
-    store = KernelStore.default()
-    assert all(store.get(key) is None for key, _ in some(rows))
-    for key, value in rows:
-        found = json.loads(value.partition(" ")[2])
-        if not isinstance(found, list):
-            continue  # the time of a program
-        kernels = [TunedKernel(**{**k, "tile": (999, *k["tile"][1:])}) for k in found]
-        store.forget()
-        store.put(key, kernels)  # wrong, under a valid checksum
-    exe = open_executable(proto, "toy", Request(tune="quick"), store=store)
+    for path in some(entries(own_cache, "tuned")):
+        found = json.loads(content(path))
+        if isinstance(found, list):  # else it is the time of a program
+            store(path, json.dumps([{**k, "tile": [999, *k["tile"][1:]]} for k in found]))  # wrong, under a valid checksum
+    exe = open_executable(proto, "toy", Request(tune="quick"))
     exe.specialise({})
     assert exe.compiler.tuner.measured
 

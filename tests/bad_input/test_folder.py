@@ -13,6 +13,7 @@ from cases import Capture, arrays, model, saved
 import rammer
 from rammer.cache import cache_location as folder
 from rammer.cache.cache_location import cache_folder
+from rammer_testing.cache_files import entries
 
 
 def run(rng: np.random.Generator, path: Path) -> None:
@@ -25,7 +26,7 @@ def test_the_folder_is_made_for_its_user_alone(tmp_path: Path, own_cache: Path, 
         run(rng, saved(tmp_path / "m.onnx", model()))
     finally:
         os.umask(old)
-    assert stat.S_IMODE(own_cache.stat().st_mode) == 0o700 and list(own_cache.glob("programs/*.rammer"))
+    assert stat.S_IMODE(own_cache.stat().st_mode) == 0o700 and entries(own_cache, "programs")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
@@ -34,8 +35,8 @@ def test_a_folder_that_others_may_write_is_not_used(
 ) -> None:
     path = saved(tmp_path / "m.onnx", model())
     run(rng, path)
-    (kept,) = own_cache.glob("programs/*.rammer")
-    (kept.parent / "planted.rammer").write_bytes(kept.read_bytes())
+    (kept,) = entries(own_cache, "programs")
+    kept.with_name("0" * 64).write_bytes(kept.read_bytes())
     kept.write_bytes(b"evil")
     own_cache.chmod(mode)
     folder.own_folder.cache_clear()
@@ -46,7 +47,7 @@ def test_a_folder_that_others_may_write_is_not_used(
         "(remove it and its content, or set RAMMER_CACHE)\n"
     )
     assert kept.read_bytes() == b"evil" and stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
-    assert list(cache_folder().glob("programs/*.rammer"))  # cached for this process
+    assert entries(cache_folder(), "programs")  # cached for this process
     own_cache.chmod(0o755)
     assert cache_folder() == own_cache
 

@@ -202,7 +202,7 @@ PYPI = "(the name 'rammer' on PyPI is another project)"
 def test_unknown_device() -> None:
     text = message(BadInput, lambda: rammer.compile(model(), device="rokm"))
     assert text == f"unknown device 'rokm'\n  hint: did you mean 'rocm'? {PYPI}"
-    toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=4))  # type: ignore[arg-type, return-value]
+    toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=5))  # type: ignore[arg-type, return-value]
     text = message(BadInput, lambda: open_executable(model(), "ipu-sim", registry=toy))
     assert text == f"unknown device 'ipu-sim'\n  hint: installed: toy; {PLUGINS} {PYPI}"
     text = message(BadInput, lambda: open_executable(model(), "quantum", registry=toy))
@@ -262,7 +262,7 @@ LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices()
             f"{LISTS}[Device('broken', '', list, list)]",
             "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'",
         ),
-        (f"{LISTS}[Device('b', '', list, list, api=4)] * 2", "ValueError: it has two devices 'b'"),
+        (f"{LISTS}[Device('b', '', list, list, api=5)] * 2", "ValueError: it has two devices 'b'"),
     ],
 )
 def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
@@ -296,8 +296,8 @@ def test_a_probe_or_an_opening_that_raises() -> None:
     def fails(*args: object) -> Any:
         raise OSError("bus error")
 
-    (status,) = registry_of(Device("bad", "", fails, fails, api=4)).statuses()
+    (status,) = registry_of(Device("bad", "", fails, fails, api=5)).statuses()
     assert (status.state, status.reason) == ("load-error", "probe failed: bus error")
-    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails, api=4))
+    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails, api=5))
     said = message(DeviceFailure, lambda: open_executable(model(), "bad", registry=opened))
     assert said == "device bad failed to open: bus error\n  at: bad"

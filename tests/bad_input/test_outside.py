@@ -19,11 +19,11 @@ from cases import LITTLE, arrays, model, saved
 from command import Done, typed
 
 import rammer
+from rammer.cache import Cache
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.runtime.host_bound import HostBound
 from rammer.tuning import measure_process
-from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
 import rammer_toy
@@ -192,12 +192,12 @@ def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.Monk
     exe, given = rammer.compile(path, device="toy"), arrays(rng)
     bound = exe.bind(given)
     calls: dict[str, Callable[[], object]] = {
-        "run": bound.run,
-        "seconds": bound.seconds,
-        "to_host": bound.to_host,
-        "write": lambda: bound.write(given),
-        "synchronize": bound.synchronize,
-        "close": bound.close,
+        "launch": bound.run,
+        "measure": bound.seconds,
+        "fetch": bound.to_host,
+        "store": lambda: bound.write(given),
+        "wait": bound.synchronize,
+        "release": bound.close,
     }
     for name, call in calls.items():
         with monkeypatch.context() as patch:
@@ -244,27 +244,31 @@ def test_home_that_nobody_can_write(path: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("rammer_rocm.opencl_runtime._READY", [])  # as in a new process
     if Registry().status("rocm").state != "ok":
         pytest.skip("no OpenCL here")
-    for words in (f"run {path} --device rocm", f"compile {path} --device toy", "cache status", "cache clear"):
+    for words in (f"run {path} --device rocm", f"compile {path} --device toy", "cache info", "cache clear"):
         done = rammers(*words.split())
         assert (done.code, "Traceback" in done.err) == (0, False), done.err
 
 
-def test_a_store_whose_disk_fails_while_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken:
-        def execute(self, *args: object) -> Any:
-            raise sqlite3.OperationalError("disk I/O error")
+def test_a_cache_whose_disk_fails_while_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check one warning for all entries that cannot be written, and one for an entry that cannot be read."""
+    cache, key = Cache("tuned", root=tmp_path), "a" * 64
+    cache.put(key, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda self, target: fail(OSError(errno.ENOSPC, "No space left on device")))
+        for _ in range(2):
+            cache.put(key, b"new")
+        assert capsys.readouterr().err.count(f"cannot write to the cache {tmp_path}: No space left on device") == 1
+    assert cache.get(key, bytes) == b"old" and not list(tmp_path.rglob("*.partial"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda self: fail(OSError(errno.EIO, "Input/output error")))
+        assert cache.get(key, bytes) is None
+    assert "is not used: Input/output error" in capsys.readouterr().err
 
-    uses: tuple[Callable[[KernelStore], object], ...] = (
-        lambda s: s.get("k"),
-        lambda s: s.put("k", ()),
-        KernelStore.count,
-        KernelStore.clear,
-    )
-    for number, use in enumerate(uses):
-        store = KernelStore(tmp_path / f"{number}.sqlite")
-        store.connection = Broken()  # type: ignore[assignment]
-        use(store)
-        assert "is ignored: disk I/O error" in capsys.readouterr().err
+
+def fail(problem: Exception) -> Any:
+    raise problem
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from tables import scheduling
 from tables.stitching import Kernels, launched, traced, xla_kernels
 from zoo import ZOO
 
+from rammer.cache import Cache
 from rammer.errors import BadInput, DeviceFailure
 from rammer.schedule.ios import IOS
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[2]
@@ -101,15 +103,13 @@ def test_programs_are_compiled_ahead_and_what_was_decided_meanwhile_is_forgotten
 ) -> None:
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     monkeypatch.setattr(scheduling, "FIVE", scheduling.FIVE[:2])
-    decided = tmp_path / "binaries" / "cuda" / "1-2.pdl.json"
-    decided.parent.mkdir(parents=True)
-    decided.write_text("[]")
+    Cache("cuda-pdl").put("0" * 64, b"[]")
     done = called("ios-five-bars", *TINY, "--small", "--models", "alexnet,nerf_mlp", "--ahead", "2")
     assert (
         done.exit_code == 0
         and len(re.findall(r"(alexnet|nerf_mlp):small: (Sequential|Greedy) ahead: .* CPU s", done.output)) == 4
     )
-    assert len(list((tmp_path / "programs").glob("*.rammer"))) == 4 and not decided.exists()
+    assert len(entries(tmp_path, "programs")) == 4 and not entries(tmp_path, "cuda-pdl")
 
 
 def test_no_model_is_begun_when_time_is_over(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rammer_testing.weights import Array, runner
 #: Models above about 20 million parameters take seconds to build and check: they run with `make test-all`.
 LARGE = {
     *("resnext29", "bert_base", "resnet50", "inception_v3", "alexnet", "randwire", "nasnet_large", "transformer", "dien"),
-    *("quartznet", "conformer", "vit_b16", "swin_t", "convnext_t", "lstm80_512"),
+    *("quartznet", "conformer", "vit_b16", "vit_s32", "swin_t", "convnext_t", "lstm80_512", "restormer", "bsrn"),
 }
 ENTRIES = [pytest.param(e, id=k, marks=[pytest.mark.large] if k in LARGE else []) for k, e in ZOO.items()]
 

@@ -21,6 +21,7 @@ from command import MODEL, Command
 from onnx.external_data_helper import convert_model_to_external_data
 
 import rammer as package
+from rammer.cache.disk_cache import LAYOUT
 from rammer.cache.whole_files import PARTIAL
 from rammer.cli.files import InputPath, OutputFolder, OutputPath
 from rammer.cli.main import cli
@@ -52,11 +53,13 @@ OUTPUTS = sorted(options_of(OutputPath))
 FOLDERS = sorted(options_of(OutputFolder))
 #: The words of a small run of each command, without its options.
 RUNS: dict[str, tuple[str, ...]] = {
+    "cache export": (),
     "run": ("m.onnx", "--device", "ipu_sim", "--inputs", "in.npz", "--option", "tiles=4"),
     "bench": ("m.onnx", "--device", "ipu_sim", "--iterations", "1", "--duration", "0", "--option", "tiles=4"),
     "compile": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
     "conformance": ("--device", "ipu_sim", "-k", "^test_abs$", "--processes", "1"),
     "inspect": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
+    "report": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
 }
 
 
@@ -106,7 +109,7 @@ def special_files(home: Home) -> Iterator[str]:
     os.symlink("/dev/full", "full")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-    kept = home.folder / "cache" / "heads" / "x.json"
+    kept = home.folder / "cache" / LAYOUT / "heads" / "00" / "x"
     kept.parent.mkdir(parents=True)
     kept.write_text("kept")
     yield from ("pipe", "full", "socket", "/dev/null", "/dev/full", ".", str(kept), "no/file")
@@ -116,18 +119,18 @@ def test_every_path_has_a_direction() -> None:
     """Check for options of click's path type, which would not be checked."""
     known = {*options_of(InputPath), *OUTPUTS, *FOLDERS}
     assert set(options_of(click.Path)) <= known and not list(options_of(click.File))
-    assert {name for name, _ in OUTPUTS} | {"inspect"} == set(RUNS)
+    assert {" ".join(name) for *name, _ in OUTPUTS} | {"inspect"} == set(RUNS)
     assert FOLDERS == [("inspect", "--dump"), ("plugins", "new", "--into")] and len(OUTPUTS) >= 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
 def test_an_output_replaces_nothing_that_is_read(words: tuple[str, ...], home: Home, rammer: Command) -> None:
-    name, option = words
-    targets = [*read_files(home, RUNS[name]), *special_files(home)]
+    *name, option = words
+    targets = [*read_files(home, RUNS[" ".join(name)]), *special_files(home)]
     before = home.state()
     for target in some(targets):
-        done = rammer(name, *RUNS[name], option, target)
+        done = rammer(*name, *RUNS[" ".join(name)], option, target)
         assert done.code == 2 and f"cannot write {Path(target)}: " in done.err and "Traceback" not in done.err, (target, done)
         assert home.state() == before, target
 
@@ -137,16 +140,16 @@ def test_an_output_replaces_nothing_that_is_read(words: tuple[str, ...], home: H
 def test_a_failed_write_leaves_what_was_there(
     words: tuple[str, ...], home: Home, rammer: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, option = words
+    *name, option = words
     Path("old").write_text("kept")
     before = home.state()
     with monkeypatch.context() as patch:
         fill_the_disk(patch)
         for target in ("old", "new"):
-            done = rammer(name, *RUNS[name], option, target)
+            done = rammer(*name, *RUNS[" ".join(name)], option, target)
             assert done.code == 2 and f"cannot write {target}: No space left on device" in done.err, done
             assert home.state() == before
-    assert rammer(name, *RUNS[name], option, "old").code == 0
+    assert rammer(*name, *RUNS[" ".join(name)], option, "old").code == 0
     assert home.state()["old"][1] != b"kept" and set(home.state()) == set(before)
 
 
@@ -179,7 +182,7 @@ def test_outputs_of_one_command_are_apart(home: Home, rammer: Command) -> None:
 def test_of_several_devices_weights_are_not_replaced_either(home: Home, rammer: Command) -> None:
     before = home.state()
     for name, more in (("run", ("--inputs", "in.npz")), ("bench", ())):
-        option = next(o for n, o in OUTPUTS if n == name)
+        option = next(o for *n, o in OUTPUTS if n == [name])
         done = rammer(name, "m.onnx", "--device", "ipu_sim:0,ipu_sim:0", *more, option, "m.data")
         assert done.code == 2 and "cannot write m.data: it is read with the model" in done.err, done
     assert home.state() == before
@@ -200,8 +203,8 @@ def test_standard_output_by_its_path(home: Home) -> None:
 
 
 def test_standard_output_where_it_is_offered(home: Home, rammer: Command) -> None:
-    for name, option in some(OUTPUTS):
-        done = rammer(name, *RUNS[name], option, "-")
+    for *name, option in some(OUTPUTS):
+        done = rammer(*name, *RUNS[" ".join(name)], option, "-")
         if option == "--json":
             assert done.code == 0 and done.out.lstrip().startswith("{") and done.out.endswith("}\n")
         else:

@@ -14,6 +14,7 @@ from rammer import compile as open_model
 from rammer.compiler.compiler import Compiler
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 
 Array = np.ndarray
@@ -77,7 +78,7 @@ def test_a_file_has_one_program_for_the_range(model: Path, tmp_path: Path, ramme
 
 def test_kept_programs_are_no_files_of_ones_own(model: Path, rammer: Command, own_cache: Path) -> None:
     assert rammer("run", model, "--device", "toy", "--shape", "seq=1..9").code == 0
-    for kept in some(own_cache.rglob("*.rammer")):
+    for kept in some(entries(own_cache, "programs")):
         done = rammer("run", kept)
         assert done.code == 2, done.err
         assert "range" in done.err
@@ -104,7 +105,7 @@ def test_programs_of_ranges_are_kept(
     assert len(compiled) == 1
     run({"seq": (1, 8)})
     assert len(compiled) == 2
-    for path in some(own_cache.rglob("*.rammer")):
+    for path in some(entries(own_cache, "programs")):
         data = path.read_bytes()
         path.write_bytes(data.replace(b'"ranged"', b'"RANGED"'))
     np.testing.assert_array_equal(run({"seq": (1, 9)}), first)

@@ -201,7 +201,7 @@ def opened(options):
 
 @hookimpl
 def rammer_devices():
-    return [Device(name="pair", summary="two units", probe=probe, open=opened, simulated=True, api=4)]
+    return [Device(name="pair", summary="two units", probe=probe, open=opened, simulated=True, api=5)]
 """
 
 

@@ -36,6 +36,7 @@ COMMAND_LINES = {
     "run": ["run", "tiny.onnx", "--device", "rocm", "--policy", "auto"],
     "compare": ["compare", "tiny.onnx", "--device", "rocm"],
     "inspect": ["inspect", "tiny.onnx", "--device", "rocm", "--target", "gfx906", "--stage", "source"],
+    "report": ["report", "tiny.onnx", "--device", "rocm", "-o", "page.html"],
     "bench": ["bench", "tiny.onnx", "--device", "rocm", "--runs", "1"],
     "compile": ["compile", "tiny.onnx", "--device", "rocm", "-o", "tiny.rammer"],
     "conformance": ["conformance", "--device", "ipu_sim", "-k", "^test_relu$", "--processes", "2"],

@@ -229,8 +229,14 @@ def _averaged(g: Group, x: str, kind: str) -> str:
     return g.node("GlobalAveragePool", x) if whole else g.node("AveragePool", x, kernel_shape=[2, 2], pads=[1, 1, 0, 0])
 
 
+def _chosen(g: Group, x: str, kind: str) -> str:
+    largest = g.node("MaxPool", x, kernel_shape=[1, 3], pads=[0, 1, 0, 1])
+    return g.node("Where", g.node("Greater", x, g.constant(np.float32(0.1))), x, largest)
+
+
 _MOVES = (
     _pooled,
+    _chosen,
     _joined,
     lambda g, x, kind: g.node("Transpose", x, perm=[0, 1, 3, 2]),
     lambda g, x, kind: g.node("Slice", x, *(g.constant(np.array([v], np.int64)) for v in (0, 9, 3, 2))),

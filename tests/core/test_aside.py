@@ -57,7 +57,7 @@ class Backend(ToyBackend):
 
 @hookimpl
 def rammer_devices():
-    return [Device("hazard", "a toy with a bad clock", probe, Backend, api=4)]
+    return [Device("hazard", "a toy with a bad clock", probe, Backend, api=5)]
 """
 
 

@@ -16,7 +16,7 @@ from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.ir.program import RProgram
 from rammer.schedule.baselines import Sequential
 from rammer.tuning import fastest_program as choose
-from rammer.tuning.fastest_program import MOST, SAME, TimeCache, fastest_program
+from rammer.tuning.fastest_program import RACE, SAME, TimeCache, fastest_program
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
@@ -65,11 +65,11 @@ class Bench:
 
 
 def test_the_fastest_is_kept_and_it_is_said_what_each_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SOON", 0.0)  # hundreds of iterations of a bench take less
+    monkeypatch.setattr(choose, "RACE", replace(RACE, settled=0.0))  # hundreds of iterations of a bench take less
     bench = Bench({"a": 5.0, "b": 1.05, "c": 1.0})
     best, why = fastest_program(bench.programs, bench)
     assert best.policy == "c" and why == "c, by measurement: a 5000 ms, b 1050 ms, c 1000 ms"
-    assert bench.runs < 3 * MOST and not bench.open  # slow programs are measured no more
+    assert bench.runs < 3 * RACE.most and not bench.open  # slow programs are measured no more
 
 
 def test_of_what_takes_the_same_the_better_prediction_is_kept() -> None:

@@ -10,6 +10,7 @@ from fused_models import ROWS, WIDTH, attention, mlp
 
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import C99
+from rammer.compile_options import FUSION
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
@@ -19,7 +20,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer_testing.host_c import THREADED, HostCase, check
 from rammer_testing.nonempty import some
-from rammer_testing.small_models import SmallModel
+from rammer_testing.small_models import MODELS, SmallModel
 
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
@@ -102,6 +103,21 @@ def test_layers_that_stay_on_chip_leave_maps_before_them_apart(rng: np.random.Ge
 def test_decisions_are_logged_once(rng: np.random.Generator) -> None:
     tiles = connect(graph_of(rng, attention(before="Relu")), device())
     assert len({d.subject for d in tiles.decisions}) == len(tiles.decisions)
+
+
+@pytest.mark.parametrize("fusion", FUSION)
+def test_every_open_edge_has_a_reason(fusion: str, rng: np.random.Generator) -> None:
+    found = set[str]()
+    for model in (mlp(3), attention(), *(MODELS[n] for n in ("branches", "softmax") if n in MODELS)):
+        for local in (1 << 8, 1 << 20):
+            tile = connect(graph_of(rng, model), device(local), fusion=fusion)
+            between = {(e.producer, e.consumer) for e in tile.edges if e.layer == "device"}
+            assert tile.reasons.keys() == between and all(tile.reasons.values())
+            found.update(tile.reasons.values())
+            text = tile.describe(device(local))
+            assert all(f"edge {a} <memory> {b}  ({tile.reasons[a, b]})" in text for a, b in between)
+    assert ("fusion is off" in found) == (fusion == "none")
+    assert ("fusion is element-wise only" in found) == (fusion == "elementwise")
 
 
 def test_row_wise_work_counts_only_between_products(rng: np.random.Generator) -> None:

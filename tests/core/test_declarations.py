@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,33 @@ from plugin_points import Point
 import rammer
 from rammer.cli.group import LazyGroup
 from rammer.compile_options import CompileOptions, Request, declaration_of, default_of, flag_of, parameter_of
-from rammer.device import capabilities, in_place, loader, manifest
-from rammer.device.capabilities import CAPABILITIES, Capability, capabilities_of
+from rammer.device import loader
+from rammer.device.arrays import HostRoom
 from rammer.device.guard import Guard
 from rammer.device.hooks import hookimpl
+from rammer.device.manifest import (
+    API_VERSION,
+    Array,
+    Backend,
+    Binding,
+    Bound,
+    Device,
+    Hardware,
+    IterationCost,
+    Loaded,
+    Profiler,
+    Recorded,
+)
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Transport
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.program import RProgram
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import Policy
-from rammer_testing.nonempty import some
+from rammer_testing.conformance import registry_of
+from rammer_testing.interface import optional_members
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ROOT / "core/rammer/compile_options.py"
@@ -81,7 +99,7 @@ def test_a_record_gives_the_recorded_options() -> None:
     options = CompileOptions("ios", precision="tf32", target="gfx90a")
     assert CompileOptions.from_record(options.record()) == options
     assert [f.name for f in fields(Request) if declaration_of(f).key] == [
-        *("policy", "tune", "precision", "layout", "batching", "keep_float32", "device_options")
+        *("policy", "tune", "precision", "layout", "batching", "fusion", "keep_float32", "device_options")
     ]
 
 
@@ -135,32 +153,91 @@ def test_help_lists_the_policies_and_transports_of_plugins(monkeypatch: pytest.M
     assert re.search(r"--transport .*\bpigeon, .*\blocal\b|--transport .*\blocal, .*\bpigeon\b", text)
 
 
-def test_every_optional_protocol_is_listed() -> None:
-    modules = (capabilities, in_place, manifest)
-    optional = {p for m in modules for p in vars(m).values() if getattr(p, "_is_runtime_protocol", False)}
-    assert {c.protocol for c in CAPABILITIES} == optional
+#: Members of a plugin's objects that every device defines, and those of Bound that none overrides.
+REQUIRED = {
+    Backend: {"vdevice", "hardware", "profiler", "fingerprint"},
+    Profiler: set[str](),
+    Loaded: {"kernels"},
+    Bound: {"run", "seconds", "synchronize", "write", "to_host", "close"},
+}
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.name)
-def test_a_guard_has_the_capabilities_of_its_object(capability: Capability) -> None:
-    def answer(self: object) -> str:
-        return "answer"
-
-    members: dict[str, Any] = {m: property(answer) if m in capability.properties else answer for m in capability.members}
-    plain, guarded = type("Plain", (), {}), type("Capable", (), members)
-    assert capability in capabilities_of(Guard(guarded(), "toy")) and not capabilities_of(Guard(plain(), "toy"))
-    for member in some(capability.members):
-        found = getattr(Guard(guarded(), "toy"), member)
-        assert (found if member in capability.properties else found()) == "answer"
+@pytest.mark.parametrize("kind", REQUIRED)
+def test_every_other_member_documents_its_default(kind: type[Any]) -> None:
+    members = {n for n in vars(kind) if not n.startswith("_")} - {*kind.__abstractmethods__}
+    optional = {name for owner, name in optional_members() if owner == kind.__name__}
+    assert members - optional - REQUIRED[kind] <= {"records_tasks"} and not optional & REQUIRED[kind]
 
 
-def test_a_guard_has_capabilities_that_are_instance_attributes() -> None:
-    class Copies:
-        def __init__(self) -> None:
-            self.copied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("y",))
+class Bare(Backend):
+    """A device without capabilities. Its required attributes are not defined."""
 
-    plain = Copies()
-    guard: Any = Guard(plain, "toy")
-    assert isinstance(guard, in_place.Copying) and isinstance(guard, Copies) and not isinstance(guard, in_place.InPlace)
-    plain.copied = (("x",), ())
-    assert guard.copied == (("x",), ())
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return [operator]
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        raise DeviceFailure("no kernel")
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
+        return program, constants
+
+    def close(self) -> None: ...
+
+
+class Able(Bare):
+    """A device with every capability: values of the class, of the object, properties and methods."""
+
+    cases = 3
+
+    def __init__(self) -> None:
+        self.host_room = HostRoom(128)
+        self.vdevice = VDevice("able", "", 1, (MemoryLayer("m", "device", 0, 1.0), MemoryLayer("v", "veu", 0, 1.0)), 1.0, 0.0)
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        return {"": {}}
+
+    @cached_property
+    def iteration_cost(self) -> IterationCost:
+        return IterationCost(1, 1)
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        return 0.25
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        return Recorded(program, ())
+
+
+def asked(backend: Any) -> list[object]:
+    """Return the answers of ``backend`` to all capabilities that need no operator's facts."""
+    operator: Any = "operator"
+    attributes = [backend.cases, backend.families, backend.host_room, backend.iteration_cost, backend.records_tasks]
+    rates = [backend.rate(operator, None), backend.prologue_rate(operator, None), backend.arrangements(operator, None)]
+    kernels = [backend.smallest_kernel(operator, None), backend.same_packing(operator, None, (), 0.0)]
+    tiled = [backend.retile_for(operator, None, 0.0), list(backend.all_candidates(operator, None))]
+    return [*attributes, *rates, *kernels, *tiled, backend.load_case("program", {}, None)]
+
+
+DEFAULTS = [0, None, HostRoom(), None, False, 1.0, 1.0, frozenset(), None, None, "operator", ["operator"], ("program", {})]
+
+
+def test_a_backend_without_capabilities_has_the_defaults() -> None:
+    assert asked(Bare()) == DEFAULTS
+    with pytest.raises(DeviceFailure, match="does not record"):
+        Bare().trace(*[{}] * 3)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="Bare does not define 'vdevice'"):
+        _ = Bare().vdevice
+
+
+@pytest.mark.parametrize("kind", [Bare, Able])
+def test_a_guard_forwards_capabilities_and_their_defaults(kind: type[Backend]) -> None:
+    plain, guard = kind(), Guard(kind(), "toy")
+    assert asked(guard) == asked(plain) and isinstance(guard, Backend)
+    assert (asked(guard) == DEFAULTS) == (kind is Bare)
+    assert kind is Bare or (guard.vdevice == plain.vdevice and guard.trace("program", {}, {}).program == "program")
+
+
+def test_a_backend_of_another_class_is_refused() -> None:
+    registry = registry_of(Device("odd", "", lambda: [Hardware(0, "a", "cpu", 1)], lambda options: object(), api=API_VERSION))  # type: ignore[arg-type, return-value]
+    with pytest.raises(DeviceFailure, match=r"object is not a rammer\.device\.manifest\.Backend"):
+        registry.open("odd")

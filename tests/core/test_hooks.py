@@ -36,7 +36,7 @@ MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y)
 
 
 @dataclass(frozen=True)
-class Reluctant:
+class Reluctant(Policy):
     """The sequential policy under another name."""
 
     name: ClassVar[str] = "reluctant"

@@ -24,6 +24,7 @@ from rammer.ir.constants.recipes import (
     scale_array,
     side_by_side,
 )
+from rammer_testing.cache_files import entries
 
 WIDE = 192  # a float32 square is larger than the constants stored in a program
 
@@ -60,7 +61,7 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
     assert not made.flags.writeable
     kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = kept.put(made, (file,))
-    beside = [f.stat().st_size for f in (tmp_path / "kept").glob("*")]
+    beside = [f.stat().st_size for f in entries(tmp_path / "kept")]
     assert beside == [WIDE * WIDE * 4] * own
     del made, pieces, recipe
     again = read(kept, row, want[0])

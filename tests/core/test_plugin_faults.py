@@ -52,7 +52,7 @@ def open_it(options):
 @hookimpl
 def rammer_devices():
     print("asked")
-    return [Device("loud", "prints", probe, open_it, api=4)]
+    return [Device("loud", "prints", probe, open_it, api=5)]
 """
 
 
@@ -135,7 +135,7 @@ def test_a_slow_probe_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.2)
         return [Hardware(0, "one", "cpu", 0)]
 
-    devices = [Device("slow", "", slow, list, api=4), *(Device(f"quick{n}", "", quick, list, api=4) for n in range(4))]  # type: ignore[arg-type]
+    devices = [Device("slow", "", slow, list, api=5), *(Device(f"quick{n}", "", quick, list, api=5) for n in range(4))]  # type: ignore[arg-type]
     start = time.monotonic()
     found = {s.name: s for s in registry_of(*devices).statuses()}
     assert time.monotonic() - start < 10

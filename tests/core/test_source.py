@@ -17,11 +17,11 @@ import rammer.frontend.read.reader
 from rammer.cache import file_digests
 from rammer.cache.cache_location import cache_folder
 from rammer.cache.file_digests import SHARE
-from rammer.cache.whole_files import cache_text, cached_text
 from rammer.errors import BadInput
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.runtime.executable import Executable
 from rammer.runtime.onnx_source import open_source
+from rammer_testing import cache_files
 
 SIZE = 2 * SHARE + 12_345
 
@@ -147,15 +147,15 @@ def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(large: Path, mon
 @pytest.mark.skipif(os.name != "posix", reason="nothing is kept where a file does not tell when it changed")
 def test_a_kept_digest_that_is_none_is_not_trusted(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = hashed(large, monkeypatch)
-    (kept,) = (cache_folder() / "digests").iterdir()
-    text = cached_text(kept)
-    assert text is not None and hashed(large, monkeypatch)[1] == 0
+    (kept,) = cache_files.entries(cache_folder(), "digests")
+    text = cache_files.content(kept)
+    assert hashed(large, monkeypatch)[1] == 0
     spoiled = [text.replace(first, first[::-1]), "", "[", "[1]", "{}", "null", text.replace(f'"{first}"', "1")]
     for other in spoiled[:1]:  # without its checksum
         kept.write_text(other)
         assert hashed(large, monkeypatch) == (first, 3)
     for other in spoiled[1:]:
-        cache_text(kept, other)
+        cache_files.store(kept, other)
         assert hashed(large, monkeypatch) == (first, 3)
 
 
@@ -181,7 +181,7 @@ def write(path: Path, *values: float) -> None:
 
 
 def programs() -> int:
-    return len(list((cache_folder() / "programs").glob("*.rammer")))
+    return len(cache_files.entries(cache_folder(), "programs"))
 
 
 def added(path: Path) -> list[float]:
@@ -258,11 +258,11 @@ def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np
         exe.close()
     with pytest.raises(BadInput, match="input 'x' declares no shape"):
         rammer.compile(path, device="toy").specialise({"z": (3, 4)})
-    head = cache_folder() / "heads" / f"{open_source(path).digest}.json"
-    text = cached_text(head)
-    assert text is not None and '"ranked": false' in text
+    (head,) = cache_files.entries(cache_folder(), "heads")
+    text = cache_files.content(head)
+    assert '"ranked": false' in text
     for wrong in ('"ranked": 1', '"ranked": null', '"rank": false'):
-        cache_text(head, text.replace('"ranked": false', wrong))
+        cache_files.store(head, text.replace('"ranked": false', wrong))
         assert not open_source(path).head.inputs[0].ranked
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,8 @@ from rammer.ir.program import Port, RProgram
 from rammer.runtime.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore, TunedKernel
 from rammer.tuning.tuner import Tuner
+from rammer_testing.cache_files import entries
+from rammer_testing.cache_files import store as cache_store
 from rammer_testing.nonempty import some
 
 from rammer_toy import ToyBackend, ToyProfiler
@@ -58,14 +59,13 @@ def backend() -> Backend:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "kernels.sqlite"
+    yield tmp_path / "cache"
 
 
 def tuned(backend: Backend, path: Path, level: str = "quick") -> Compiler:
     store = KernelStore(path)
     compiler = Compiler(backend, CompileOptions("wavefront", level), store)
     compiler.program(tiny_graph(0), *PORTS)
-    store.close()
     return compiler
 
 
@@ -173,25 +173,26 @@ def test_what_was_tuned_with_other_plugins_is_not_used(backend: Backend) -> None
     assert same.measured == 0
 
 
-def test_a_damaged_entry_is_a_miss(path: Path) -> None:
+def test_a_damaged_entry_is_a_miss(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = KernelStore(path)
     kernel = TunedKernel((1, 2), "", (("threads", 4),), Resources(4, 8, 16, 0), 1e-6, 2e-6, "measured")
     store.put(key_of("a"), [kernel])
-    store.close()
     assert KernelStore(path).get(key_of("a")) == (kernel,)
-    with sqlite3.connect(path) as db:
-        db.execute("update kernels set value = '[{\"tile\": [1]}]'")
+    (entry,) = entries(path)
+    cache_store(entry, '[{"tile": [1]}]')
     assert KernelStore(path).get(key_of("a")) is None
+    assert capsys.readouterr().err.count(f"cached file {entry} is not used: it is invalid") == 1
 
 
-def test_a_file_that_is_no_database_is_ignored_with_one_warning(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path.write_bytes(b"this is not sqlite" * 100)
-    store = KernelStore(path)
+def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = KernelStore(tmp_path / "file")
     assert store.get(key_of("a")) is None
     kernel = TunedKernel((1,), "", (), Resources(), 1e-6, 2e-6, "measured")
-    store.put(key_of("a"), [kernel])
-    assert store.get(key_of("a")) == (kernel,)
-    assert capsys.readouterr().err.count("is ignored") == 1
+    for name in ("a", "b"):
+        store.put(key_of(name), [kernel])
+        assert store.get(key_of(name)) == (kernel,)
+    assert capsys.readouterr().err.count("cannot write to the cache") == 1
 
 
 class Crowded(Predicted):
@@ -220,7 +221,6 @@ def compiled(together: float, path: Path, level: str = "quick", plain: str = "")
     model = read_model(onnx.parser.parse_model(text))
     store = KernelStore(path)
     made = Compiler(backend, CompileOptions("sequential", level), store).compile_model(model, {})
-    store.close()
     (segment,) = made.segments
     assert isinstance(segment, ProgramSegment)
     return segment, profiler.runs

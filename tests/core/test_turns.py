@@ -20,7 +20,7 @@ from rammer.frontend.loops import control_operators
 from rammer.frontend.loops import loop_chunk as made
 from rammer.frontend.read.limits import HOST_SECONDS_VARIABLE
 from rammer.runtime import control_flow
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
 from rammer_testing.nonempty import some
@@ -39,9 +39,9 @@ def opened(proto: onnx.ModelProto, warm: int = 0) -> Executable:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the programs that ran, in order."""
-    names, run, bound = list[str](), LoadedModel.run, ModelBound.run
+    names, run, bound = list[str](), LoadedModel.run, BoundCall.launch
     monkeypatch.setattr(LoadedModel, "run", lambda self, *given: (names.append(self.compiled.graph.name), run(self, *given))[1])
-    monkeypatch.setattr(ModelBound, "run", lambda self: (names.append(self.graph.name), bound(self))[1])
+    monkeypatch.setattr(BoundCall, "launch", lambda self: (names.append(self.graph.name), bound(self))[1])
     return names
 
 

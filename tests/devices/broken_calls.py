@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -81,81 +81,79 @@ class Shadow(rammer_toy.ToyProgram):
     """A program whose bound runs write private arrays, which only ``to_host`` returns."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
-        shown = dict(bound.outputs)
-        bound.outputs = {n: np.array(a) for n, a in shown.items()}
-        made = bound.to_host
-        return Proxy(bound, outputs=shown, to_host=made)  # type: ignore[return-value]
+        return ShadowCall(self.program, self.run, inputs, outputs, stream)
 
 
-class Proxy:
-    """A proxy of ``plain`` with other members."""
+class ShadowCall(HostBound):
+    """A bound call that writes private arrays."""
 
-    def __init__(self, plain: Any, **members: Any) -> None:
-        self.plain = plain
-        self.__dict__.update(members)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.private = {n: np.array(a) for n, a in self.outputs.items()}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
+    def measure(self) -> float:
+        shown, self.outputs = self.outputs, self.private
+        try:
+            return super().measure()
+        finally:
+            self.outputs = shown
+
+    def fetch(self, names: Sequence[str]) -> dict[str, Array]:
+        return {n: self.private[n].copy() for n in names}
+
+
+class QueuedCall(HostBound):
+    """A bound call that queues its runs."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.queue, self.queued = ThreadPoolExecutor(1), list[Future[float]]()
+
+    def launch(self) -> None:
+        self.queued.append(self.queue.submit(self.run_later))
+
+    def run_later(self) -> float:
+        time.sleep(0.005)
+        return super().measure()
+
+    def drain(self) -> None:
+        while self.queued:
+            self.queued.pop(0).result()
+
+    def measure(self) -> float:
+        self.drain()
+        return super().measure()
+
+    def fetch(self, names: Sequence[str]) -> dict[str, Array]:
+        self.drain()
+        return super().fetch(names)
+
+    def release(self) -> None:
+        self.drain()
+        super().release()
 
 
 class Overtaken(rammer_toy.ToyProgram):
     """A program that queues bound runs, and whose ``write`` does not wait for them."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
-        queue, queued = ThreadPoolExecutor(1), list[Future[None]]()
+        class Call(QueuedCall):
+            def wait(self) -> None:
+                self.drain()
 
-        def later() -> None:
-            time.sleep(0.005)
-            bound.run()
-
-        def wait() -> None:
-            for done in queued:
-                done.result()
-            queued.clear()
-
-        def after(call: Any) -> Any:
-            return lambda *given: (wait(), call(*given))[1]
-
-        return Proxy(
-            bound,
-            run=lambda: queued.append(queue.submit(later)),
-            synchronize=wait,
-            seconds=after(bound.seconds),
-            to_host=after(bound.to_host),
-            close=after(bound.close),
-        )  # type: ignore[return-value]
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 class Impatient(rammer_toy.ToyProgram):
     """A program that queues bound runs, and whose ``synchronize`` does not wait for them."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
-        queue, queued = ThreadPoolExecutor(1), list[Future[None]]()
+        class Call(QueuedCall):
+            def store(self, values: Mapping[str, Any]) -> None:
+                self.drain()
+                super().store(values)
 
-        def later() -> None:
-            time.sleep(0.005)
-            bound.run()
-
-        def after(call: Any) -> Any:
-            def waiting(*given: Any) -> Any:
-                while queued:
-                    queued.pop().result()
-                return call(*given)
-
-            return waiting
-
-        return Proxy(
-            bound,
-            run=lambda: queued.append(queue.submit(later)),
-            synchronize=lambda: None,
-            seconds=after(bound.seconds),
-            to_host=after(bound.to_host),
-            close=after(bound.close),
-            write=after(bound.write),
-        )  # type: ignore[return-value]
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 class OneOutput(rammer_toy.ToyProgram):
@@ -171,20 +169,22 @@ class ShownAsTheyAre(rammer_toy.ToyProgram):
     """A program whose ``to_host`` returns the bound arrays, which the next run overwrites."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
-        return Proxy(bound, to_host=lambda *names: {n: bound.outputs[n] for n in names or bound.outputs})  # type: ignore[return-value]
+        class Call(HostBound):
+            def fetch(self, names: Sequence[str]) -> dict[str, Array]:
+                return {n: self.outputs[n] for n in names}
+
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 class WritesAll(rammer_toy.ToyProgram):
     """A program whose ``write`` of some inputs makes the others zero."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+        class Call(HostBound):
+            def store(self, values: Mapping[str, Any]) -> None:
+                super().store({**{n: np.zeros_like(a) for n, a in self.inputs.items()}, **values})
 
-        def write(values: Mapping[str, Any]) -> None:
-            bound.write({**{n: np.zeros_like(a) for n, a in bound.inputs.items()}, **values})
-
-        return Proxy(bound, write=write)  # type: ignore[return-value]
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 class ByPosition(rammer_toy.ToyProgram):

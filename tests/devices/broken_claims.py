@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import broken_backends
-import broken_calls
 import numpy as np
 from broken_rows import Rows
 
@@ -185,16 +184,18 @@ class OneResult(rammer_toy.ToyProgram):
     """A program whose bound calls with equal shapes return the outputs of the last run."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+        program = self
 
-        def run() -> None:
-            bound.run()
-            self.made = {n: a.copy() for n, a in bound.outputs.items()}
+        class Call(HostBound):
+            def launch(self) -> None:
+                super().launch()
+                program.made = {n: a.copy() for n, a in self.outputs.items()}
 
-        def to_host(*names: str) -> dict[str, Array]:
-            return {n: a.copy() for n, a in self.made.items()} if hasattr(self, "made") else bound.to_host(*names)
+            def fetch(self, names: Sequence[str]) -> dict[str, Array]:
+                made = program.made if hasattr(program, "made") else self.outputs
+                return {n: made[n].copy() for n in names}
 
-        return broken_calls.Proxy(bound, run=run, to_host=to_host)  # type: ignore[return-value]
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 class KernelByShape(rammer_toy.ToyProgram):
@@ -357,13 +358,15 @@ class FirstBoundClock(rammer_toy.ToyProgram):
     """A program whose bound calls report the time of their first run for all runs."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound, said = HostBound(self.program, self.run, inputs, outputs, stream), list[float]()
+        class Call(HostBound):
+            first = 0.0
 
-        def seconds() -> float:
-            said.append(bound.seconds())
-            return said[0]
+            def measure(self) -> float:
+                seconds = super().measure()
+                self.first = self.first or seconds
+                return self.first
 
-        return broken_calls.Proxy(bound, seconds=seconds)  # type: ignore[return-value]
+        return Call(self.program, self.run, inputs, outputs, stream)
 
 
 def clocked(clock: Callable[[], float], factor: float = 1.0) -> type[rammer_toy.ToyProgram]:

@@ -139,7 +139,7 @@ HARMLESS = {
 
 def subject(broken: type[Any]) -> Subject:
     """Return the toy or the simulator with the mistake ``broken``. It has float16, which the toy does not offer."""
-    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=4)))
+    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=5)))
 
 
 def _backend(broken: type[Any]) -> type[Any]:

@@ -23,6 +23,7 @@ from zoo.ranged import RANGED, Open
 import rammer
 from rammer.runtime.executable import Executable
 from rammer.runtime.shape_buckets import BUCKETS
+from rammer_testing.cache_files import entries
 
 Array = np.ndarray
 #: Relative to the largest value of an output: float32, with sums in another order.
@@ -104,7 +105,7 @@ def many_lengths(model: Open, lengths: Sequence[int], asked: Asked) -> Found:
         file = Path(folder) / "model.onnx"
         onnx.save(proto, file)
         exe = opened(file, model, asked)
-        exe.programs = Path(folder) / "programs"
+        exe.cache_root = Path(folder)
         worst, before = 0.0, 0
         for again in (False, True):
             for length in rng.permutation(lengths):
@@ -113,7 +114,7 @@ def many_lengths(model: Open, lengths: Sequence[int], asked: Asked) -> Found:
             before = before if again else resident()
         growth, programs = resident() - before, len(exe.cache)
         exe.close()
-        kept = sum(f.stat().st_size for f in (file, *Path(folder).rglob("constants/*")) if f.is_file())
+        kept = sum(f.stat().st_size for f in (file, *entries(Path(folder), "constants")))
     weights = sum(len(t.raw_data) for t in proto.graph.initializer)
     return Found(f"encoder, {len(lengths)} lengths", 2 * len(lengths), programs, worst, growth, kept / max(weights, 1))
 

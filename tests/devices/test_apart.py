@@ -15,7 +15,7 @@ from test_place import compiler, spread_of
 
 from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
-from rammer.device.arrays import Array
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Bound
 from rammer.distributed.distributed_program import DistributedProgram
@@ -118,34 +118,29 @@ class Apart:
         self.nbytes, self.size = values.nbytes, values.size
 
 
-class ApartBound:
+class ApartBound(Bound):
     """A bound call whose arrays the host cannot access."""
 
-    notes, clock, stream = (), "wall", None
-
     def __init__(self, program: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        super().__init__({n: Apart(a) for n, a in inputs.items()}, {n: Apart(a) for n, a in outputs.items()}, copied=((), ()))
         self.program = program
-        self.inputs = {n: Apart(a) for n, a in inputs.items()}
-        self.outputs = {n: Apart(a) for n, a in outputs.items()}
 
-    def run(self) -> None:
+    def launch(self) -> None:
         for name, values in self.program.run({n: a.values for n, a in self.inputs.items()}).outputs.items():
             self.outputs[name].values = values
 
-    def synchronize(self) -> None: ...
+    def store(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            self.inputs[name].values = value.copy()
 
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        for name, values in inputs.items():
-            self.inputs[name].values = values.copy()
-
-    def to_host(self, *names: str) -> dict[str, Array]:
+    def fetch(self, names: Sequence[str]) -> dict[str, Array]:
         return {n: self.outputs[n].values.copy() for n in names}
-
-    def close(self) -> None: ...
 
 
 class ApartBackend:
     """A device with separate memory, as the core sees it."""
+
+    host_room = HostRoom()
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

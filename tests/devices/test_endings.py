@@ -14,7 +14,7 @@ from ranged_models import RANGED, RangedModel
 import rammer
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.device.loader import Registry
-from rammer.device.manifest import Binding, Poisoned
+from rammer.device.manifest import Binding
 from rammer.ir.extent import AffineExtent, Ranged, ReduceBound, SkipTasks
 from rammer.ir.fold_rows import fold
 from rammer.ir.operator import ROperator
@@ -68,8 +68,7 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     for place in some(rng.permutation(len(points))):
         inputs = model.inputs(points[place], rng)
         wide, point = pad_inputs(ranged, compiled.graph.inputs, inputs)
-        if isinstance(loaded, Poisoned):
-            loaded.poison()
+        loaded.poison()
         got = crop_outputs(ranged, compiled.graph.outputs, loaded.run(wide).outputs, point)
         expected = dict(zip(names, session.run(None, inputs), strict=True))
         if not all(np.allclose(got[n], v, 1e-4, 1e-5) for n, v in expected.items()):

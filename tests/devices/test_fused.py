@@ -7,6 +7,7 @@ import pytest
 from fused_models import attention, block, mlp
 
 import rammer
+from rammer.compile_options import FUSION
 from rammer.compiled.segments import ProgramSegment
 from rammer_testing.conformance import Subject, check_model
 from rammer_testing.small_models import SmallModel
@@ -54,3 +55,23 @@ def test_statistics_of_a_normalisation_are_written_where_they_are_wanted(rng: np
     (segment,) = exe.compile_only({}).segments
     assert isinstance(segment, ProgramSegment) and len(segment.program.operators) == 1
     exe.close()
+
+
+@pytest.mark.parametrize("model", [mlp(2), attention()], ids=["chain", "attention"])
+@pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
+def test_the_option_bounds_fusion(name: str, model: SmallModel, rng: np.random.Generator) -> None:
+    made, inputs = model.build(rng), model.inputs(rng, {})
+    results, sizes = list[dict[str, np.ndarray]](), list[int]()
+    for fusion in FUSION:
+        exe = rammer.compile(made, name, fusion=fusion)
+        results.append(exe.run(inputs))
+        (segment,) = exe.compile_only({n: a.shape for n, a in inputs.items()}).segments
+        assert isinstance(segment, ProgramSegment)
+        layers = {e.layer for o in segment.program.operators for e in o.connections}
+        assert layers <= {"none": set(), "elementwise": {"thread"}}.get(fusion, {"thread", "veu"})
+        sizes.append(len(segment.program.operators))
+        exe.close()
+    assert sizes[0] > sizes[1] >= sizes[2]
+    for result in results[1:]:
+        for output, value in results[0].items():
+            np.testing.assert_allclose(result[output], value, rtol=1e-4, atol=1e-4)

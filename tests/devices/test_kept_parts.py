@@ -21,6 +21,7 @@ from rammer.frontend.read.reader import Model
 from rammer.runtime import control_flow
 from rammer.runtime.executable import Executable
 from rammer.runtime.program_cache import part_key
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 
@@ -121,7 +122,7 @@ def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: 
         agreed(session, exe, feeds)
         exe.close()
         kept.append(len(made))
-        for file in some((tmp_path / "cache" / "programs").iterdir()):
+        for file in some(entries(tmp_path / "cache", "programs")):
             file.write_bytes(file.read_bytes()[:-100])
     assert kept[1] == 2 * kept[0] and "compiling again" in capsys.readouterr().err
 

@@ -159,7 +159,7 @@ def test_what_was_measured_is_known_when_it_is_compiled_again(
 
 
 @dataclass(frozen=True)
-class Spoilt:
+class Spoilt(Policy):
     """A policy with the proposals of ``auto``. Those selected by ``spoils``, by position, lack a task."""
 
     spoils: tuple[bool, ...]

@@ -20,6 +20,7 @@ from rammer.device.shared_constants import ConstantForm, SharedConstants
 from rammer.errors import BadInput
 from rammer.ir.constants.recipes import Constants
 from rammer.runtime.executable import Executable
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 
 #: Script of a process: open a model, run it at every extent of its open dimension, print its peak memory in bytes.
@@ -75,7 +76,7 @@ def measured(path: Path, device: str, extents: list[int], cache: Path) -> tuple[
 
 def kept(cache: Path) -> int:
     """Return the bytes of programs and constants in a cache folder."""
-    return sum(f.stat().st_size for folder in ("programs", "constants") for f in (cache / folder).glob("*") if f.is_file())
+    return sum(f.stat().st_size for kind in ("programs", "constants") for f in entries(cache, kind))
 
 
 @pytest.mark.slow
@@ -124,7 +125,7 @@ def test_constants_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data, weights = saved(tmp_path / "m.onnx", 4, 256).read_bytes(), 4 * 4 * 256**2
     x = rng.standard_normal((9, 256)).astype(np.float32)
     wanted = {n: rammer.compile(data, "toy").run({"x0": x[:n]})["x4"] for n in (1, 4, 9)}
-    assert len(list((tmp_path / "cache/programs").glob("*.rammer"))) == 3
+    assert len(entries(tmp_path / "cache", "programs")) == 3
     assert weights <= kept(tmp_path / "cache") < 1.1 * weights
     monkeypatch.setattr("rammer.compiler.compiler.Compiler.compile_model", None)  # compilation is disabled
     again = rammer.compile(data, "toy")
@@ -140,7 +141,7 @@ def test_damaged_constants_are_made_again(
     data = saved(tmp_path / "m.onnx", 2, 256).read_bytes()
     x = {"x0": rng.standard_normal((3, 256)).astype(np.float32)}
     wanted = rammer.compile(data, "toy").run(x)["x2"]
-    files = sorted((tmp_path / "cache/constants").iterdir())
+    files = entries(tmp_path / "cache", "constants")
     assert len(files) == 2 and min(f.stat().st_size for f in files) >= LARGE
     if spoil == "gone":
         files[0].unlink()
@@ -159,7 +160,7 @@ def test_a_compiled_file_names_no_other(tmp_path: Path, monkeypatch: pytest.Monk
     files."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     rammer.compile(saved(tmp_path / "m.onnx", 2, 256), "toy").run({"x0": np.ones((1, 256), np.float32)})
-    (program,) = (tmp_path / "cache/programs").glob("*.rammer")
+    (program,) = entries(tmp_path / "cache", "programs")
     with pytest.raises(BadInput, match="invalid type, shape or offset"):
         rammer.compile(program, "toy")
 
@@ -217,15 +218,14 @@ def test_weights_of_siblings_are_kept_nowhere_else(
     results = []
     for _ in range(2):
         exe = rammer.compile(path, device, batching="all", options={"tiles": "16"} if device == "ipu_sim" else {})
-        exe.programs = tmp_path / "kept" / "programs"
+        exe.cache_root = tmp_path / "kept"
         special = exe.prepare({"x": x})
         constants = [s.constants for s in special.compiled.segments if isinstance(getattr(s, "constants", None), Constants)]
         recipes = [p for c in some(constants) for p in c.parts.values() if not isinstance(p, np.ndarray)]
         assert recipes and (device == "ipu_sim" or not any(p.alive for p in recipes))  # simulated memory holds the array itself
         results.append(exe.run({"x": x})["y"])
         exe.close()
-    assert not (tmp_path / "kept" / "constants").exists()
-    assert len([*(tmp_path / "kept" / "programs").iterdir()]) == 1
+    assert not entries(tmp_path / "kept", "constants") and len(entries(tmp_path / "kept", "programs")) == 1
     np.testing.assert_array_equal(*results)
 
 

@@ -48,6 +48,6 @@ def test_right_claims_pass(right: type, check: str) -> None:
 def test_a_check_that_does_not_apply_says_why() -> None:
     device = subject(broken_claims.Small)
     CHECKS["trace"](device)
-    assert device.whole and device.skipped == ["it records no spans (rammer.device.manifest.Tracer)"]
+    assert device.whole and device.skipped == ["it records no spans (Backend.trace)"]
     with pytest.raises(ConformanceError, match="is it a formula"):
         device.expect(False, "is it a formula")

@@ -14,6 +14,7 @@ import pytest
 from spread_launch import EMPTY, Ended, launched, needs_mpi, surroundings
 from spread_ranks import PATIENCE, Wanted, chain, late_chain, main
 
+from rammer.device.arrays import HostRoom
 from rammer.device.loader import Registry
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport.counters import Counters
@@ -72,6 +73,8 @@ def test_as_much_crosses_as_a_run_has(device: str, rng: np.random.Generator) -> 
 
 class OwnMemory:
     """A wrapper of a device, or of a program on it, that rejects host arrays as outputs, as GPUs do."""
+
+    host_room = HostRoom()
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import rammer
-from rammer.device.guard import GuardedBackend, GuardedBound, GuardedLoaded
+from rammer.device import bound as bound_module
+from rammer.device import guard
+from rammer.device.bound import Bound, CallGuard
+from rammer.device.guard import GuardedBackend, ProgramGuard
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Device, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.runtime import executable
-from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
@@ -31,17 +33,26 @@ from rammer_testing.small_models import MODELS
 import rammer_toy
 
 
-@contextmanager
-def no_turn(self: GuardedLoaded) -> Iterator[None]:
-    """Yield without serialising calls."""
-    yield
+class UnlockedProgram(ProgramGuard):
+    """A guard that does not serialise calls of a program."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *problem: object) -> None: ...
 
 
-@contextmanager
-def always(self: GuardedLoaded) -> Iterator[None]:
-    """Yield with calls serialised even after ``close``."""
-    with self.lock:
-        yield
+class UnlockedCall(CallGuard):
+    """A guard that does not serialise calls of a bound call."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+
+def always(self: ProgramGuard) -> None:
+    """Enter with calls serialised even after ``close``."""
+    self.lock.acquire()
+    self.program.running += 1
 
 
 def views(self: rammer_toy.ToyProgram, inputs: Mapping[str, Array]) -> Any:
@@ -70,23 +81,23 @@ def retired(self: LoadedModel) -> bool:
 
 #: Mistake -> (attribute to replace, replacement, check that detects it, message of the check).
 MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
-    "no lock": (GuardedLoaded, "turn", no_turn, "threads: runs", "runs of product in threads are wrong"),
+    "no lock": (guard, "ProgramGuard", UnlockedProgram, "threads: runs", "runs of product in threads are wrong"),
     "bound calls take no turn": (
-        GuardedBound,
+        Bound,
         "run",
-        lambda self: self._plain.run(),
+        lambda self: self.launch(),
         "threads: bound calls",
         "wrong runs of bound calls",
     ),
     "writes between programs": (
-        ModelBound,
-        "turn",
-        lambda self: nullcontext(),
+        bound_module,
+        "CallGuard",
+        UnlockedCall,
         "threads: bound calls",
         "neither of two written sets",
     ),
     "compiled by everybody": (executable, "compile_lock", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
-    "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
+    "runs after close": (ProgramGuard, "__enter__", always, "closed", "after shutdown"),
     "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
     "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),
     "nothing is freed": (LoadedPrograms, "trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
@@ -127,7 +138,7 @@ def test_many_runs(device: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_many_runs_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert threads.main(["--device", "toy", "--runs", "1", "--option", "speed=1"]) == 2
     assert "no option 'speed'" in capsys.readouterr().err
-    monkeypatch.setattr(GuardedLoaded, "turn", no_turn)
+    monkeypatch.setattr(guard, "ProgramGuard", UnlockedProgram)
     assert threads.main(["--device", "toy", "--runs", "200"]) == 1
     assert " wrong (" in capsys.readouterr().out
 
@@ -145,7 +156,7 @@ def test_a_guard_is_what_it_stands_for() -> None:
 
 
 def test_every_device_of_a_registry_is_guarded() -> None:
-    registry = registry_of(Device("mine", "", rammer_toy.probe, rammer_toy.ToyBackend, api=4))
+    registry = registry_of(Device("mine", "", rammer_toy.probe, rammer_toy.ToyBackend, api=5))
     assert issubclass(type(registry.open("mine")), GuardedBackend)
     plain = rammer_toy.ToyBackend(OpenOptions())
     exe = Executable(Subject("toy").executable(MODELS["softmax"]).source, plain, "toy")  # type: ignore[arg-type]
@@ -164,7 +175,7 @@ def test_nothing_is_closed_from_within_its_own_call(who: str, monkeypatch: pytes
         "specialised": special.close,
         "program": program.close,
         "bound call": bound.close,
-        "bound program": bound.bounds[0].close,
+        "bound program": bound.programs[0].whole.close,
     }[who]
     calls: list[Callable[[], Any]] = [lambda: exe.run(inputs), lambda: special.run(inputs), lambda: program.run(inputs)]
     with monkeypatch.context() as patch:
@@ -178,8 +189,8 @@ def test_nothing_is_closed_from_within_its_own_call(who: str, monkeypatch: pytes
     assert program.shut  # type: ignore[attr-defined]
 
 
-def test_a_store_is_used_by_several_threads(tmp_path: Path) -> None:
-    store = KernelStore(tmp_path / "kernels.sqlite")
+def test_a_store_is_used_by_several_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = KernelStore(tmp_path)
     kernel = TunedKernel((1,), "", (), rammer_toy.Resources(), 1.0, 1.0, "measured")
 
     def work(key: str) -> Callable[[], Any]:
@@ -192,7 +203,7 @@ def test_a_store_is_used_by_several_threads(tmp_path: Path) -> None:
 
     found = thread_checks.at_once(Subject("toy"), [work(str(i)) for i in range(8)])
     assert found == [(kernel,)] * 8
-    assert not store.warning
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "4"])

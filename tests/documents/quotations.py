@@ -22,7 +22,6 @@ from rammer.cli.options import REGISTRIES
 from rammer.compile_options import CompileOptions, Request, declaration_of, default_of, parameter_of
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler.compiler import Compiler
-from rammer.device.capabilities import CAPABILITIES
 from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.lower.contrib import FUNCTIONS, HOST_ONLY
 from rammer.frontend.lower.emulated_types import DOMAIN
@@ -36,7 +35,7 @@ from rammer.ir.program import RProgram, waves
 from rammer.report.stage_text import STAGES
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import VerifyError, verify
-from rammer_testing.interface import GROUPS, MEMBERS, names_of
+from rammer_testing.interface import GROUPS, MEMBERS, names_of, optional_members
 from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
@@ -296,9 +295,13 @@ def arguments() -> str:
 
 
 def capabilities() -> str:
-    """Return the optional protocols of a plugin's objects."""
-    rows = [f"| `{c.name}` | `{c.owner}` | {c.meaning} |" for c in CAPABILITIES]
-    return "\n".join(["| protocol | object | meaning |", "|---|---|---|", *rows]) + "\n"
+    """Return the members of a plugin's objects that have a default, with their first sentence and that of the default."""
+    rows = ["| member | meaning | default |", "|---|---|---|"]
+    for (kind, name), text in some(optional_members().items()):
+        sentences = re.split(r"(?<=[.:]) (?=[A-Z])", text)
+        default = next(s for s in sentences if "default" in s)
+        rows.append(f"| `{kind}.{name}` | {sentences[0].replace('``', '`')} | {default.replace('``', '`')} |")
+    return "\n".join(rows) + "\n"
 
 
 def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:

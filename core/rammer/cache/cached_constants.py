@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.cache.cache_location import why_untrusted
-from rammer.cache.whole_files import is_trusted, write_cached
+from rammer.cache.disk_cache import Cache
 from rammer.ir.constants.digest import digest_array, record_digest
 from rammer.ir.constants.mapped_files import Mapped, dense_order, place_of, release_pages
 from rammer.ir.constants.recipes import ArrayRecipe, JoinRecipe, Part, ScaledRecipe, as_array, recipe_of
@@ -40,13 +40,18 @@ DEEPEST: Final = 8
 
 @dataclass
 class ConstantCache:
-    """Cache of large constants in ``folder``. ``home`` is the folder of the model's files. ``opened`` maps their paths relative
-    to it to files whose content was hashed."""
+    """Cache of large constants in the cache folder ``root``. ``home`` is the folder of the model's files. ``opened`` maps their
+    paths relative to it to files whose content was hashed."""
 
-    folder: Path
+    root: Path
     home: Path | None
     opened: Mapping[str, Mapped]
     files: dict[Path, Mapped] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> Cache:
+        """The entries: the bytes of an array, by its digest."""
+        return Cache("constants", root=self.root)
 
     def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
         """Store an array, which may be in a file of the model. Raises OSError if that fails."""
@@ -62,9 +67,9 @@ class ConstantCache:
             if self.opened.get(name) is not file:
                 raise OSError(f"{name} is not a file of the model that was hashed")
             return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
-        path = self.folder / made
-        if not is_trusted(path) or path.stat().st_size != array.nbytes:
-            write_cached(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        path = self.entries.find(made)
+        if path is None or path.stat().st_size != array.nbytes:
+            self.entries.write(made, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
         release_pages(array)
         return [CACHE, made, 0, made, list(range(array.ndim))]
 
@@ -122,14 +127,10 @@ class ConstantCache:
             or not (_are_strides if kind == STRIDED else _is_order)(order, len(shape))
         ):
             raise ValueError("cached constant record is malformed")
-        home = self.folder if kind == CACHE else self.home
-        path = place_in(home, name) if home is not None else None
-        if path is None or kind not in (MODEL, STRIDED, CACHE):
+        if kind not in (MODEL, STRIDED, CACHE) or (kind != CACHE and (self.home is None or place_in(self.home, name) is None)):
             raise ValueError("cached constant is outside the cache and the model's folder")
         count = math.prod(shape)
-        if kind == CACHE:
-            _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
-        file = self._map_file(path) if kind == CACHE else self.opened.get(name)
+        file = self._map_entry(name, count * np.dtype(dtype).itemsize) if kind == CACHE else self.opened.get(name)
         if file is None:
             raise ValueError(f"{name} is not a file of the model")
         if kind != CACHE:
@@ -142,21 +143,20 @@ class ConstantCache:
             record_digest(array, made)
         elif digest_array(array) != made:
             with suppress(OSError):
-                path.unlink()  # the next compilation writes it again
-            raise ValueError(f"cached constant {path} is damaged")
+                file.path.unlink()  # the next compilation writes it again
+            raise ValueError(f"cached constant {file.path} is damaged")
         return array
 
-    def _map_file(self, path: Path) -> Mapped:
+    def _map_entry(self, name: str, size: int) -> Mapped:
+        """Map an entry. Raises ValueError if it is untrusted or has another size, OSError if it is missing."""
+        path = self.entries.path(name)
+        why = why_untrusted(path) or ("" if path.stat().st_size == size else "it is damaged")
+        if why:
+            raise ValueError(f"cached constant {path} is not used: {why}")
+        self.entries.find(name)  # records the use
         if path not in self.files:
             self.files[path] = Mapped.of(path)
         return self.files[path]
-
-
-def _check_cached(path: Path, size: int) -> None:
-    """Raise ValueError if a cache file is untrusted or has another size, OSError if it is missing."""
-    why = why_untrusted(path) or ("" if path.stat().st_size == size else "it is damaged")
-    if why:
-        raise ValueError(f"cached constant {path} is not used: {why}")
 
 
 def _read_factors(shape: Any, text: Any) -> Array:

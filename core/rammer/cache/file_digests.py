@@ -7,13 +7,10 @@ import hashlib
 import json
 import os
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
-from rammer.cache.cache_location import cache_folder
+from rammer.cache.disk_cache import Cache
 from rammer.cache.parallel_io import in_threads
-from rammer.cache.whole_files import cache_text, cached_text
 from rammer.ir.constants.mapped_files import Content, Mapped, state_of
 from rammer.ir.untrusted_json import load_json
 from rammer.version import __version__
@@ -23,6 +20,8 @@ SHARE, PIECE = 16 << 20, 1 << 20
 #: Seconds since the last write before the digest of a file is cached. Clocks of file systems are coarse (2 s at most). Linux
 #: records the first write through a mapping, and the next one only after write-back, after 35 s at most.
 SETTLED: Final = 45.0
+#: Entries: the state and the digest of a file, by its path.
+_CACHE: Final = Cache("digests", __version__)
 
 
 def content_digest(source: Mapped | bytes) -> str:
@@ -40,14 +39,16 @@ def content_digest(source: Mapped | bytes) -> str:
 
 def _cached_digest(file: Mapped) -> Content | None:
     """Return the cached digest of a file in this state, or None."""
-    if not _is_cached(file):
-        return None
-    text = cached_text(_cache_path(file))
-    with suppress(ValueError, TypeError):
-        version, seen, made = load_json(text) if text is not None else ("", None, None)
-        if version == __version__ and seen == list(file.state) and isinstance(made, str) and made:
-            return Content(made, True, _hashed_now)
-    return None
+    seen, made = (_CACHE.get(_cache_key(file), _decode) if _is_cached(file) else None) or ([], "")
+    return Content(made, True, _hashed_now) if seen == list(file.state) else None
+
+
+def _decode(data: bytes) -> tuple[list[int], str]:
+    """Return the state and the digest in an entry. Raises ValueError or TypeError if it is malformed."""
+    seen, made = load_json(data)
+    if not isinstance(seen, list) or not isinstance(made, str) or not made:
+        raise ValueError("malformed digest")
+    return seen, made
 
 
 def _hashed_now(file: Mapped) -> Content:
@@ -60,7 +61,7 @@ def _hashed_now(file: Mapped) -> Content:
     same = state_of(os.fstat(file.file.fileno())) == before
     settled = os.name == "posix" and same and began - max(before[3:]) >= SETTLED * 1e9
     if settled and before == file.state and _is_cached(file):
-        cache_text(_cache_path(file), json.dumps([__version__, before, made]))
+        _CACHE.put(_cache_key(file), json.dumps([before, made]).encode())
     return Content(made, settled, _hashed_now)
 
 
@@ -68,9 +69,8 @@ def _is_cached(file: Mapped) -> bool:
     return file.state[2] > SHARE and os.name == "posix"  # elsewhere the last time is not the time of the last change
 
 
-def _cache_path(file: Mapped) -> Path:
-    name = hashlib.sha256(os.fsencode(os.path.realpath(file.path))).hexdigest()[:32]
-    return cache_folder() / "digests" / f"{name}.json"
+def _cache_key(file: Mapped) -> str:
+    return _CACHE.key(os.fsencode(os.path.realpath(file.path)).hex())
 
 
 def _of_bytes(data: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -114,37 +113,12 @@ def _partial_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def cache_text(path: Path, text: str) -> None:
-    """Write ``text`` to a cache file with a checksum. Best effort: a read-only cache only makes the next start slower."""
-    data = f"{_text_checksum(path, text)}\n{text}".encode()
-    with contextlib.suppress(OSError):
-        write_cached(path, lambda file: file.write(data))
-
-
-def cached_text(path: Path) -> str | None:
-    """Return the text that ``cache_text`` wrote, or None if the file is missing, damaged or untrusted. Warns if the file is
-    damaged or untrusted."""
-    data = cached_bytes(path)
-    if data is None:
-        return None
-    with contextlib.suppress(ValueError):
-        checksum, _, text = data.decode().partition("\n")
-        if checksum == _text_checksum(path, text):
-            return text
-    warn_of_cached(path, "it is damaged")
-    return None
-
-
-def cached_bytes(path: Path) -> bytes | None:
-    """Return the content of a cache file, or None if it is missing or untrusted. Warns if it is untrusted."""
-    return path.read_bytes() if is_trusted(path) else None
-
-
 def is_trusted(path: Path) -> bool:
     """Return True if a cache file exists and may be read. Warns if it may not be read."""
     try:
         why = why_untrusted(path)
         if not why and not os.access(path, os.R_OK):
+            path.lstat()  # another process may have removed it meanwhile
             why = os.strerror(errno.EACCES)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -158,8 +132,3 @@ def is_trusted(path: Path) -> bool:
 def warn_of_cached(path: Path, why: str) -> None:
     """Warn that a cache file is not used."""
     print_warning(f"cached file {path} is not used: {why}; it is written again")
-
-
-def _text_checksum(path: Path, text: str) -> str:
-    """Return a checksum of the text and of the file name, so that a renamed file is rejected."""
-    return hashlib.sha256(f"{path.name}\n{text}".encode()).hexdigest()[:16]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import numpy as np
@@ -23,6 +23,8 @@ from rammer.runtime.shape_buckets import FIXED, Lengths
 if TYPE_CHECKING:
     from rammer.runtime.executable import Executable
 
+#: The name that stands for every installed device.
+ALL: Final = "all"
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
@@ -45,6 +47,14 @@ def open_model(model: Path, device: str, request: Request, sink: Progress) -> Ex
     click.get_current_context().call_on_close(exe.close)
     note_source(exe.source)
     return exe
+
+
+def device_names(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices of an option. ``all`` stands for every installed device."""
+    from rammer.device.loader import Registry
+
+    every = sorted(Registry().devices) if ALL in given else ()
+    return tuple(dict.fromkeys(name for each in given for name in (every if each == ALL else (each,))))
 
 
 def collect_inputs(model: Head, choice: InputChoice, lengths: Lengths = FIXED) -> dict[str, Array]:

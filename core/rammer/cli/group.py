@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "run",
     "compare": "compare",
     "inspect": "inspect",
+    "report": "report",
     "bench": "bench",
     "compile": "compile",
     "conformance": "conformance",

@@ -34,7 +34,7 @@ from rammer.cli.several import (
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.device.manifest import Tracer
+from rammer.device.manifest import Backend
 from rammer.distributed.runtime.distributed_session import Joining
 from rammer.errors import BadInput, Mismatch, to_printable
 from rammer.ir.names import shorten_name
@@ -240,9 +240,9 @@ def _describe_layout(report: dict[str, Any]) -> str:
     return f"{count} buffers channels last, " if count or report["layout"] != "keep" else ""
 
 
-def require_tracer(exe: Executable) -> Tracer:
-    """Return the opened device as a tracer. Raises BadInput if it records no task times."""
-    if not isinstance(exe.backend, Tracer):
+def require_tracer(exe: Executable) -> Backend:
+    """Return the opened device. Raises BadInput if it records no task times."""
+    if not exe.backend.records_tasks:
         raise BadInput(
             f"device {exe.device} does not record when its tasks run",
             "--trace",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from math import inf, isfinite
 from typing import Final, Generic, TypeVar
@@ -15,7 +15,7 @@ from rammer.codegen.kernel_family import Choice, KernelFamily
 from rammer.codegen.task_parameters import Argument, TaskCode, Unsuited
 from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.lazy_sequence import LazySequence
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
@@ -38,8 +38,8 @@ ANY = Limits()
 SLOWER: Final = 1.5
 
 
-class FamilyBackend(Generic[Unit, Code, Own]):
-    """Base class that implements Backend on top of a list of kernel families.
+class FamilyBackend(Backend, Generic[Unit, Code, Own]):
+    """Base class that implements kernels and their capabilities on top of a list of kernel families.
 
     ``kinds`` are the families, for a ``unit`` of ``veus`` vEUs. The unnamed family is the fallback for unknown family names.
     ``needs`` returns the resources of a kernel on a vEU; ``limits`` bound all that is offered."""
@@ -59,7 +59,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         self._needs, self._limits = needs, limits
         self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_family_choices``.
 
-    @property
+    @cached_property
     def families(self) -> Mapping[str, Mapping[str, range]]:
         """The configuration values of every kernel family, by name."""
         return {f.name: f.configs for f in self.kinds.values()}
@@ -69,8 +69,8 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return ()
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Return tiled operators that can be written and fit: the best predicted of each family, then the rest, best first. If a
-        family claims the operator (``first``), only its candidates are returned."""
+        """Return tiled operators that can be written and fit: the best predicted of each family, then the rest, best first. If an
+        exclusive family claims the operator, only its candidates are returned."""
         for family in self.usable:
             if family.exclusive is not None and family.exclusive(operator, binding, self.unit):
                 found = LazySequence(islice(self.choices(operator, binding, family), family.max_candidates))
@@ -79,7 +79,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return LazySequence(self._rank_candidates(operator, binding))
 
     def _rank_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
-        """Yield the ``candidates`` of the families without ``first``. Each kernel is written to check that it fits."""
+        """Yield the ``candidates`` of the families that are not exclusive. Each kernel is written to check that it fits."""
         plain = [f for f in self.usable if f.exclusive is None and not f.product and not f.is_fallback]
         groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.max_candidates, [f]) for f in plain)]
         possible, found = partial(self.fits, binding=binding), False
@@ -115,7 +115,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return (c for c in self._merge_choices(operator, binding, families) if self.fits(c.operator, binding))
 
     def all_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
-        """Yield every choice of every family, whatever its prediction. Families with ``first`` do not exclude other families."""
+        """Yield every choice of every family, whatever its prediction. Exclusive families do not exclude others."""
         for family in self.usable:
             yield from (c.operator for c in family.candidates(operator, binding, self.unit))
         yield from self.otherwise(operator, binding)
@@ -125,7 +125,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
     def smallest_kernel(self, operator: ROperator, binding: Binding) -> ROperator | None:
-        """Implement ``rammer.device.capabilities.Thrifty``. Returns None for families with ``first`` or ``last``."""
+        """Return the kernel of least vEU time among the families, or None for exclusive families and fallbacks."""
         families = [f for f in self.usable if f.exclusive is None and not f.is_fallback]
         if self.kinds.get(operator.family) not in families:
             return None
@@ -161,7 +161,8 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return None
 
     def retile_for(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
-        """Implement ``rammer.device.capabilities.LengthVariants``. Operators of exclusive and fallback families stay in them."""
+        """Return the operator with the best tile at the lengths of ``binding``. An operator of an exclusive family or a fallback
+        keeps its family."""
         own, family = self._mean_seconds(operator, binding), self.kinds[operator.family]
         families = [f for f in self.usable if f.exclusive is None and not f.is_fallback]
         found = [family] if family not in families else families
@@ -208,7 +209,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         )
 
     def _least_task_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Return task seconds whose total is at least that of the best choice of the families without ``last``."""
+        """Return task seconds whose total is at least that of the best choice of the families that are no fallback."""
         untiled = replace(operator, tile=(), family="", config=())
         seconds = self.best(untiled, binding, [f for f in self.usable if not f.is_fallback])
         return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from rammer.cache.cached_constants import LARGE, ConstantCache
-from rammer.cache.whole_files import write_cached, write_whole
+from rammer.cache.whole_files import write_whole
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
 from rammer.ir.constants.mapped_files import Mapped, check_file, release_pages
 from rammer.ir.graph import Value
@@ -57,11 +57,9 @@ class SeparateConstants:
     sources: tuple[Mapped, ...]
 
 
-def save_artifact(
-    path: Path, artifact: Artifact, separate: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
-) -> None:
-    """Write an artifact to a path in one step, as a cache file if it has a key. Raises OSError if that fails."""
-    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, separate, verify))
+def save_artifact(path: Path, artifact: Artifact) -> None:
+    """Write an artifact to a path in one step. Raises OSError if that fails."""
+    write_whole(path, lambda file: write_artifact(file, artifact))
 
 
 def write_artifact(

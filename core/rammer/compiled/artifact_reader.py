@@ -28,7 +28,7 @@ from rammer.cache.parallel_io import in_threads, read_into
 from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
 from rammer.compiled.segments import Cases, Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.custom_operators import CustomOperators
-from rammer.device.manifest import Array, Backend, Families
+from rammer.device.manifest import Array, Backend
 from rammer.errors import BadInput
 from rammer.ir.constants.recipes import Constants, Part, parts_of
 from rammer.ir.extent import Ranged
@@ -91,10 +91,11 @@ def as_refusal(path: Path | None) -> Iterator[None]:
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
     """Raise BadInput if a program names a kernel family or a configuration that the device does not have."""
-    if not isinstance(backend, Families):
+    families = backend.families
+    if families is None:
         return
     for operator in (o for p in compiled.tables for o in p.operators):
-        keys = backend.families.get(operator.family)
+        keys = families.get(operator.family)
         if keys is None:
             raise _make_refusal(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
         for key, value in operator.config:

@@ -5,18 +5,15 @@ written again, since a packing cannot be cached; that is fast."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from rammer.cache.cache_location import cache_folder
-from rammer.cache.whole_files import cache_text, cached_text
+from rammer.cache.cache_keys import key_of
+from rammer.cache.disk_cache import Cache
 from rammer.codegen.task_parameters import Argument
 from rammer.codegen.writer import KernelWriter, Named, generator_hash
-from rammer.debug import DECISIONS, print_debug
 from rammer.device.manifest import Binding
 from rammer.ir.names import check_identifier
 from rammer.ir.operator import ROperator
@@ -33,37 +30,29 @@ LARGEST = 1 << 24
 
 
 class CachedValue:
-    """The JSON value ``what`` about ``program`` on a device. ``versions`` are those of all other dependencies besides rammer. The
-    file begins with a checksum: a wrong wait would be worse than a missing one."""
+    """The JSON value ``what`` about ``program`` on a device, an entry of kind ``DEVICE-WHAT``. ``versions`` are those of all
+    dependencies other than rammer."""
 
     def __init__(self, device: str, program: RProgram, what: str, *versions: str) -> None:
-        version = hashlib.sha256("\0".join((__version__, *versions)).encode()).hexdigest()[:16]
-        self.path: Path = cache_folder() / "binaries" / device / f"{program.digest}-{version}.{what}.json"
+        self.cache = Cache(f"{device}-{what}", key_of(__version__, *versions))
+        self.key = self.cache.key(program.digest)
 
     def read(self) -> Any:
         """Return the value, or None if it is missing or damaged."""
-        text = cached_text(self.path)
-        try:
-            return load_json(text) if text is not None else None
-        except ValueError:
-            return None
+        return self.cache.get(self.key, load_json)
 
     def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
         """Return the value of an earlier process if ``restored`` accepts it, else ``made`` now and cached."""
-        found = self.read()
+        found = self.cache.get(self.key, lambda data: (restored(load_json(data)),))
         if found is not None:
-            try:
-                return restored(found)
-            except (LookupError, TypeError, ValueError, AttributeError) as problem:
-                said = f"{self.path} is invalid ({problem!r}) and is written again"
-                print_debug(DECISIONS, lambda: said)
+            return found[0]
         value = made()
         self.write(record(value))
         return value
 
     def write(self, value: Any) -> None:
         """Cache ``value``, whole or not at all. Best effort."""
-        cache_text(self.path, json.dumps(value))
+        self.cache.put(self.key, json.dumps(value).encode())
 
 
 def of_generators(package: str, binding: Binding) -> tuple[str, str]:

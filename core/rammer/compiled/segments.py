@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.device.manifest import Backend, Binding
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.constants.mapped_files import in_memory
 from rammer.ir.constants.recipes import Constants, Contents, as_array
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.fusion.tile_graph import TileGraph
+    from rammer.passes.pass_pipeline import PassReport
 
 
 class HostOperator(Protocol):
@@ -117,14 +118,14 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 class Compiled:
     """A model specialised to input shapes and a device.
 
-    ``passes`` are report lines, ``seconds`` the time of each step. ``rest`` is compiled when the segments have computed the
-    graph's outputs, which it needs. ``ranged`` describes how a program for the longest of a range, whose shapes the graph has,
-    serves other lengths. ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types``
-    are ``node_types`` of a model read from a file, whose graph has no nodes."""
+    ``passes`` are the calls that changed the graph, ``seconds`` the time of each step. ``rest`` is compiled when the segments
+    have computed the graph's outputs, which it needs. ``ranged`` describes how a program for the longest of a range, whose shapes
+    the graph has, serves other lengths. ``float32`` lists the operators that precision float16 left in float32, with the reasons.
+    ``read_types`` are ``node_types`` of a model read from a file, whose graph has no nodes."""
 
     graph: Graph
     segments: tuple[Segment, ...]
-    passes: tuple[str, ...] = ()
+    passes: tuple[PassReport, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     rest: DeferredModel | None = None
     ranged: Ranged | None = None
@@ -178,8 +179,7 @@ def with_needs(compiled: Compiled, backend: Backend) -> Compiled:
 
 def _known(segment: ProgramSegment, backend: Backend) -> Segment:
     binding, profiler = Binding.of(segment.program, segment.constants), backend.profiler
-    if isinstance(profiler, Preparing):
-        profiler.prepare([(k.operator, binding) for kernels in segment.kernels.values() for k in kernels])
+    profiler.prepare([(k.operator, binding) for kernels in segment.kernels.values() for k in kernels])
     kernels = {
         name: tuple(replace(k, compiled=profiler.resources(k, binding)) for k in kernels)
         for name, kernels in segment.kernels.items()

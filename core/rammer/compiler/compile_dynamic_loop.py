@@ -7,17 +7,17 @@ of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.subgraphs import SubgraphIndex
-from rammer.device.capabilities import Between
+from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns
 from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
-from rammer.frontend.ranges.anti_unify import affine_through, begins_alike, generalise_programs
+from rammer.frontend.ranges.anti_unify import begins_alike, extent_through, generalise_programs
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place
 from rammer.frontend.ranges.range_bounds import RangeBounds, interleave_tasks
 from rammer.ir.compute import ComputeGraph
@@ -30,8 +30,6 @@ from rammer.passes.loops.dynamic_recurrent import OpenStack, open_loops, size_of
 from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
 
-_APART = "each shape is compiled on its own"
-
 
 @dataclass(frozen=True)
 class DynamicSteps:
@@ -40,7 +38,7 @@ class DynamicSteps:
     lowerings: Lowerings
     rewritten: Callable[[Graph, bool], Graph]
     program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], RangeBounds | None], ProgramSegment]
-    between: Between | None  #: Cost between two iterations, or None if the device does not repeat programs.
+    between: IterationCost | None  #: Cost between two iterations, or None if the device does not repeat programs.
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def check_one(graph: Graph, lowerings: Lowerings) -> None:
     found = split_segments(graph, lowerings)
     hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
     if hosted or len(found) != 1:
-        raise NoRange(hosted or "the graph does not compile to a single program", f"graph {graph.name}", _APART)
+        raise NoRange(hosted or "the graph does not compile to a single program", f"graph {graph.name}")
 
 
 def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
@@ -81,8 +79,8 @@ def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, A
     their first results after splitting into one direction each. Raises NoRange without a common function."""
     found = [split_layers(g)[1] for g in graphs]
     if any(f.keys() != found[0].keys() for f in found):
-        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}", _APART)
-    steps = {n: affine_through(points, [f[n] for f in found], f"the steps of {n}") for n in found[0]}
+        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}")
+    steps = {n: extent_through(points, [f[n] for f in found], f"the steps of {n}") for n in found[0]}
     return {n: extent for n, extent in steps.items() if isinstance(extent, AffineExtent)}
 
 
@@ -93,14 +91,14 @@ def open_programs(
     extents, between = open_layers(points, graphs), steps.between
     if between is None:
         what = "the steps of recurrent layers depend on a length, and the device does not support loop programs"
-        raise NoRange(what, hint=_APART)
+        raise NoRange(what)
     least, ahead = {d: low for d, (low, _) in spans.items()}, [split_layers(g)[0] for g in graphs]
     sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _is_single_length(e), between) for n, e in extents.items()}
     same = {n for n in ahead[0].constants if begins_alike([g.constants.get(n) for g in ahead])}
     made = [open_loops(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]
     if any(s.keys() != stacks[0].keys() for s in stacks):
-        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}", _APART)
+        raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}")
     opening = _Opening(points, [g for g, _ in made], stacks, steps)
     return opening.result({n: (extents[n], size.turn) for n, size in sizes.items()})
 
@@ -130,7 +128,7 @@ class _Opening:
         hosted = next((why for nodes, why in cuts[0] if why and not is_turns(nodes[0])), "")
         forms = [[nodes[0].outputs if why else () for nodes, why in cut] for cut in cuts]
         if hosted or any(f != forms[0] for f in forms):
-            raise NoRange(hosted or "the parts between recurrent layers differ", f"graph {first.name}", _APART)
+            raise NoRange(hosted or "the parts between recurrent layers differ", f"graph {first.name}")
         uses, made = [SubgraphIndex(g) for g in self.graphs], list[ProgramSegment]()
         for number, (nodes, why) in enumerate(cuts[0]):
             if why:
@@ -142,18 +140,16 @@ class _Opening:
         shapes = {v.name: self._affine_dims(v.name) for v in (*first.inputs, *first.outputs)}
         return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), Ranged(self.lengths, shapes))
 
-    def _affine_dims(self, name: str, points: Collection[int] | None = None) -> tuple[Dim, ...]:
+    def _affine_dims(self, name: str) -> tuple[Dim, ...]:
         """Return the shape of a value as a function of the lengths."""
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
-            raise NoRange(f"output {name} is a constant", hint=_APART)
+            raise NoRange(f"output {name} is a constant")
         if any(name not in g.types for g in self.graphs):
-            raise NoRange(f"{name} is computed at some lengths only", hint=_APART)
-        chosen = range(len(self.points)) if points is None else points
-        shapes = [self.graphs[i].types[name].shape for i in chosen]
+            raise NoRange(f"{name} is computed at some lengths only")
+        shapes = [g.types[name].shape for g in self.graphs]
         if len({len(s) for s in shapes}) != 1:
-            raise NoRange(f"the rank of {name} changes between lengths", hint=_APART)
-        at = [self.points[i] for i in chosen]
-        return tuple(affine_through(at, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+            raise NoRange(f"the rank of {name} changes between lengths")
+        return tuple(extent_through(self.points, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _part(self, parts: Sequence[Graph]) -> ProgramSegment:
         """Compile a part without recurrent layers for all points. Results of other programs are undefined beyond the lengths."""
@@ -204,7 +200,7 @@ class _Opening:
         for name in (*(i for i in node.inputs if i), *node.outputs):
             for dim in self._affine_dims(name):
                 if isinstance(dim, AffineExtent) and dim != extent and not {d for d, _ in dim.terms} <= {*found}:
-                    raise NoRange(f"the shape of {name} changes with the steps of a recurrent layer", hint=_APART)
+                    raise NoRange(f"the shape of {name} changes with the steps of a recurrent layer")
         return found
 
     def _turn(
@@ -217,9 +213,9 @@ class _Opening:
                 bound = self.steps.rewritten(bound_turn(turn, graph, self.steps.lowerings), bool(names))
                 (nodes, why), *others = split_segments(bound, self.steps.lowerings)
             except BadInput as problem:
-                raise NoRange(problem.what, problem.where, _APART) from problem
+                raise NoRange(problem.what, problem.where) from problem
             if why or others:
-                raise NoRange(why or "an iteration of recurrent layers does not compile to a single program", hint=_APART)
+                raise NoRange(why or "an iteration of recurrent layers does not compile to a single program")
             parts.append(SubgraphIndex(bound).subgraph(nodes, 0))
         computes = [lower(g, self.steps.lowerings) for g in parts]
         whole = generalise_programs(points, computes, (), names).graph if names else computes[0]

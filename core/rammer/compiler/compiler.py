@@ -17,12 +17,11 @@ from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
 from rammer.compiler.length_variants import verify_tables, with_cases
-from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
+from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
-from rammer.device.capabilities import can_repeat, iteration_cost
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
+from rammer.device.manifest import Backend, Binding, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
@@ -32,7 +31,7 @@ from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shap
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_ended
 from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
-from rammer.fusion.connect import CostModel, Rate, connect, peak_rate, static_operator
+from rammer.fusion.connect import CostModel, connect, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
@@ -176,7 +175,7 @@ class Compiler:
         def rewritten(graph: Graph, ranged: bool) -> Graph:
             return self._run_passes_without(graph, without if ranged else ())
 
-        return DynamicSteps(self.lowerings, rewritten, self.program, iteration_cost(self.backend))
+        return DynamicSteps(self.lowerings, rewritten, self.program, self.backend.iteration_cost)
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Run all steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
@@ -196,7 +195,7 @@ class Compiler:
                 segments.append(self.host_segment(graph, nodes[0], why))
             else:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
-        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+        return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
@@ -212,7 +211,7 @@ class Compiler:
         steps = LoopSteps(
             self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
         )
-        return make_fallback_segment(graph, node, why, steps if can_repeat(self.backend) else None, self.custom)
+        return make_fallback_segment(graph, node, why, steps if self.backend.iteration_cost is not None else None, self.custom)
 
     def _compile_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept))
@@ -309,8 +308,8 @@ class Compiler:
     def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
-        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends))
-        return tile if unfused else stitch(tile, device, self.latency(binding), sources, binding)
+        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends), self.options.fusion)
+        return tile if unfused or self.options.fusion != "full" else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""
@@ -345,7 +344,7 @@ class Compiler:
             after = find_dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
             asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
-            schedules = propose_schedules(self.policy, asked, device)
+            schedules = self.policy.proposals(asked, device)
         ports, precision = Interface(compute.name, inputs, outputs, plan.graph.constants), self.options.precision
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:
@@ -384,10 +383,8 @@ class Compiler:
     def cost_model(self, binding: Binding, ends: RangeBounds | None = None) -> CostModel:
         """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
         backend = self.backend
-        rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate
-        prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak_rate
         ended = static_operator if ends is None else lambda o: ended_operators((o,), ends)[0]
-        return CostModel(rate, prologue_rate, binding, ended)
+        return CostModel(lambda o: backend.rate(o, binding), lambda o: backend.prologue_rate(o, binding), binding, ended)
 
     def _make_price(self, binding: Binding) -> Price:
         """Return a function for the seconds of an operator's best kernel with other storages."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
-from rammer.compiler.policy_choice import build_legal_programs, propose_schedules
-from rammer.device.capabilities import LengthVariants
+from rammer.compiler.policy_choice import build_legal_programs
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import attribute_errors
 from rammer.frontend.ranges.range_bounds import interleave_tasks
@@ -38,12 +37,12 @@ def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend
     device supports them and they differ."""
     ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
     compiled = replace(compiled, ranged=ranged)
-    if not isinstance(backend, LengthVariants) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
+    if not backend.cases or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
         return compiled
     (segment,) = segments
     if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or state_pairs(segment.program):
         return compiled
-    return replace(compiled, segments=(_Tables(backend, backend, policy).segment(segment, ranged),))
+    return replace(compiled, segments=(_Tables(backend, policy).segment(segment, ranged),))
 
 
 def verify_tables(compiled: Compiled, device: VDevice) -> Compiled:
@@ -74,7 +73,6 @@ class _Tables:
     """Builder of length variants, for a device that supports them and a policy."""
 
     backend: Backend
-    cased: LengthVariants
     policy: Policy
 
     def segment(self, segment: ProgramSegment, ranged: Ranged) -> ProgramSegment:
@@ -82,7 +80,7 @@ class _Tables:
         ((symbol, span),) = ranged.spans.items()
         program, binding = segment.program, Binding.of(segment.program, segment.constants)
         until, tables, known = list[int](), list[RProgram](), {program.operators: program}
-        for part in split_span(span, self.cased.cases):
+        for part in split_span(span, self.backend.cases):
             at = replace(binding, parts=priced_at(part, span[1]))
             operators = tuple(self.recast(program.operators, at))
             if operators not in known:
@@ -103,7 +101,7 @@ class _Tables:
                 yield o
                 continue
             sign = binding.key(o)
-            found = known.get(sign) or known.setdefault(sign, self.cased.retile_for(o, binding, WORTH))
+            found = known.get(sign) or known.setdefault(sign, self.backend.retile_for(o, binding, WORTH))
             yield replace(o, tile=found.tile, family=found.family, config=found.config)
 
     def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:
@@ -118,7 +116,7 @@ class _Tables:
             return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
 
         with attribute_errors(self.policy):
-            (made,) = build_legal_programs(propose_schedules(self.policy, graph, device), build, 1)
+            (made,) = build_legal_programs(self.policy.proposals(graph, device), build, 1)
         return interleave_tasks(replace(made, precision=program.precision))
 
 

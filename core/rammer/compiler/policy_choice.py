@@ -9,14 +9,13 @@ from typing import Final
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Backend
 from rammer.errors import print_warning
-from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
-from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import Policy, Schedule
 from rammer.tuning.fastest_program import TimeCache, fastest_program, program_opener
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.expressions import VerifyError
 
-__all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "propose_schedules", "tuned_or_not"]
+__all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "tuned_or_not"]
 
 #: Reason for choosing a program with run-time lengths by prediction: no single length is representative.
 OPEN_LENGTHS = "each run has its own lengths"
@@ -24,13 +23,6 @@ OPEN_LENGTHS = "each run has its own lengths"
 
 #: Names of a program with measured kernels and of one with predicted kernels, if one of them is chosen.
 KERNELS: Final = ("measured kernels", "predicted kernels")
-
-
-def propose_schedules(policy: Policy, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
-    """Return the policy's schedules, each with the policy that made it, the best prediction first."""
-    if isinstance(policy, Choosing):
-        return policy.proposals(graph, device)
-    return [(policy, policy(graph, device))]
 
 
 def build_legal_programs(
@@ -65,7 +57,7 @@ class Chooser:
     def chosen(self, options: Sequence[ProgramSegment]) -> ProgramSegment:
         """Return one of ``options``, which are of one graph, with the reason."""
         first = options[0]
-        if not isinstance(self.policy, Choosing) or (len(options) == 1 and first.program.policy == str(self.policy)):
+        if len(options) == 1 and first.program.policy == str(self.policy):
             return first
         if self.unmeasured:
             return replace(first, choice=f"{first.program.policy}, by prediction: {self.unmeasured}")

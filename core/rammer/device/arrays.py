@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.types import TensorType
 
-__all__ = ["check_names", "host_view", "on_host"]
+__all__ = ["HostRoom", "check_names", "host_view", "on_host"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -118,3 +119,33 @@ def check_names(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -
     unknown = [n for n in given if n not in known]
     if unknown:
         raise BadInput(f"the model has no {what} {unknown[0]!r}", hint=f"its {what}s are: {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """The requirements on a dense host array that a device's programs access in place. It starts at a multiple of ``aligned``
+    bytes. The ``beyond`` bytes after it are readable, with arbitrary content."""
+
+    aligned: int = 64
+    beyond: int = 0
+
+    def has(self, array: Any) -> bool:
+        """Return True if ``array`` meets the requirements, as far as its base array shows."""
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.nbytes:
+            return False
+        whole = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        end = np.lib.array_utils.byte_bounds(whole)[1] - array.nbytes - array.ctypes.data
+        return array.ctypes.data % self.aligned == 0 and end >= self.beyond
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return a new zero-filled array that meets the requirements."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        whole = np.zeros(size + self.aligned + self.beyond, np.uint8)
+        start = -whole.ctypes.data % self.aligned
+        return whole[start : start + size].view(dtype).reshape(shape)
+
+    def with_that_of(self, other: HostRoom) -> HostRoom:
+        """Return the requirements that satisfy both."""
+        return HostRoom(int(np.lcm(self.aligned, other.aligned)), max(self.beyond, other.beyond))

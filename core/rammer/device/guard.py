@@ -3,8 +3,9 @@
 The core calls a program from one thread at a time, and never after ``close``. Errors of a driver, of the system and of a missing
 package become RammerErrors.
 
-A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs and bound calls. A guard forwards all
-other attributes and reports the class of the wrapped object, so a device's additional attributes remain accessible.
+A plugin's Backend is wrapped in a guard when it is opened, and returns guarded programs. A guard forwards all other attributes
+and reports the class of the wrapped object, so a device's additional attributes remain accessible. A bound call has its program's
+guard as an attribute (``rammer.device.bound``).
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from threading import RLock
 from types import MethodType
 from typing import Any, cast
 from weakref import WeakSet
 
+from rammer.device.bound import Bound, CallGuard
 from rammer.device.code_hash import code_hash, package_of
-from rammer.device.manifest import Array, Backend, Bound, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Backend, Loaded, OpenOptions, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
@@ -43,25 +45,34 @@ class Telling:
                 raise error from problem
 
 
-class Turn:
-    """A context that excludes other calls of ``program``. Raises DeviceFailure if the program is closed."""
-
-    __slots__ = ("outer", "program")
+class ProgramGuard(CallGuard):
+    """A context for a call of ``program`` or of one of its bound calls, which excludes their other calls. Errors of the driver
+    become RammerErrors. Entering it raises DeviceFailure if the program or the bound call is closed."""
 
     def __init__(self, program: GuardedLoaded) -> None:
-        self.program, self.outer = program, False
+        super().__init__(program.lock)
+        self.program = program
 
     def __enter__(self) -> None:
+        super().__enter__()
         program = self.program
-        program.lock.acquire()
         if program.shut:
-            program.lock.release()
+            self.lock.release()
             raise DeviceFailure(f"program {program._name} was closed", hint="open or compile the model again")
-        self.outer, program.busy = program.busy, True
+        program.running += 1
 
-    def __exit__(self, *problem: object) -> None:
-        self.program.busy = self.outer
-        self.program.lock.release()
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        self.program.running -= 1
+        self.lock.release()
+        if problem is not None:
+            self.program.told().__exit__(kind, problem, trace)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.closed or self.program.shut
+
+    def closing(self) -> AbstractContextManager[object]:
+        return self.program.ending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +87,10 @@ class Opening:
         return hash((self.device, o.index, o.target, o.require, frozenset(o.options.items())))
 
 
-class ForwardedAttribute:
-    """A class attribute of a guard for the attribute ``name`` of the wrapped object."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, guard: Guard | None, kind: type[Guard]) -> Any:
-        return self if guard is None else guard.__getattr__(self.name)
-
-
-@cache
-def _forwarding_class(kind: type[Guard], names: frozenset[str]) -> type[Guard]:
-    """Return a subclass of ``kind`` that has ``names`` as class attributes. Since Python 3.12, ``isinstance`` with a protocol
-    ignores ``__getattr__``: it searches the guard, and the wrapped object's class as of the first check."""
-    return type(kind.__name__, (kind,), {n: ForwardedAttribute(n) for n in names})
-
-
 class Guard:
     """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
-        kind = type(self)
-        names = frozenset(n for n in dir(plain) if not (n.startswith("_") or hasattr(kind, n)))
-        # `self.__class__ =` is unavailable: it is the class of the wrapped object.
-        object.__dict__["__class__"].__set__(self, _forwarding_class(kind, names))  # type: ignore[arg-type]
         self._plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
@@ -139,12 +129,12 @@ class GuardedBackend(Guard):
 
         @wraps(method)
         def call(*args: Any, **named: Any) -> Any:
-            self._check_open()
+            self.check_open()
             return told(*args, **named)
 
         return call
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise DeviceFailure if the device is closed. Descriptive attributes remain readable."""
         if self.shut:
             raise DeviceFailure(f"device {self._device} was closed", hint="open it again")
@@ -158,25 +148,25 @@ class GuardedBackend(Guard):
     @property
     def profiler(self) -> Any:
         """The plugin's profiler, guarded, since it measures on the device."""
-        self._check_open()
+        self.check_open()
         with self.told():
             return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: GuardedLoaded) -> Loaded:
         """Load the plugin's table for other lengths than those of ``first``; the two programs share one lock."""
         with self.lock, self.told():
-            self._check_open()
+            self.check_open()
             made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
             made.lock = first.lock
             self._programs.add(made)
-            return made
+            return cast(Loaded, made)
 
     def close(self) -> None:
         """Close the programs after their calls have returned, then the device. Closing again does nothing. Raises DeviceFailure
@@ -201,25 +191,22 @@ class GuardedLoaded(Guard):
 
     def __init__(self, plain: Loaded, name: str, device: str) -> None:
         super().__init__(plain, device)
-        self._name, self.lock, self.shut, self.busy = name, RLock(), False, False
-
-    @property
-    def kernels(self) -> int:
-        return cast(int, self._plain.kernels)
+        self._name, self.lock, self.shut = name, RLock(), False
+        self.running = 0  # calls of the thread that holds the lock
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the program after all earlier calls have returned."""
-        with self.turn(), self.told():
+        with ProgramGuard(self):
             return cast(RunResult, self._plain.run(inputs))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Return a bound call that excludes this program's other calls."""
-        with self.turn(), self.told():
-            return GuardedBound(self, self._plain.bind(inputs, outputs, stream))
-
-    def turn(self) -> Turn:
-        """Return a context that excludes other calls. Entering it raises DeviceFailure if the program is closed."""
-        return Turn(self)
+        """Return a bound call that excludes this program's other calls. Raises DeviceFailure unless it is a ``Bound``."""
+        with ProgramGuard(self):
+            bound = self._plain.bind(inputs, outputs, stream)
+            if not isinstance(bound, Bound):
+                raise DeviceFailure(f"device {self._device} returned a {type(bound).__name__} as bound call, not a Bound")
+        bound.guard = ProgramGuard(self)
+        return bound
 
     def close(self) -> None:
         """Free the program after the running call has returned. Closing again does nothing."""
@@ -233,64 +220,10 @@ class GuardedLoaded(Guard):
         """Exclude other calls while the program is closed. Raises DeviceFailure if this thread is in a call of the program:
         garbage collection during a run may try to close it."""
         with self.lock:
-            if self.busy:
+            if self.running:
                 raise DeviceFailure(f"program {self._name} cannot be closed from within a call of it")
             with self.told():
                 yield
-
-
-class GuardedBound(Guard):
-    """A bound call of ``program`` that excludes the program's other calls."""
-
-    def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
-        super().__init__(plain, program._device)
-        self._program = program
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        return cast(Mapping[str, Any], self._plain.inputs)
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        return cast(Mapping[str, Any], self._plain.outputs)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self._plain.notes)
-
-    @property
-    def clock(self) -> str:
-        return cast(str, self._plain.clock)
-
-    @property
-    def stream(self) -> Any:
-        return self._plain.stream
-
-    def run(self) -> None:
-        with self._program.turn(), self.told():
-            self._plain.run()
-
-    def synchronize(self) -> None:
-        """Wait for every queued run. Does nothing after the program's ``close``, which has waited already."""
-        with self._program.lock, self.told():
-            if not self._program.shut:
-                self._plain.synchronize()
-
-    def seconds(self) -> float:
-        with self._program.turn(), self.told():
-            return cast(float, self._plain.seconds())
-
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        with self._program.turn(), self.told():
-            self._plain.write(inputs)
-
-    def to_host(self, *names: str) -> dict[str, Array]:
-        with self._program.turn(), self.told():
-            return cast("dict[str, Array]", self._plain.to_host(*names))
-
-    def close(self) -> None:
-        with self._program.ending():
-            self._plain.close()
 
 
 def guard_backend(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
@@ -305,5 +238,8 @@ def opening_of(backend: Backend) -> Opening | None:
 
 
 def compile_lock(backend: Backend) -> AbstractContextManager[Any]:
-    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods."""
-    return cast(GuardedBackend, backend).lock
+    """Return the lock of a guarded ``backend``, held while models are compiled: one thread at a time calls its methods. Raises
+    DeviceFailure if the device is closed."""
+    guard = cast(GuardedBackend, backend)
+    guard.check_open()
+    return guard.lock

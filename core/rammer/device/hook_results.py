@@ -19,7 +19,11 @@ TRANSPORT = ("probe", "connects", "open")
 
 def check_policies(group: Any) -> list[tuple[Any, Any]]:
     """Return the policies by the names with which users choose them."""
-    return [(value.name, value) for _, value in check_passes(group)]
+    named = [(value.name, value) for _, value in check_passes(group)]
+    for name, value in named:
+        if not callable(getattr(value, "proposals", None)):
+            raise TypeError(f"{name} is not a Policy (rammer.schedule.policy)")
+    return named
 
 
 def check_passes(group: Any) -> list[tuple[Any, Any]]:

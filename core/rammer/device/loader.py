@@ -447,8 +447,10 @@ def _check_manifest(found: Any) -> Device:
 
 
 def _check_backend(backend: Backend) -> Backend:
-    """Return the Backend after checking it. Raises TypeError if it lacks a required method."""
-    lacking = [m for m in ("candidates", "kernel", "load", "close") if not callable(getattr(backend, m, None))]
+    """Return the Backend after checking it. Raises TypeError if it is of another class or lacks a required method."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"{type(backend).__name__} is not a rammer.device.manifest.Backend")
+    lacking = [m for m in sorted(Backend.__abstractmethods__) if not callable(getattr(backend, m))]
     if lacking:
         raise TypeError(f"{type(backend).__name__} has no method {lacking[0]} (rammer.device.manifest.Backend)")
     return backend

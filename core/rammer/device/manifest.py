@@ -1,17 +1,23 @@
-"""Device: the frozen manifest that a plugin returns, and the protocols that its objects implement.
+"""Device: the frozen manifest that a plugin returns, and the base classes of its objects.
 
-Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is these typed protocols; hooks
-(``rammer.device.hooks``) only find and compose manifests."""
+Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is the methods of ``Backend``, ``Profiler``,
+``Loaded`` and ``Bound``. Abstract ones are required; all others have a default, so the core calls them without checking for
+them. Hooks (``rammer.device.hooks``) only find and compose manifests."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.device.arrays import HostRoom
+from rammer.device.bound import Bound as Bound  # re-exported for plugins
+from rammer.errors import DeviceFailure
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
@@ -27,25 +33,19 @@ __all__ = [
     "Binding",
     "Bound",
     "Device",
-    "Exhaustive",
-    "Families",
     "Hardware",
+    "IterationCost",
     "Loaded",
     "MissingDependency",
     "OpenOptions",
-    "Poisoned",
-    "Preparing",
     "Profiler",
-    "PrologueRated",
-    "Rated",
     "Recorded",
     "RunResult",
     "Span",
-    "Tracer",
 ]
 
 #: Incremented whenever plugins written for the previous version stop working.
-API_VERSION = 4
+API_VERSION = 5
 
 #: Offsets (elements) equal modulo this number have equal alignment for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
@@ -150,233 +150,6 @@ class RunResult:
     notes: tuple[str, ...] = ()
 
 
-class Bound(Protocol):
-    """A program with fixed input and output arrays: a run checks nothing and moves nothing through the host.
-
-    The arrays may be overwritten between runs, and each run reads their current content. Runs of one program execute in order,
-    including runs of its other bound calls."""
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The bound inputs by ONNX name, as the device's own arrays."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        """The bound outputs by ONNX name, as the device's own arrays: the same ones in every run."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Additional work of a run, such as a copy into an array that the kernels cannot write directly."""
-        ...
-
-    @property
-    def clock(self) -> str:
-        """The clock of ``seconds``, and whether its times include copies: "GPU events"."""
-        ...
-
-    @property
-    def stream(self) -> Any:
-        """The device queue on which runs are enqueued, or None if a run has finished when ``run`` returns."""
-        ...
-
-    def run(self) -> None:
-        """Run once, queued if the device has a queue. Raises DeviceFailure if the program is closed."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for every queued run. Raises DeviceFailure if one failed."""
-        ...
-
-    def seconds(self) -> float:
-        """Run once, wait, and return the run's seconds on the device by ``clock``."""
-        ...
-
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values, from the host or the device, into bound inputs. Raises BadInput for a wrong name, type or shape."""
-        ...
-
-    def to_host(self, *names: str) -> dict[str, Array]:
-        """Return copies of the outputs (all, or ``names``) after the queued runs."""
-        ...
-
-    def close(self) -> None:
-        """Release the arrays; closing the program does it too."""
-        ...
-
-
-class Loaded(Protocol):
-    """A program resident on a device, ready for repeated runs.
-
-    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.close``
-    after that (``rammer.device.guard``), so a plugin needs no locks. Programs of one device may run concurrently: resources that
-    they share (a queue, a compiler's cache) must be thread-safe.
-    """
-
-    @property
-    def kernels(self) -> int:
-        """The number of kernel launches (or supersteps) of one run."""
-        ...
-
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Run once; inputs by ONNX name, already of the right type and shape. Outputs are new arrays, which later runs never
-        modify."""
-        ...
-
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Return a call bound to these arrays, already of the right types and shapes. Missing outputs are allocated.
-
-        Arrays are on the host or on the device, by NumPy's protocols, DLPack's or ``__cuda_array_interface__``. A host array
-        bound to a device with separate memory is copied there once. Raises BadInput for an array that is elsewhere or overlaps an
-        output. A ``stream`` (a queue of the device's kind) is also rejected if the device has no queues.
-        """
-        ...
-
-    def close(self) -> None:
-        """Wait for queued runs and free the device memory."""
-        ...
-
-
-@runtime_checkable
-class Poisoned(Protocol):
-    """A loaded program that can fill the memory of its runs and kernels with NaN, for tests."""
-
-    def poison(self) -> None:
-        """Set all bits of arena, inputs, outputs and the units' local memory: NaN in every float type. From now on the device
-        also starts operators as early as it may, before those that they wait for have finished."""
-        ...
-
-
-class Profiler(Protocol):
-    """Rammer's three measurements (section 4.3). A device with a clock must measure, not predict."""
-
-    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Return the seconds of one rTask alone on a vEU, and with every vEU running it."""
-        ...
-
-    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Return threads, registers and local memory of one rTask, from the compiler if it reports them."""
-        ...
-
-    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Return the median seconds of a whole rProgram on random inputs."""
-        ...
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A Profiler that can build several kernels at once, with concurrent compilers, before measuring them."""
-
-    def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
-        """Build the kernels of tiled operators before they are measured. Build errors are raised when the kernel is measured."""
-        ...
-
-
-class Backend(Protocol):
-    """An opened device. One thread at a time compiles and loads models for it, while others may run programs."""
-
-    @property
-    def vdevice(self) -> VDevice:
-        """The virtual device that programs are compiled for."""
-        ...
-
-    @property
-    def hardware(self) -> Hardware:
-        """The physical hardware of the device."""
-        ...
-
-    @property
-    def profiler(self) -> Profiler:
-        """The profiler with the three measurements."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Key of the kernel store: device, driver and generator versions."""
-        ...
-
-    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Return tiles and kernel families worth trying for an untiled operator, best predicted first. Callers read only the
-        first few: a device with expensive candidates returns a ``LazySequence`` (``rammer.device.lazy_sequence``)."""
-        ...
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
-        ...
-
-    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """Compile every kernel and upload constants (by tensor name). Raises DeviceFailure if memory does not suffice."""
-        ...
-
-    def close(self) -> None:
-        """Free the resources of the opened device: a context, queues, threads, files. The core calls it once, after all programs
-        are closed, and nothing after it. Other Backends of the device must keep working."""
-        ...
-
-
-@runtime_checkable
-class Exhaustive(Protocol):
-    """A Backend that can list the candidates that ``candidates`` omits as slow, for tests of every kernel."""
-
-    def all_candidates(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
-        """Yield every tile and family in the search space; ``kernel`` raises DeviceFailure for some."""
-        ...
-
-
-@runtime_checkable
-class Rated(Protocol):
-    """A Backend that rates its kernels on operators that keep a contraction's operand on chip (``ROperator.holds_operand``). It
-    also rates the separate operators with which these are compared."""
-
-    def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted FLOP/s of a vEU on an untiled ``operator`` divided by ``vdevice.flops``. Above 1 if units beyond
-        those counted in ``vdevice.flops`` compute it. A Backend without this method computes all operators at one rate."""
-        ...
-
-
-@runtime_checkable
-class PrologueRated(Protocol):
-    """A Backend that rates its kernels on maps before a contraction (``ROperator.prologue``)."""
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted seconds of an untiled ``operator`` without its maps divided by those with them, at most 1. A
-        Backend without this method computes maps at zero cost."""
-        ...
-
-
-@runtime_checkable
-class Families(Protocol):
-    """A Backend that lists its kernel families, so that a loaded file with an unknown family is rejected. Without this protocol,
-    ``load`` alone decides."""
-
-    @property
-    def families(self) -> Mapping[str, Mapping[str, range]]:
-        """The values of every config key by family; "" is the generic family."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
-
-    ``targets`` are the values of ``OpenOptions.target``. ``several`` is an option by which one name denotes several units.
-    ``api`` is the API version that the plugin was written for, as a literal number."""
-
-    name: str
-    summary: str
-    probe: Callable[[], Sequence[Hardware]]
-    open: Callable[[OpenOptions], Backend]
-    targets: tuple[str, ...] = ()
-    simulated: bool = False
-    several: str = ""
-    api: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise ValueError(f"device name {self.name!r} is not an identifier")
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """One task on one unit of the device, with ``start`` and ``end`` in seconds from the start of the program. The unit is a vEU
@@ -398,11 +171,233 @@ class Recorded:
     spans: Sequence[Span]
 
 
-@runtime_checkable
-class Tracer(Protocol):
-    """A backend that can report when and where each task ran."""
+@dataclass(frozen=True, slots=True)
+class IterationCost:
+    """The cost between two iterations of a loop program: the number of steps that take as long.
+
+    ``cells`` counts steps of recurrent layers, ``light`` those of a model's loops. Steps that a run does not need cost as much as
+    others. The numbers are smaller if the device skips them."""
+
+    cells: int = 2
+    light: int = 32
+
+
+def _undefined(thing: object, name: str) -> AttributeError:
+    """Return the error for a required attribute that a plugin's object does not define."""
+    return AttributeError(f"{type(thing).__name__} does not define {name!r}")
+
+
+class Loaded(ABC):
+    """A program resident on a device, ready for repeated runs.
+
+    The core calls it and its bound calls from any thread, but one at a time. It calls ``close`` once, and only ``Bound.release``
+    after that (``rammer.device.guard``), so a plugin needs no locks. Programs of one device may run concurrently: resources that
+    they share (a queue, a compiler's cache) must be thread-safe.
+    """
+
+    @cached_property
+    def kernels(self) -> int:
+        """The number of kernel launches (or supersteps) of one run."""
+        raise _undefined(self, "kernels")
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """Run once; inputs by ONNX name, already of the right type and shape. Outputs are new arrays, which later runs never
+        modify."""
+
+    @abstractmethod
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """Return a call bound to these arrays, already of the right types and shapes. Missing outputs are allocated.
+
+        Arrays are on the host or on the device, by NumPy's protocols, DLPack's or ``__cuda_array_interface__``. A host array
+        bound to a device with separate memory is copied there once. Raises BadInput for an array that is elsewhere or overlaps an
+        output. A ``stream`` (a queue of the device's kind) is also rejected if the device has no queues.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for queued runs and free the device memory."""
+
+    def poison(self) -> bool:
+        """Set all bits of arena, inputs, outputs and the units' local memory, for tests. They are NaN in every float type.
+
+        From now on the device also starts operators as early as it may, before those that they wait for have finished. Return
+        True if done. The default does nothing and returns False."""
+        return False
+
+
+class Profiler(ABC):
+    """Rammer's three measurements (section 4.3). A device with a clock must measure, not predict."""
+
+    @abstractmethod
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Return the seconds of one rTask alone on a vEU, and with every vEU running it."""
+
+    @abstractmethod
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        """Return threads, registers and local memory of one rTask, from the compiler if it reports them."""
+
+    @abstractmethod
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        """Return the median seconds of a whole rProgram on random inputs."""
+
+    def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:  # noqa: B027  (optional)
+        """Build the kernels of tiled operators before they are measured, with concurrent compilers. Build errors are raised when
+        the kernel is measured. The default does nothing: each kernel is built when it is measured."""
+
+
+class Backend(ABC):
+    """An opened device. One thread at a time compiles and loads models for it, while others may run programs.
+
+    A device defines the attributes ``vdevice``, ``hardware``, ``profiler`` and ``fingerprint``, and the abstract methods. All
+    others are optional capabilities; each has a default that does without it. An attribute is set on the object, or overridden in
+    the class by a value or a property."""
+
+    @cached_property
+    def vdevice(self) -> VDevice:
+        """The virtual device that programs are compiled for."""
+        raise _undefined(self, "vdevice")
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The physical hardware of the device."""
+        raise _undefined(self, "hardware")
+
+    @cached_property
+    def profiler(self) -> Profiler:
+        """The profiler with the three measurements."""
+        raise _undefined(self, "profiler")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Key of the kernel store: device, driver and generator versions."""
+        raise _undefined(self, "fingerprint")
+
+    @abstractmethod
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Return tiles and kernel families worth trying for an untiled operator, best predicted first. Callers read only the
+        first few: a device with expensive candidates returns a ``LazySequence`` (``rammer.device.lazy_sequence``)."""
+
+    @abstractmethod
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
+
+    @abstractmethod
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """Compile every kernel and upload constants (by tensor name). Raises DeviceFailure if memory does not suffice."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the resources of the opened device: a context, queues, threads, files. The core calls it once, after all programs
+        are closed, and nothing after it. Other Backends of the device must keep working."""
+
+    # --- kernels ---
+
+    @cached_property
+    def families(self) -> Mapping[str, Mapping[str, range]] | None:
+        """The values of every config key by kernel family; "" is the generic family. A loaded file with an unknown family or
+        value is rejected. The default None declares nothing: ``load`` alone decides."""
+        return None
+
+    def all_candidates(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
+        """Yield every tile and family in the search space, for tests of every kernel; ``kernel`` raises DeviceFailure for some.
+        The default is ``candidates``."""
+        return self.candidates(operator, binding)
+
+    def smallest_kernel(self, operator: ROperator, binding: Binding) -> ROperator | None:
+        """Return the operator tiled for the least vEU time of its tasks in all (Rammer, section 4.2: resource-efficient rTasks).
+
+        It runs beside other operators, and is predicted to take not much longer than the best alone. The fastest candidates need
+        not include it, since they fill the device. The default is None: no other kernel."""
+        return None
+
+    # --- fusion ---
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """Return the predicted FLOP/s of a vEU on an untiled ``operator`` divided by ``vdevice.flops``. Above 1 if units beyond
+        those counted in ``vdevice.flops`` compute it.
+
+        Fusion asks for operators that keep a contraction's operand on chip (``ROperator.holds_operand``), and for the separate
+        operators with which these are compared. The default is 1: all operators are computed at one rate."""
+        return 1.0
+
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """Return the predicted seconds of an untiled ``operator`` without the maps before its contraction
+        (``ROperator.prologue``) divided by those with them, at most 1. The default is 1: the maps cost nothing."""
+        return 1.0
+
+    # --- constants ---
+
+    def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
+        """Return the arrangements of constants that a tiled operator's kernel reads (keys as in ``ConstantForm``), so that
+        programs share packed constants. Raises DeviceFailure without a kernel. The default is none: constants are read as they
+        are."""
+        return frozenset()
+
+    def same_packing(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
+        """Return the best choice of a tiled operator's family that needs only arrangements of ``held``, or None. It is predicted
+        to take no more than 1 + ``within`` times as long as the family's best. The default is None."""
+        return None
+
+    # --- ranges of lengths ---
+
+    @cached_property
+    def cases(self) -> int:
+        """The maximum number of parts of a range with separate tables (length variants). The default 0 disables them."""
+        return 0
+
+    def retile_for(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
+        """Return the operator with the tile and kernel that are best at the lengths of ``binding``, with its constant
+        arrangements. The default is the operator itself, the answer if no kernel is predicted to be faster by more than
+        ``within``."""
+        return operator
+
+    def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
+        """Load a table for other lengths than those of ``first``, with the same ports. The two never run at the same time, so it
+        may use the memory of ``first``. The default is ``load``, with memory of its own."""
+        return self.load(program, constants)
+
+    # --- runs ---
+
+    @cached_property
+    def iteration_cost(self) -> IterationCost | None:
+        """The cost between two iterations of loop programs (``RProgram.repeat``): the table in iterations, with moves between
+        buffers around each. The default None says that the device runs no such programs: the core repeats them from the host."""
+        return None
+
+    @cached_property
+    def host_room(self) -> HostRoom:
+        """The requirements on a host array that programs access in place, on a device that shares the host's memory. The default
+        is that of any array."""
+        return HostRoom()
+
+    @property
+    def records_tasks(self) -> bool:
+        """True if the device overrides ``trace``."""
+        return type(self).trace is not Backend.trace
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Return the tasks of one run, by the device's clock; a task of several thread groups has several spans. The kernels are
-        rebuilt with time recording, so that ordinary kernels carry no overhead."""
-        ...
+        rebuilt with time recording, so that ordinary kernels carry no overhead. The default raises DeviceFailure."""
+        raise DeviceFailure("the device does not record when its tasks run")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
+
+    ``targets`` are the values of ``OpenOptions.target``. ``several`` is an option by which one name denotes several units.
+    ``api`` is the API version that the plugin was written for, as a literal number."""
+
+    name: str
+    summary: str
+    probe: Callable[[], Sequence[Hardware]]
+    open: Callable[[OpenOptions], Backend]
+    targets: tuple[str, ...] = ()
+    simulated: bool = False
+    several: str = ""
+    api: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"device name {self.name!r} is not an identifier")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-import numpy as np
-
+from rammer.device.manifest import Array, Backend, Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import Part, as_array, content_of
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
 
 __all__ = ["ConstantForm", "SharedConstants", "Upload", "WantedForm", "form_of"]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Fraction of its predicted time that an operator may lose, so that its constants are on the device once.
+WITHIN: Final = 0.02
+
 Held = TypeVar("Held")
 Result = TypeVar("Result")
 Made = TypeVar("Made", covariant=True)
@@ -88,3 +92,40 @@ class SharedConstants(Generic[Held]):
 def form_of(values: Part, arrangement: str, nbytes: int) -> ConstantForm:
     """Return the form of a constant with these values."""
     return ConstantForm(content_of(values), arrangement, nbytes)
+
+
+@dataclass
+class LoadedArrangements:
+    """Programs on a device, by the arrangements that their kernels read, which are computed on demand."""
+
+    backend: Backend
+    waiting: list[tuple[RProgram, frozenset[str]]] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+
+    def add(self, program: RProgram, constants: Collection[str]) -> None:
+        """Add a program that is on the device now."""
+        self.waiting.append((program, frozenset(constants)))
+
+    def shared(self, operator: ROperator, binding: Binding) -> ROperator:
+        """Return a tiled operator, or a hardly slower one whose constants are arranged as for programs on the device."""
+        backend = self.backend
+        if not (self.waiting or self.held) or not binding.constants & {*operator.inputs}:
+            return operator
+        try:
+            wanted = backend.arrangements(operator, binding)
+        except DeviceFailure:
+            return operator
+        if not wanted or not (held := self._known()) or wanted <= held:
+            return operator
+        return backend.same_packing(operator, binding, held, WITHIN) or operator
+
+    def _known(self) -> set[str]:
+        while self.waiting:
+            program, constants = self.waiting.pop()
+            binding = Binding.of(program, constants)
+            for operator in program.operators:
+                try:
+                    self.held |= self.backend.arrangements(operator, binding)
+                except DeviceFailure:  # for example a third party's kernel
+                    continue
+        return self.held

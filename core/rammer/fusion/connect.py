@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -41,7 +41,7 @@ LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
 MOST_CONTRACTIONS = 16
 
-#: A rate that a device reports for an operator (``rammer.device.manifest.Rated`` and ``PrologueRated``).
+#: A rate that a device reports for an operator (``Backend.rate`` and ``Backend.prologue_rate``).
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
@@ -73,20 +73,25 @@ AT_PEAK: Final = CostModel()
 
 
 def connect(
-    graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None, asked: CostModel = AT_PEAK
+    graph: ComputeGraph,
+    device: VDevice,
+    aliases: Mapping[str, tuple[str, ...]] | None = None,
+    asked: CostModel = AT_PEAK,
+    fusion: str = "full",
 ) -> TileGraph:
-    """Group the Computes of ``graph`` into operators for ``device``.
+    """Group the Computes of ``graph`` into operators for ``device``. ``fusion`` is the option of that name.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and concatenations, from the
     storage pass). Its readers depend on the producers of those tensors, which must be written to memory. Operators of equal keys
     share the results of the cost model ``asked``.
     """
     binding = asked.binding or Binding(graph.types, {}, frozenset(graph.constants))
-    state = _Connector(graph, device, dict(aliases or {}), asked, binding)
+    state = _Connector(graph, device, dict(aliases or {}), asked, binding, fusion)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
     ordered = sort_topologically(operators, state.position, state.roots)
-    edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
-    return TileGraph(graph, ordered, tuple(state.decisions), edges)
+    between = device_edges(graph, state.owner)
+    reasons = {(e.producer, e.consumer): state.reason(e) for e in between}
+    return TileGraph(graph, ordered, tuple(state.decisions), tuple(e for o in ordered for e in o.connections) + between, reasons)
 
 
 @dataclass
@@ -96,8 +101,10 @@ class _Connector:
     aliases: dict[str, tuple[str, ...]]
     asked: CostModel
     binding: Binding
+    fusion: str
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[ConnectionTrial] = field(default_factory=list)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)  #: Reasons by producer and consumer.
     prices: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     bound: dict[str, bool] = field(default_factory=dict)
@@ -145,14 +152,15 @@ class _Connector:
         """Return the longest legal and profitable group from ``seed``."""
         best = _make_operator((seed,), ())
         group, connections = [seed], list[Connection]()
-        while _chain_length(group) < LONGEST_CHAIN:
+        while self.fusion != "none" and _chain_length(group) < LONGEST_CHAIN:
             readers = self._outside_readers(group)
             if not readers:
                 break
             c = self.producers[min(readers, key=self.position.__getitem__)]
             joined = [*group, *self._partner_products(group, c)]
-            layer = self._meeting_layer(joined, c)
+            layer, why = self._meeting_layer(joined, c)
             if layer is None or self._depends_around(joined, c):
+                self._refuse(group, c, why or "it also reads a value that depends on the operator")
                 break
             inside = {g.name for g in joined}
             connections += [Connection(p, c.name, layer) for p in c.reads if p in inside]
@@ -161,11 +169,30 @@ class _Connector:
             if written:
                 wider = ROperator(c.name, tuple(group), tuple(connections), written)
                 if not self._is_profitable(best, wider, layer):
+                    self._refuse(best.computes, c, "recomputation or memory costs more")
                     break
                 best = wider
+        else:
+            longest = "fusion is off" if self.fusion == "none" else f"an operator has at most {LONGEST_CHAIN} Computes in a chain"
+            for name in self._outside_readers(group):
+                self._refuse(group, self.producers[name], longest)
+        for c in group:
+            if c not in best.computes:
+                self._refuse(best.computes, c, "no operator from here on may write its results")
         return best
 
-    def _outside_readers(self, group: list[Compute]) -> set[str]:
+    def _refuse(self, group: Sequence[Compute], c: Compute, why: str) -> None:
+        """Record why ``c``, and with it all later readers of ``group``, meet the group in device memory."""
+        for name in self._outside_readers(group):
+            reason = why if name == c.name else f"the operator ends before {c.name}"
+            self.refused |= {(p.name, name): reason for p in group if name in map(_name_of, self.consumers[p.name])}
+
+    def reason(self, edge: Connection) -> str:
+        """Return the reason why an edge between two operators meets in device memory."""
+        found = self.refused.get((edge.producer, edge.consumer))
+        return found or f"{edge.consumer} continues the operator of another operand"
+
+    def _outside_readers(self, group: Sequence[Compute]) -> set[str]:
         inside = {c.name for c in group}
         readers = (r.name for c in group for r in self.consumers[c.name])
         return {r for r in readers if r not in inside}
@@ -173,7 +200,7 @@ class _Connector:
     def _partner_products(self, group: list[Compute], c: Compute) -> list[Compute]:
         """Return the products of a few rows that only ``c`` reads, to be added to the group."""
         inside = {g.name for g in group}
-        if not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
+        if self.fusion != "full" or not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
             return []
         found = (self.producers[n] for n in c.reads if n in self.producers and n not in inside and n not in self.owner)
         return [
@@ -227,33 +254,37 @@ class _Connector:
         unplaced = any(n in self.position and n not in self.owner for n in outside)
         return unplaced or any(p in self.ancestors[n] for n in outside if n in self.ancestors for p in places)
 
-    def _meeting_layer(self, group: list[Compute], c: Compute) -> Scope | None:
-        """Return the highest layer at which ``c`` can meet the group, or None."""
+    def _meeting_layer(self, group: list[Compute], c: Compute) -> tuple[Scope | None, str]:
+        """Return the highest layer at which ``c`` can meet the group; or None and the reason."""
         produced = {g.name: g for g in group}
         inner = [ld for ld in c.loads if ld.tensor in produced]
         if is_elementwise(c, group):
-            return "thread"
+            return "thread", ""
+        if self.fusion == "elementwise":
+            return None, "fusion is element-wise only"
         if _can_be_prologue(group, c) and not self._weight_bound(c):
-            return None if self._can_start_layers(c) else "thread"
+            return (None, "it begins products that stay on chip") if self._can_start_layers(c) else ("thread", "")
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
-            return None
+            return None, "it reads windows or moved elements"
         # Kernel families cannot hold a row of results on chip if the weights are quantised.
         rows = all(self._many_rows(g) and g.decoded is None for g in (c, *group) if g.kind == "contraction")
         if c.kind == "contraction" and _is_layer_chain(group) and rows:
-            return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
+            full = sum(g.kind == "contraction" for g in group) >= MOST_CONTRACTIONS
+            return (None, f"an operator has at most {MOST_CONTRACTIONS} products") if full else ("veu", "")
         reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))
         if c.kind in ("reduction", "map") and _is_layer_chain(group) and rows and reduced:
-            return "veu"
+            return "veu", ""
         if c.kind in ("contraction", "window") or any(g.kind == "window" or self._many_rows(g) for g in group):
-            return None
-        return "veu"
+            return None, f"no kernel computes a {c.kind} after a {group[0].kind} in one task"
+        return "veu", ""
 
     def _can_start_layers(self, c: Compute) -> bool:
         """Return True if ``c`` would begin layers that stay on chip, which pay more than a prologue."""
-        logged = len(self.decisions)
+        logged, refused = len(self.decisions), dict(self.refused)
         found = self._grow_group(c).holds_operand
         del self.decisions[logged:]
+        self.refused = refused
         return found
 
     def _is_profitable(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
@@ -364,6 +395,10 @@ def _in_place(c: Compute) -> bool:
     """Return True if a map reads at least one tensor of its rank, and each of them element by element."""
     whole = [identity_load(ld, c) for ld in c.loads if len(ex.axes_of(ld)) == len(c.axes)]
     return bool(whole) and all(whole) and all(ld.fill is None for ld in c.loads)
+
+
+def _name_of(compute: Compute) -> str:
+    return compute.name
 
 
 def _make_operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:

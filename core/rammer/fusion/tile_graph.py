@@ -77,12 +77,13 @@ class ConnectionTrial:
 @dataclass(frozen=True)
 class TileGraph:
     """Operators without tiles in topological order, the edges between them, and the decisions. Edges inside an operator carry the
-    layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share."""
+    layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share; ``reasons`` says why."""
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
     decisions: tuple[ConnectionTrial | BatchTrial | CutTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
+    reasons: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def owner(self) -> Mapping[str, str]:
         """Return the operator name of each Compute."""
@@ -95,7 +96,9 @@ class TileGraph:
             lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
         for operator in self.operators:
             lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
-        lines += [f"  edge {e.producer} <{device.layer(e.layer).name}> {e.consumer}" for e in self.edges]
+        for e in self.edges:
+            why = f"  ({self.reasons[e.producer, e.consumer]})" if e.layer == "device" else ""
+            lines.append(f"  edge {e.producer} <{device.layer(e.layer).name}> {e.consumer}{why}")
         lines += [f"  {d}" for d in self.decisions]
         return "\n".join(lines)
 

@@ -19,6 +19,9 @@ Point: TypeAlias = Mapping[str, int]
 class NoRange(BadInput):
     """Error for a model whose programs of several lengths cannot become one program."""
 
+    def __init__(self, what: str, where: str = "", hint: str = "each shape is compiled on its own") -> None:
+        super().__init__(what, where, hint)
+
 
 @dataclass(frozen=True, slots=True)
 class AffineExtent:

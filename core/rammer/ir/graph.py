@@ -60,8 +60,13 @@ class Node:
         """The operator's name in the model, without its domain."""
         return self.op.removeprefix(f"{self.domain}.") if self.domain else self.op
 
+    @property
+    def attribute_text(self) -> str:
+        """The attributes as ``name=value``, in order of names."""
+        return ", ".join(f"{k}={_format_attribute(v)}" for k, v in sorted(self.attributes.items()))
+
     def __str__(self) -> str:
-        shown = ", ".join(f"{k}={_format_attribute(v)}" for k, v in sorted(self.attributes.items()))
+        shown = self.attribute_text
         attributes = f" {{{shown}}}" if shown else ""
         origin = f"  # {quote_text(self.name)}" if self.name else ""
         args = ", ".join(i or "_" for i in self.inputs)

@@ -161,9 +161,7 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
     need. Within a wave, tasks stay in row order. Raises ValueError if rows wait for each other in a cycle."""
     unfinished = {c.name: c.total for c in program.counters}
     reached = {c.name: 0 for c in program.counters}
-    feeds: dict[str, list[Counter]] = {}
-    for counter in program.counters:
-        feeds.setdefault(counter.operator, []).append(counter)
+    feeds = counters_by_operator(program)
     cursor = [0] * program.veus
     level = [0] * program.veus
     remaining, moved = program.task_count, True
@@ -195,6 +193,14 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
         task = program.rows[stuck][cursor[stuck]]
         raise ValueError(f"rows wait for each other in a cycle; v{stuck} never passes {task}")
     return result
+
+
+def counters_by_operator(program: RProgram) -> dict[str, list[Counter]]:
+    """Return the counters to which each operator's tasks contribute."""
+    feeds: dict[str, list[Counter]] = {}
+    for counter in program.counters:
+        feeds.setdefault(counter.operator, []).append(counter)
+    return feeds
 
 
 def tasks_of(program: RProgram) -> Iterator[tuple[int, int, Task]]:

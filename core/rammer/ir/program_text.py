@@ -25,7 +25,7 @@ from rammer.ir.types import LONG, SHORT
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class TaskRun:
     """A run of ``count`` tasks of one operator from ``start`` by ``step``; only the first task waits."""
 
     operator: str
@@ -40,21 +40,21 @@ class _Run:
         return f"{waits + ' ' if waits else ''}{self.operator}[{start}:{self.count}:{self.step}]"
 
 
-def _split_runs(row: tuple[Task, ...]) -> list[_Run]:
-    runs: list[_Run] = []
+def _split_runs(row: tuple[Task, ...]) -> list[TaskRun]:
+    runs: list[TaskRun] = []
     for task in row:
         last = runs[-1] if runs else None
         if last is not None and last.operator == task.operator and not task.waits:
             gap = task.index - last.start
             if last.count == 1 or gap == last.count * last.step:
                 step = gap if last.count == 1 else last.step
-                runs[-1] = _Run(last.operator, last.start, last.count + 1, step, last.waits)
+                runs[-1] = TaskRun(last.operator, last.start, last.count + 1, step, last.waits)
                 continue
-        runs.append(_Run(task.operator, task.index, 1, 1, task.waits))
+        runs.append(TaskRun(task.operator, task.index, 1, 1, task.waits))
     return runs
 
 
-def _row_shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
+def _row_shift(a: list[TaskRun], b: list[TaskRun]) -> tuple[int, ...] | None:
     """Return the shift of each run from row ``a`` to row ``b``, or None if they differ otherwise."""
     if len(a) != len(b):
         return None
@@ -64,7 +64,20 @@ def _row_shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
     return tuple(q.start - p.start for p, q in zip(a, b, strict=True)) if alike else None
 
 
-def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows ``first .. last`` whose runs differ only by constant shifts: row ``first + k`` starts run ``i`` at ``runs[i].start +
+    k * shifts[i]``."""
+
+    first: int
+    last: int
+    runs: tuple[TaskRun, ...]
+    shifts: tuple[int, ...]
+
+
+def group_rows(rows: tuple[tuple[Task, ...], ...]) -> Iterator[RowGroup]:
+    """Yield all rows as runs of tasks. Consecutive rows that differ only by a constant shift form one group. Rows without tasks
+    are omitted."""
     runs = [_split_runs(row) for row in rows]
     shifts = [_row_shift(a, b) for a, b in pairwise(runs)]
     first = 0
@@ -74,9 +87,14 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
             last += 1
         if runs[first]:
             moves = (shifts[first] if last > first else None) or (0,) * len(runs[first])
-            body = " | ".join(r.text(m) for r, m in zip(runs[first], moves, strict=True))
-            yield f"  row v{first}{f'..v{last}' if last > first else ''}: {body}"
+            yield RowGroup(first, last, tuple(runs[first]), moves)
         first = last + 1
+
+
+def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
+    for group in group_rows(rows):
+        body = " | ".join(r.text(m) for r, m in zip(group.runs, group.shifts, strict=True))
+        yield f"  row v{group.first}{f'..v{group.last}' if group.last > group.first else ''}: {body}"
 
 
 def format_parts(p: ProgramParts) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol, runtime_checkable
@@ -55,7 +56,8 @@ class Explaining(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """Record of one pass call: nodes and constants before and after, its time (seconds), and explained exceptions."""
+    """Record of one pass call: nodes and constants before and after, its time (seconds), and explained exceptions. ``changes`` is
+    the difference in the number of operators of each type, for types whose number changed."""
 
     spelling: str
     nodes_before: int
@@ -64,6 +66,7 @@ class PassReport:
     constants_after: int
     seconds: float = field(default=0.0, compare=False)
     details: tuple[str, ...] = ()
+    changes: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         nodes = f"nodes {self.nodes_before} -> {self.nodes_after}"
@@ -121,7 +124,7 @@ def _run_pass(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     seconds = time.perf_counter() - start
     counts = len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants)
     if result is not graph or (details and not any(r.details for r in reports)):
-        reports.append(PassReport(str(step), *counts, seconds, details))
+        reports.append(PassReport(str(step), *counts, seconds, details, _type_changes(graph, result)))
     if result is graph:
         return graph
     try:
@@ -137,6 +140,13 @@ def _run_pass(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
             "names and types of inputs and outputs belong to the model",
         )
     return result
+
+
+def _type_changes(before: Graph, after: Graph) -> tuple[tuple[str, int], ...]:
+    """Return the types of operators whose number differs, with the difference."""
+    found = Counter(n.op for n in after.nodes)
+    found.subtract(Counter(n.op for n in before.nodes))
+    return tuple((op, count) for op, count in sorted(found.items()) if count)
 
 
 def default_passes() -> tuple[Pass, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rammer.device.manifest import Span
 from rammer.ir.operator import RKernel
-from rammer.ir.program import RProgram, waves
+from rammer.ir.program import RProgram, counters_by_operator, waves
 from rammer.report.text_table import format_duration
 
 #: Columns of the text chart, and its maximum number of rows (a chip has a thousand).
@@ -21,22 +21,22 @@ _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 def task_seconds(program: RProgram, kernels: Mapping[str, Sequence[RKernel]]) -> dict[str, float]:
     """Return the seconds of one task of every operator, from the kernel that the program uses; 0 if unknown."""
-    result = {}
-    for operator in program.operators:
-        chosen = [k for k in kernels.get(operator.name, ()) if _same_tile(k, program)]
-        result[operator.name] = chosen[0].crowded if chosen else 0.0
-    return result
+    chosen = {o.name: chosen_kernel(program, kernels, o.name) for o in program.operators}
+    return {name: kernel.crowded if kernel is not None else 0.0 for name, kernel in chosen.items()}
 
 
-def _same_tile(kernel: RKernel, program: RProgram) -> bool:
-    mine, used = kernel.operator, program.operator[kernel.operator.name]
-    return (mine.tile, mine.family, mine.config) == (used.tile, used.family, used.config)
+def chosen_kernel(program: RProgram, kernels: Mapping[str, Sequence[RKernel]], operator: str) -> RKernel | None:
+    """Return the kernel that the program uses for an operator, or None if it is unknown."""
+    used = program.operator[operator]
+    form = used.tile, used.family, used.config
+    return next((k for k in kernels.get(operator, ()) if (k.operator.tile, k.operator.family, k.operator.config) == form), None)
 
 
 def task_spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
     """Return every task with its predicted start and end, in an order that the waits allow."""
     free = [0.0] * program.veus
     full = {c.name: 0.0 for c in program.counters}
+    feeds = counters_by_operator(program)
     result = []
     for wave in waves(program):
         for placed in wave:
@@ -44,8 +44,8 @@ def task_spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
             start = max([free[placed.veu], *(full[w.counter] for w in task.waits)])
             end = start + seconds[task.operator]
             free[placed.veu] = end
-            for counter in program.counters:
-                if counter.operator == task.operator and counter.first <= task.index < counter.last:
+            for counter in feeds.get(task.operator, ()):
+                if counter.first <= task.index < counter.last:
                     full[counter.name] = max(full[counter.name], end)
             result.append(Span(placed.veu, task.operator, task.index, start, end))
     return result

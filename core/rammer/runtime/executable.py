@@ -17,10 +17,10 @@ from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_pr
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.device.capabilities import LoadedArrangements
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
@@ -29,13 +29,13 @@ from rammer.ir.operator import RKernel
 from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
+from rammer.runtime.call_lengths import BindSpec
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
-from rammer.runtime.ranged_call import BindSpec
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.runtime.specialiser import CompileSite, Specialiser
 
@@ -66,9 +66,9 @@ class Executable:
     Any thread may call it at any time. Runs of one set of shapes are serialised; a set is compiled once, and compiling does not
     stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. With ``programs``, a folder,
-    compiled programs are cached there for later processes. ``lengths`` are ranges of open dimensions: a program serves all
-    lengths of a sub-range. If none are specified, ``length_history`` infers them from runs."""
+    ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. Compiled
+    programs are cached for later processes in the cache folder ``cache_root``, if given. ``lengths`` are ranges of open
+    dimensions: a program serves all lengths of a sub-range. If none are specified, ``length_history`` infers them from runs."""
 
     source: ModelSource
     backend: Backend
@@ -77,7 +77,7 @@ class Executable:
     registry: Registry | None = None
     progress: Progress = ignore_progress
     store: KernelStore | None = None
-    programs: Path | None = None
+    cache_root: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Times of the last completed run.
     resident: int = RESIDENT
@@ -133,7 +133,7 @@ class Executable:
     def kept(self) -> ProgramCache:
         """The programs on disk."""
         about = (self.source, self.backend, self.device, self.options, self.device_options)
-        return ProgramCache(*about, self.registry, self.programs)
+        return ProgramCache(*about, self.registry, self.cache_root)
 
     @property
     def hosted(self) -> list[str]:
@@ -183,7 +183,7 @@ class Executable:
         exe = replace(
             self,
             source=source,
-            programs=None,
+            cache_root=None,
             lengths=FIXED,
             length_history=LengthHistory(),
             contents=Contents(),
@@ -197,13 +197,13 @@ class Executable:
             exe.close()
         self.specialiser.check_values(model, {**inputs, **outputs})
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> BoundCall:
         """Return a call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs in place.
 
         With ranges, arrays of the greatest lengths are bound for all lengths: ``bound.run(past=5)``. If runs have shown which
         dimensions change, the ranges extend to the arrays' lengths. Other arrays get a separate program. An output may alias an
         input for the next run, ``{"present": "past"}``. That input may be omitted and starts with zeros. If the output extends
-        it, one row is written per run (``rammer.runtime.ranged_call``); with a compiled file, the output is copied.
+        it, one row is written per run (``rammer.runtime.call_lengths``); with a compiled file, the output is copied.
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's. A host array bound to a
         device with separate memory is copied there once, and ``bound.write`` copies new values. Omitted outputs are allocated:
@@ -222,11 +222,11 @@ class Executable:
         key = key_for(what.shapes, what.spans, what.lengths.derived)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        terms = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        spec = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
             return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
-            return special.bind(what.inputs, what.outputs, stream, terms)
+            return special.bind(what.inputs, what.outputs, stream, spec)
 
     def _find_bindable(self, key: ShapeKey, what: BindRequest) -> LoadedModel:
         """Return the program of a bound call for a range, or with outputs that alias inputs."""
@@ -261,8 +261,8 @@ class Executable:
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
-            path = self.kept.path(tuple(sorted(shapes.items())))
-            lengths = FIXED if path is not None and path.is_file() else lengths  # compiled for these shapes earlier
+            if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
+                lengths = FIXED  # compiled for these shapes earlier
         spans = lengths.spans_of(self.head.inputs, shapes)
         found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
         return found or self._specialise_shapes(shapes, {}, FIXED)
@@ -307,25 +307,26 @@ class Executable:
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> LoadedModel:
         """Return the loaded program, from disk by the key ``kept`` or compiled."""
-        found = self._load_or_compile(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
+        found = self._load_or_compile(self.kept.key(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
         self.residents.keep(key, found)
         return found
 
     def _load_or_compile(
-        self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
+        self, key: str | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
     ) -> LoadedModel:
-        """Return the loaded program, from ``path`` if it ``fits``, else compiled and cached."""
+        """Return the loaded program, from the cache if it ``fits``, else compiled and cached."""
         start = time.perf_counter()
         with collector_paused():  # avoids a scan of all objects that were read
-            compiled = self.kept.found(path, fits)
+            compiled = self.kept.found(key, fits)
             if compiled is not None:
+                assert key is not None
                 try:
-                    with as_refusal(path):
+                    with as_refusal(self.kept.entries.path(key)):
                         return self._load_compiled(compiled, start)
                 except BadInput as problem:
                     print_warning(f"{problem.what}; compiling again")
         compiled = with_contents(compile_it(), self.contents)  # releases values that passes created
-        self.kept.keep(path, compiled)
+        self.kept.keep(key, compiled)
         return self._load_compiled(compiled, start)
 
     def _compile_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
@@ -359,16 +360,15 @@ class Executable:
     def _specialise_continuation(self, model: Model) -> LoadedModel:
         """Return the loaded program of a model part with static shapes, cached by its content."""
         with compile_lock(self.backend):
-            path = self._part_path(model)
-            return self._load_or_compile(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
+            key = self._part_key(model)
+            return self._load_or_compile(key, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
 
-    def _part_path(self, model: Model) -> Path | None:
-        return self.kept.path(part_key(model)) if self.kept.folder is not None and self.source.digest else None
+    def _part_key(self, model: Model) -> str | None:
+        return self.kept.key(part_key(model)) if self.kept.root is not None and self.source.digest else None
 
     def _has_part(self, model: Model) -> bool:
         """Return True if an earlier process compiled this part."""
-        path = self._part_path(model)
-        return path is not None and path.is_file()
+        return self.kept.has(self._part_key(model))
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Return the compiled model without loading it. ``shapes`` are needed for dynamic inputs only; for a range, they select a

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 
-from rammer.device.arrays import Array, check_names, check_type, dtype_of, host_view, shape_of
+from rammer.device.arrays import Array, host_view
+from rammer.device.bound import Bound
 from rammer.device.manifest import RunResult
-from rammer.errors import BadInput, DeviceFailure
+from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer.ir.types import TensorType
 from rammer.verify.in_place_state import state_ports
 
-__all__ = ["HostBound", "check_apart", "check_values"]
+__all__ = ["HostBound", "check_apart"]
 
 #: Clock of bound calls that include reading the bound arrays and writing into them.
 WHOLE: Final = "wall, NumPy in and out"
 
 
-class HostBound:
-    """A bound call of a program's ``run`` (NumPy in and out) on fixed host arrays. Runs are complete on return. Raises BadInput
-    for arrays elsewhere, outputs that overlap another bound array or are read-only, or a stream."""
+class HostBound(Bound):
+    """A bound call of a program's ``run`` (NumPy in and out) on fixed host arrays. Runs are complete on return.
 
-    stream = None
-    #: All arrays are copied, since a program's run returns new arrays.
-    copied: tuple[tuple[str, ...], tuple[str, ...]]
+    ``copied`` are all arrays, or the outputs alone with ``reads_in_place``: ``run`` returns new arrays. ``notes`` are those of
+    the last run. Raises BadInput for arrays elsewhere, outputs that overlap another bound array or are read-only, or a stream."""
 
     def __init__(
         self,
@@ -37,48 +35,31 @@ class HostBound:
         outputs: Mapping[str, Any],
         stream: Any = None,
         clock: str = WHOLE,
+        notes: Sequence[str] = (),
+        reads_in_place: bool = False,
     ) -> None:
-        self.inputs, self.outputs = host_ports(program, inputs, outputs)
+        read, written = host_ports(program, inputs, outputs)
         if stream is not None:
             raise BadInput("runs of this device are synchronous: it has no stream to queue them on")
-        self.clock, self.notes = clock, tuple[str, ...]()
-        self.copied = tuple(self.inputs), tuple(self.outputs)
-        self._run: Callable[[Mapping[str, Array]], RunResult] | None = run
+        copied = (() if reads_in_place else tuple(read)), tuple(written)
+        super().__init__(read, written, clock=clock, notes=notes, copied=copied)
+        self._run = run
 
-    def run(self) -> None:
+    def launch(self) -> None:
         """Run once with the current inputs."""
-        self.seconds()
+        self.measure()
 
-    def synchronize(self) -> None:
-        """Return at once, since runs are never queued."""
-
-    def seconds(self) -> float:
+    def measure(self) -> float:
         """Run once, and return its seconds by the device's clock."""
-        result = self._require_run()(self.inputs)
+        result = self._run(self.inputs)
         for name, values in result.outputs.items():
             np.copyto(self.outputs[name], values)
-        self.notes = result.notes
+        self._notes = result.notes
         return result.seconds
 
-    def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy values into the bound arrays."""
-        self._require_run()
-        write_host(self.inputs, inputs)
-
-    def to_host(self, *names: str) -> dict[str, Array]:
-        """Return copies of the outputs."""
-        self._require_run()
-        return {n: self.outputs[n].copy() for n in names or self.outputs}
-
-    def _require_run(self) -> Callable[[Mapping[str, Array]], RunResult]:
-        """Return the program's run. Raises DeviceFailure once closed."""
-        if self._run is None:
-            raise DeviceFailure("the bound call was closed")
-        return self._run
-
-    def close(self) -> None:
-        """Release the program, and reject further runs."""
-        self._run = None
+    def release(self) -> None:
+        """Release the program."""
+        del self._run
 
 
 def host_ports(
@@ -110,19 +91,3 @@ def check_apart(inputs: Mapping[str, Any], outputs: Mapping[str, Any], share: Ca
     for (what, a), (name, b) in pairs:
         if a.size and b.size and share(a, b):
             raise BadInput(f"output {name!r} shares memory with {what}", hint="bind separate arrays")
-
-
-def write_host(arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
-    """Copy host values into host arrays of the same names. Raises BadInput for a wrong name, type, shape or memory."""
-    check_names("input", values, arrays)
-    for name, value in values.items():
-        given, array = host_view(f"input {name!r}", value), arrays[name]
-        check_values(name, given, array)
-        if not array.flags.writeable:
-            raise BadInput(f"input {name!r} was bound as an array that cannot be written")
-        np.copyto(array, given)
-
-
-def check_values(name: str, given: Any, array: Any) -> None:
-    """Raise BadInput unless ``given`` has the type and shape of the bound ``array``."""
-    check_type(f"input {name!r}", given, TensorType(dtype_of(array), shape_of(array)))

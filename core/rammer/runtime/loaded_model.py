@@ -13,17 +13,15 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.capabilities import can_repeat
 from rammer.device.manifest import Array, Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import ArrayRecipe, parts_of
 from rammer.ir.formats import from_carrier, to_carrier
-from rammer.runtime.bound_call import ModelBound
-from rammer.runtime.ranged_call import PLAIN, BindSpec, RangedCall
+from rammer.runtime.bound_call import BoundCall
+from rammer.runtime.call_lengths import PLAIN, BindSpec, LoadedVariants
 from rammer.runtime.shape_buckets import crop_outputs, pad_inputs
-from rammer.runtime.variant_call import load_tables
 
 if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
@@ -77,12 +75,12 @@ class LoadedModel:
     a ``following`` part, the programs compute its inputs; ``bodies`` runs control flow."""
 
     compiled: Compiled
-    loaded: dict[int, Loaded]
+    loaded: dict[int, Loaded | LoadedVariants]
     compile_seconds: float
     following: Continuation | None = None
     bodies: BodyRunner | None = None
-    bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
-    loose: WeakSet[ModelBound] = field(default_factory=WeakSet)  #: Bound calls that do not pin it.
+    bounds: WeakSet[BoundCall] = field(default_factory=WeakSet)
+    loose: WeakSet[BoundCall] = field(default_factory=WeakSet)  #: Bound calls that do not pin it.
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
     _changed: Condition = field(default_factory=Condition, repr=False)
@@ -179,19 +177,16 @@ class LoadedModel:
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         stream: Any = None,
-        terms: BindSpec = PLAIN,
+        spec: BindSpec = PLAIN,
         pinned: bool = True,
-    ) -> ModelBound:
+    ) -> BoundCall:
         """Return a bound call with these checked arrays, by ONNX name. A call that is not ``pinned`` does not keep the program on
         the device. Raises BadInput if a part is deferred."""
         if self.following is not None:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
         with self.used():
-            if terms == PLAIN and self.compiled.ranged is None:
-                made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
-            else:
-                made = RangedCall(self.compiled, self.loaded, inputs, outputs, stream, terms)
+            made = BoundCall(self.compiled, self.loaded, inputs, outputs, stream, spec, self.bodies)
             with self._changed:
                 (self.bounds if pinned else self.loose).add(made)
             return made
@@ -226,15 +221,17 @@ class LoadedModel:
                 self.following.close()
 
 
-def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None) -> dict[int, Loaded]:
+def load_segments(
+    backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None
+) -> dict[int, Loaded | LoadedVariants]:
     """Load every device segment, and free all if a segment or ``verify`` fails. ``verify`` is called before and after constants
     are read."""
-    loaded: dict[int, Loaded] = {}
+    loaded: dict[int, Loaded | LoadedVariants] = {}
     try:
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    if segment.program.repeat is not None and not can_repeat(backend):
+                    if segment.program.repeat is not None and backend.iteration_cost is None:
                         raise DeviceFailure(
                             f"program {segment.program.name} is a loop program, which {backend.hardware.name} does not support"
                         )
@@ -249,3 +246,17 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
             program.close()
         raise
     return loaded
+
+
+def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded | LoadedVariants:
+    """Load a program with its length variants, or without them if the device does not support them."""
+    first = backend.load(segment.program, segment.constants)
+    if segment.cases is None or not backend.cases:
+        return first
+    try:
+        shorter = [backend.load_case(table, segment.constants, first) for table in segment.cases.tables]
+    except BaseException:
+        first.close()
+        raise
+    port = next(p.external for p in segment.program.inputs if p.tensor == segment.cases.length)
+    return LoadedVariants(segment.cases, port, (*shorter, first))

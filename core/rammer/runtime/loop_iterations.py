@@ -11,7 +11,7 @@ import numpy as np
 
 from rammer.device.arrays import on_host
 from rammer.ir.formats import numpy_type
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TurningProgram:
             state = list(_copy_outputs(bound, self._after).values())
         return TurnsDone(first - ahead.first, going, state, [p[0] if len(p) == 1 else np.concatenate(p) for p in gathered])
 
-    def _run_iterations(self, bound: ModelBound, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
+    def _run_iterations(self, bound: BoundCall, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
         """Run the iterations of one call. Return their number, True if the loop continues, and their gathered values."""
         most, name = self.turns.count, self.turns.name
         count = most if ahead.left is None else min(most, ahead.left - (first - ahead.first))
@@ -78,7 +78,7 @@ class TurningProgram:
         return done, bool(going.all()), [a[:done] for a in found.values()]
 
 
-def _write_inputs(bound: ModelBound, values: Mapping[str, Any]) -> None:
+def _write_inputs(bound: BoundCall, values: Mapping[str, Any]) -> None:
     """Write values to the inputs of a call. Runs that read host arrays must not be queued."""
     far = dict[str, Any]()
     for name, value in values.items():
@@ -91,7 +91,7 @@ def _write_inputs(bound: ModelBound, values: Mapping[str, Any]) -> None:
         bound.write(far)
 
 
-def _copy_outputs(bound: ModelBound, names: list[str]) -> dict[str, Any]:
+def _copy_outputs(bound: BoundCall, names: list[str]) -> dict[str, Any]:
     """Return owned copies of outputs after the run has ended."""
     bound.synchronize()
     near = {n: bound.outputs[n] for n in names if isinstance(bound.outputs[n], np.ndarray)}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from rammer.cache.cache_location import cache_folder
+from rammer.cache.disk_cache import Cache
 from rammer.cache.file_digests import content_digest
-from rammer.cache.whole_files import cache_text, cached_text
 from rammer.errors import RammerError
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.port import ON_HOST, InputPort
@@ -22,6 +20,10 @@ from rammer.runtime.specialiser import SpecialiserFactory
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
+
+
+#: Entries: ports and external files of a model, by the digest of its file.
+_CACHE: Final = Cache("heads", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +87,18 @@ class ModelSource:
         """Name and ports, cached from an earlier read of the same content or read from the file."""
         if self.known is not None:
             return self.known
-        file = self._head_file()
-        text = cached_text(file) if file is not None else None
-        if text is not None:
-            with suppress(ValueError, TypeError, LookupError):  # malformed cache: read the model
-                data = load_json(text)
-                head, external = _decode_head(data), _check_file_names(data["external"])
-                with_files = self._with_files(external)
-                if with_files:  # else reading reports the error
-                    self.digest, self.external = with_files, external
-                    return head
+        key = _CACHE.key(self.digest) if self.digest else ""
+        found = _CACHE.get(key, _decode_head) if key else None
+        if found is not None:
+            head, external = found
+            with_files = self._with_files(external)
+            if with_files:  # else reading reports the error
+                self.digest, self.external = with_files, external
+                return head
         external = self.external = self.model.external
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
-        if file is not None:
-            cache_text(file, json.dumps({**asdict(head), "external": external}))
+        if key:
+            _CACHE.put(key, json.dumps({**asdict(head), "external": external}).encode())
         self.digest = self._with_files(external)
         return head
 
@@ -121,9 +121,6 @@ class ModelSource:
             return ""
         return hashlib.sha256(json.dumps([self.digest, *zip(names, found, strict=True)]).encode()).hexdigest()
 
-    def _head_file(self) -> Path | None:
-        return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
-
 
 def _check_file_names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
@@ -131,7 +128,9 @@ def _check_file_names(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _decode_head(data: dict[str, Any]) -> Head:
+def _decode_head(record: bytes) -> tuple[Head, tuple[str, ...]]:
+    """Return the head and the names of external files in an entry. Raises ValueError or a similar error."""
+    data = load_json(record)
     inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"]), p["ranked"]) for p in data["inputs"])
     names = (data["name"], *(p.name for p in inputs), *data["outputs"])
     if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
@@ -140,4 +139,4 @@ def _decode_head(data: dict[str, Any]) -> Head:
         raise ValueError("an extent is malformed")
     if not all(type(p.ranked) is bool and (p.ranked or not p.shape) for p in inputs):
         raise ValueError("cached input has extents without a rank")
-    return Head(data["name"], inputs, tuple(data["outputs"]))
+    return Head(data["name"], inputs, tuple(data["outputs"])), _check_file_names(data["external"])

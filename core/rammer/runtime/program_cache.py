@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from rammer.cache.cache_keys import key_of, unit_key
+from rammer.cache.cache_keys import unit_key
 from rammer.cache.cached_constants import ConstantCache
-from rammer.cache.whole_files import is_trusted
+from rammer.cache.disk_cache import Cache
 from rammer.compile_options import CompileOptions
-from rammer.compiled.artifact import Artifact, SeparateConstants, save_artifact
+from rammer.compiled.artifact import Artifact, SeparateConstants, write_artifact
 from rammer.compiled.artifact_reader import check_device, load_artifact
 from rammer.compiled.segments import Compiled
 from rammer.device.loader import Registry
@@ -26,13 +26,10 @@ from rammer.runtime.shape_buckets import BOUND, SPANS, ShapeKey
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
 
-#: The folder of constants by content, next to the folder of programs.
-CONSTANTS: Final = "constants"
-
 
 @dataclass(frozen=True)
 class ProgramCache:
-    """The cached programs of ``source`` for ``backend``, opened as ``device``. The cache is in ``folder``; if ``folder`` is None,
+    """The cached programs of ``source`` for ``backend``, opened as ``device``, in the cache folder ``root``. If it is None,
     nothing is cached."""
 
     source: ModelSource
@@ -41,20 +38,24 @@ class ProgramCache:
     options: CompileOptions
     device_options: Mapping[str, str] = field(default_factory=dict)
     registry: Registry | None = None
-    folder: Path | None = None
+    root: Path | None = None
 
-    def artifact(self, compiled: Compiled, path: Path | None = None) -> Artifact:
-        """Return ``compiled`` with the data that a later process needs to run it. Its key is the name of ``path``, so that a
+    @property
+    def entries(self) -> Cache:
+        """The entries: artifacts by their keys."""
+        return Cache("programs", "3", self.root)
+
+    def artifact(self, compiled: Compiled, key: str = "") -> Artifact:
+        """Return ``compiled`` with the data that a later process needs to run it. It contains its key in the cache, so that a
         renamed file is detected."""
-        key = path.stem if path is not None else ""
         return Artifact(compiled, self.device, self.backend.fingerprint, self.options.record(), self.device_options, key)
 
-    def path(self, what: ShapeKey | str) -> Path | None:
-        """Return the file of a program, by its shapes or by ``part_key``. Return None if caching is off or the model has no
+    def key(self, what: ShapeKey | str) -> str | None:
+        """Return the key of a program, by its shapes or by ``part_key``. Return None if caching is off or the model has no
         digest (a model in memory)."""
-        if self.folder is None or not self.source.digest:
+        if self.root is None or not self.source.digest:
             return None
-        parts = (
+        return self.entries.key(
             self.source.digest,
             repr(what),
             unit_key(self.backend),
@@ -63,28 +64,32 @@ class ProgramCache:
             *self.options.key(),
             self.registry.extension_key() if self.registry else "",
         )
-        return self.folder / f"{key_of(*parts)}.rammer"
 
-    def keep(self, path: Path | None, compiled: Compiled) -> None:
+    def has(self, key: str | None) -> bool:
+        """Return True if an earlier process has cached the program."""
+        return key is not None and self.entries.path(key).is_file()
+
+    def keep(self, key: str | None, compiled: Compiled) -> None:
         """Write a program to the cache, unless a part of it waits for values of a run. Print a warning if writing fails. Raise
         BadInput if the model's files have changed since they were opened."""
-        if path is not None and compiled.rest is None:
+        if key is not None and compiled.rest is None:
+            made, separate = self.artifact(compiled, key), SeparateConstants(self._constant_cache(), self.source.files)
             try:
-                separate = SeparateConstants(self._constant_cache(), self.source.files)
-                return save_artifact(path, self.artifact(compiled, path), separate, self.source.check)
+                return self.entries.write(key, lambda file: write_artifact(file, made, separate, self.source.check))
             except OSError as problem:
-                print_warning(f"compiled program is not cached: {problem}")
+                self.entries.report(problem)
         self.source.check()
 
-    def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
-        """Return the cached program in a file, or None if the file is missing or invalid (with a warning)."""
-        if path is None or not is_trusted(path):
+    def found(self, key: str | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
+        """Return a cached program, or None if its file is missing or invalid (with a warning)."""
+        path = self.entries.find(key) if key is not None else None
+        if path is None:
             return None
         self.source.check(thoroughly=False)
         try:
             cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constant_cache())
             bare = Compiled(cached.compiled.graph, ())
-            if replace(cached, compiled=bare) != self.artifact(bare, path) or not fits(cached.compiled):
+            if replace(cached, compiled=bare) != self.artifact(bare, path.name) or not fits(cached.compiled):
                 raise BadInput(f"{path} was cached for other inputs or options")
             check_device(path, cached.compiled, self.backend)
             return cached.compiled
@@ -94,10 +99,10 @@ class ProgramCache:
 
     def _constant_cache(self) -> ConstantCache:
         """Return the cache of large constants of the cached programs."""
-        assert self.folder is not None
+        assert self.root is not None
         source = self.source
         home = source.path.parent if source.path is not None else None
-        return ConstantCache(self.folder.with_name(CONSTANTS), home, source.opened)
+        return ConstantCache(self.root, home, source.opened)
 
 
 def part_key(model: Model) -> str:

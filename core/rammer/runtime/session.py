@@ -37,8 +37,8 @@ def open_executable(
 
     The model is read before the device is opened, so bad input does not load a driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching and precision
-    are fixed. A request for a layout, batching or a different precision is refused.
+    A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching, fusion and
+    precision are fixed. A request for a layout, batching, fusion or a different precision is refused.
     """
     check_choices(request)
     check_resident(request.resident)
@@ -62,7 +62,7 @@ def open_executable(
         registry,
         progress,
         store,
-        cache_folder() / "programs",
+        cache_folder(),
         request.device_options,
         resident=request.resident,
         lengths=lengths,

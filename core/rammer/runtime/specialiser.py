@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rammer.compile_options import CompileOptions, Progress
-from rammer.device.capabilities import LoadedArrangements
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.runtime.loaded_model import Continuation, LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule, rows_of
 from rammer.schedule.stage_clock import stage_kernels
 from rammer.schedule.task_placement import Row, fastest_kernel, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
-class Sequential:
+class Sequential(Policy):
     """A schedule of one operator per stage, each with its fastest kernel."""
 
     name: ClassVar[str] = "sequential"
@@ -33,7 +33,7 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class Greedy(Policy):
     """A schedule of stages with every operator whose predecessors have all run; each stage waits for the previous one.
 
     Stages equal the waves of the wavefront policy, but end together, as the stages of IOS do. So this policy differs from IOS

@@ -65,7 +65,7 @@ class IOSResult:
 
 
 @dataclass(frozen=True, slots=True)
-class IOS:
+class IOS(Policy):
     """A policy with at most ``s`` groups (connected components) in a stage and at most ``r`` operators in a group.
 
     The result is exact within blocks: no stage spans a point where all later operators wait for all earlier ones. This

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 
-__all__ = ["Choosing", "Memory", "OperatorGraph", "Policy", "Schedule", "rows_of"]
+__all__ = ["Memory", "OperatorGraph", "Policy", "Schedule", "rows_of"]
 
 
 @dataclass
@@ -77,26 +78,22 @@ class Schedule:
     predicted: float
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line."""
 
     @property
     def name(self) -> str:
-        """The spelling of this policy for ``--policy``."""
-        ...
+        """The spelling of this policy for ``--policy``. The default is ``str`` of it."""
+        return str(self)
 
+    @abstractmethod
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Place every task of every operator exactly once."""
-        ...
-
-
-@runtime_checkable
-class Choosing(Protocol):
-    """A policy with several proposals, from which the fastest whole program is chosen."""
 
     def proposals(self, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
-        """Return schedules, each with its policy. Without measurements the first one is used."""
-        ...
+        """Return schedules, each with its policy, from which the fastest whole program is chosen. Without measurements the first
+        one is used. The default is the policy's only schedule."""
+        return [(self, self(graph, device))]
 
 
 def rows_of(placed: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[tuple[str, int], ...], ...]:

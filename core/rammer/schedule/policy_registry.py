@@ -14,7 +14,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.untrusted_json import LARGEST
 from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.ios import IOS
-from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.stage_clock import StageClock
 from rammer.schedule.wavefront import Wavefront
 
@@ -29,7 +29,7 @@ _SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class Auto(Policy):
     """A policy that proposes the schedule of every built-in policy.
 
     Schedules predicted to take over ``FAR`` times the best are dropped, to avoid compiling and loading them. IOS has ``seconds``
@@ -59,8 +59,7 @@ class Auto:
             if isinstance(basic, IOS) and _is_near_optimal(graph, device, min(schedule.predicted for _, schedule in kept)):
                 _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
                 continue
-            own = basic.proposals(graph, device) if isinstance(basic, Choosing) else [(basic, basic(graph, device))]
-            for policy, mine in own:
+            for policy, mine in basic.proposals(graph, device):
                 if not any(_is_equal_schedule(mine, other) for _, other in kept):
                     kept.append((policy, mine))
         best = min(schedule.predicted for _, schedule in kept)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule, rows_of
 from rammer.schedule.task_placement import Row, WeightAffinity, kernel_choices, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
-class Wavefront:
+class Wavefront(Policy):
     """A policy that runs all operators of a wave concurrently.
 
     It uses the fastest kernels until the wave fills the vEUs, then the better of these and the resource-efficient ones. Only data

@@ -5,8 +5,6 @@ machine slows all of them alike. The best run of each counts. The results are ca
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,20 +17,16 @@ from rammer.device.guard import opening_of
 from rammer.device.manifest import Array, Backend
 from rammer.errors import DeviceFailure, DeviceUnavailable, print_warning
 from rammer.ir.program import RProgram
+from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer.tuning.kernel_probe import random_inputs
 from rammer.tuning.kernel_store import KernelStore
 
 __all__ = ["Opener", "TimeCache", "fastest_program", "program_opener"]
 
-#: Rounds in which all programs run, and the limits at which slow programs are dropped: after these rounds, at this multiple of
-#: the best time. Other load on the machine makes some runs up to half longer. Programs are dropped only after ``SOON`` seconds:
-#: another process may occupy a GPU for some milliseconds, in which short programs have several rounds.
-TURNS: Final = 20
-CLOSE: Final = ((8, 1.1), (3, 1.5))
-SOON: Final = 0.05
-#: This load lasts some tenths of a second: up to ``MOST`` rounds run until ``BRIEF`` seconds have passed. Rounds stop after
-#: ``LONG`` seconds.
-BRIEF, MOST, LONG = 0.3, 400, 4.0
+#: Rounds in which all programs run. Other load on the machine makes some runs up to half longer, and lasts some tenths of a
+#: second. Programs are dropped only after ``settled`` seconds: another process may occupy a GPU for some milliseconds, in which
+#: short programs have several rounds.
+RACE: Final = Rounds(least=20, most=400, seconds=(0.3, 4.0), drop=((8, 1.1), (3, 1.5)), settled=0.05)
 #: Times within this ratio are equal: the better prediction then decides, so that the choice does not depend on chance.
 SAME: Final = 1.005
 
@@ -100,14 +94,13 @@ class Race:
 
     def run(self, programs: Sequence[RProgram]) -> dict[int, float]:
         """Return the seconds by program index. Programs that fail together, for lack of memory, run again alone."""
-        seconds = self._turns(dict(enumerate(programs)))
+        seconds = self._time(dict(enumerate(programs)))
         for place in [*self.lost] if len(programs) > 1 else ():
             del self.lost[place]
-            seconds |= self._turns({place: programs[place]})
+            seconds |= self._time({place: programs[place]})
         return seconds
 
-    def _turns(self, programs: Mapping[int, RProgram]) -> dict[int, float]:
-        best = dict[int, float]()
+    def _time(self, programs: Mapping[int, RProgram]) -> dict[int, float]:
         with ExitStack() as stack:
             clocks = dict[int, Callable[[], float]]()
             for place, program in programs.items():
@@ -115,21 +108,9 @@ class Race:
                     clocks[place] = stack.enter_context(self.opened(program))
                 except DeviceFailure as problem:
                     self.lost[place] = problem
-            begun = time.perf_counter()
-            for turn in range(1, MOST + 1):
-                for place in [*clocks]:
-                    try:
-                        best[place] = min(best.get(place, math.inf), clocks[place]())
-                    except DeviceFailure as problem:
-                        self.lost[place] = problem
-                        del clocks[place]
-                        best.pop(place, None)
-                spent = time.perf_counter() - begun
-                margin = next((m for n, m in CLOSE if turn >= n and spent > SOON), math.inf)
-                clocks = {i: c for i, c in clocks.items() if best[i] <= margin * min(best.values())}
-                if spent > LONG or (turn >= TURNS and spent > BRIEF) or (margin < math.inf and len(clocks) < 2):
-                    break
-        return best
+            times = time_interleaved(clocks, RACE)
+        self.lost |= times.lost
+        return times.best
 
 
 def program_opener(backend: Backend, constants: Mapping[str, Array]) -> Opener:

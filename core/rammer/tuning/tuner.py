@@ -16,9 +16,9 @@ from math import inf
 
 from rammer.cache.cache_keys import key_of, unit_key
 from rammer.compile_options import MEASURED
-from rammer.device.capabilities import LoadedArrangements, Thrifty
 from rammer.device.lazy_sequence import LazySequence
-from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.device.manifest import Backend, Binding
+from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
@@ -90,8 +90,7 @@ class Tuner:
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
         """Let the device build all kernels that tuning ``operators`` will measure at once, if its profiler can."""
-        profiler = self.backend.profiler
-        if not isinstance(profiler, Preparing) or not MEASURED[self.level]:
+        if not MEASURED[self.level]:
             return
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
@@ -101,7 +100,7 @@ class Tuner:
             if self.store.get(self._store_key(sign)) is None:
                 self._options[sign] = self.offered(operator, binding)
                 pairs += [(o, binding) for o in self._select_measured(self._options[sign], binding)]
-        profiler.prepare(pairs)
+        self.backend.profiler.prepare(pairs)
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
@@ -175,7 +174,7 @@ class Tuner:
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the
         device, and no run ends its tasks early."""
-        if best.skips or not best.family or not isinstance(self.backend, Thrifty):
+        if best.skips or not best.family:
             return []
         found = self.backend.smallest_kernel(best, binding)
         return [found] if found is not None else []

@@ -12,7 +12,7 @@ import numpy as np
 
 from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import generator_hash
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
+from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, OpenOptions, Profiler, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REPLAYS, CHAIN = 9, 20
 
 
-class CudaProfiler:
+class CudaProfiler(Profiler):
     """A profiler that measures on the backend's GPU; ``resources`` works without a GPU."""
 
     def __init__(self, backend: CudaBackend) -> None:
@@ -110,7 +110,7 @@ PRODUCT_TILES, GENERIC_TILES = 14, 12
 #: kernels of NASNet-A). Times are predicted with the typical share, fusions with the least: a wrong fusion costs many times a
 #: missed one.
 LEAST_SHARE = 0.001
-#: Maximum number of length variants of a program.
+#: Number of length variants that pay: one more round of blocks is a step in time, and tables need little memory.
 CASES = 4
 
 
@@ -142,10 +142,13 @@ def block_resources(kernel: TaskKernel) -> Resources:
 class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     """A GPU (``present``) or a target to compile for; ``how`` selects the execution form of programs."""
 
+    cases = CASES
+
     def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
         self.gpu, self.hardware, self.present = gpu, hardware, present
         self.how, self.writer = how, Writer()
         super().__init__(FAMILIES, gpu, gpu.sms, self.writer, block_resources, Limits(gpu.shared, PRODUCT_TILES))
+        self.iteration_cost = IterationCost()  # iterations are launched one after another
         self.context: Thread | None = None  #: The thread that creates the GPU's context.
 
     @cached_property
@@ -153,7 +156,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         """The virtual device that the core compiles for."""
         return replace(self.gpu.vdevice, few_rows=MOST_ROWS)
 
-    @property
+    @cached_property
     def profiler(self) -> CudaProfiler:
         """The profiler: measurements on the GPU, and resources from ptxas."""
         return CudaProfiler(self)
@@ -191,22 +194,12 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         local = found.shared + made.dynamic  # ptxas reports only static shared memory
         return Resources(made.threads, found.registers, local, found.spills)
 
-    @property
-    def repeats(self) -> bool:
-        """True, because iterations are launched one after another."""
-        return True
-
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Load the program for the requested executor, or the one measured to be faster."""
         self._need_hardware()
         from rammer_cuda.select import open_executor
 
         return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
-
-    @property
-    def cases(self) -> int:
-        """The number of length variants that pay: one more round of blocks is a step in time, and tables need little memory."""
-        return CASES
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
         """Load a length variant as a graph in the memory of ``first``, if ``first`` is a graph."""

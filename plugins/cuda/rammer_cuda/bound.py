@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rammer.device.arrays import check_names, host_view, on_host
-from rammer.device.manifest import Array, Bound, RunResult
+from rammer.device.arrays import host_view, on_host
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import ALIGNMENT
 from rammer.ir.types import itemsize
-from rammer.runtime.host_bound import check_apart, check_values
+from rammer.runtime.host_bound import check_apart
 from rammer.verify import state_ports
 
 from rammer_cuda.compile import compile_cubin
@@ -159,7 +159,7 @@ class Launchable(Protocol):
         ...
 
 
-class GpuProgram(ABC):
+class GpuProgram(Loaded):
     """A program resident on a GPU (``rammer.device.manifest.Loaded``), run by ``launchable``."""
 
     launchable: Launchable
@@ -213,21 +213,18 @@ class GpuProgram(ABC):
             self.resident.close()
 
 
-class CudaBound:
-    """A launchable on fixed arrays (``rammer.device.manifest.Bound``); ``owner`` keeps a caller's stream alive."""
-
-    clock = "GPU events"
+class CudaBound(Bound):
+    """A launchable on fixed arrays; ``owner`` keeps a caller's stream alive."""
 
     def __init__(self, program: GpuProgram, places: Places, stream: Any, launchable: Launchable, owner: Any) -> None:
+        super().__init__(places.inputs, places.outputs, clock="GPU events", stream=stream, notes=places.notes)
         self._program, self._resident, self._places, self._launchable = program, program.resident, places, launchable
-        self.inputs, self.outputs, self.notes = places.inputs, places.outputs, tuple(places.notes)
-        self.stream, self._owner, self._closed = stream, owner, False
+        self._owner = owner
         self._dropped = weakref.finalize(self, _let_go, self._resident, stream, owner, places, launchable)
         self._dropped.atexit = False  # the driver may already be unloaded at exit
 
-    def run(self) -> None:
-        """Queue one run. Raise DeviceFailure once closed."""
-        self._check_open()
+    def launch(self) -> None:
+        """Queue one run."""
         with self._resident.device:
             self._resident.follow(self.stream, self._owner)
             self._queue_run()
@@ -244,26 +241,22 @@ class CudaBound:
             for to, source in places.after:
                 to[...] = source
 
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         """Wait for the stream. Raise DeviceFailure if work on it failed or a wait timed out."""
         self._resident.wait(self.stream)
         self._program.check_finished()
 
-    def seconds(self) -> float:
+    def measure(self) -> float:
         """Run once between two events; return the seconds on the GPU."""
-        self._check_open()
         self._resident.follow(self.stream, self._owner)
         seconds = self._resident.timed(self._queue_run, self.stream)
         self._program.check_finished()
         return seconds
 
-    def write(self, inputs: Mapping[str, Any]) -> None:
+    def store(self, values: Mapping[str, Any]) -> None:
         """Queue copies into bound inputs, from the GPU or the host."""
-        self._check_open()
-        check_names("input", inputs, self.inputs)
         with self._resident.device, self.stream:
-            for name, value in inputs.items():
-                check_values(name, value, self.inputs[name])
+            for name, value in values.items():
                 what = f"input {name!r}"
                 if on_host(value):
                     value = np.ascontiguousarray(host_view(what, value))
@@ -271,30 +264,23 @@ class CudaBound:
                 else:
                     self.inputs[name][...] = import_array(self._resident, what, value)
 
-    def to_host(self, *names: str) -> dict[str, Array]:
+    def fetch(self, names: Sequence[str]) -> dict[str, Array]:
         """Return copies of outputs after all queued work."""
-        self._check_open()
-        self.synchronize()
+        self.wait()
         with self._resident.device:
             fetch = partial(self._resident.cp.asnumpy, stream=self.stream)
-            found = {n: np.asarray(fetch(self.outputs[n])) for n in names or self.outputs}
-        self.synchronize()
+            found = {n: np.asarray(fetch(self.outputs[n])) for n in names}
+        self.wait()
         return found
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceFailure(f"program {self._resident.program.name}: the bound call was closed")
-
-    def close(self) -> None:
+    def release(self) -> None:
         """Wait, free the graph and release the arrays."""
-        if not self._closed:
-            self._closed = True
-            self._dropped.detach()
-            self.synchronize()
-            self._launchable.close()
-            self._resident.leave(self.stream)
-            self._places = Places()
-            self.inputs, self.outputs = {}, {}
+        self._dropped.detach()
+        self.wait()
+        self._launchable.close()
+        self._resident.leave(self.stream)
+        self._places = Places()
+        self.inputs, self.outputs = {}, {}
 
 
 def _let_go(resident: Resident, stream: Any, owner: Any, *used: Any) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from rammer.cache import cache_folder, cache_text, cached_bytes, cached_text, warn_of_cached, write_cached
+from rammer.cache import Cache
 from rammer.errors import DeviceFailure
 
 from rammer_cuda.driver import check_result, import_nvrtc
 
 #: Without -use_fast_math, float32 keeps IEEE division, square root and denormals. FMA contraction stays on, as in every peer.
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_CACHE = Cache("cuda-cubins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,13 @@ class Cubin:
 
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Return machine code of ``source`` for ``arch`` (``sm_90a``). Raise DeviceFailure with the compiler's first errors."""
-    path = _cache_path(source, arch)
-    known = _read_cubin(path)
+    key = _CACHE.key(source, arch, nvrtc_version(), *OPTIONS)
+    known = _CACHE.get(key, _decode_cubin)
     if known is not None:
         return known
     code, log_text = _compile_source(source, arch)
-    _write_cubin(path, code, log_text)
+    log_bytes = log_text.encode()
+    _CACHE.put(key, b"%d\n%b%b" % (len(log_bytes), log_bytes, code))
     return Cubin(code, parse_ptxas(log_text))
 
 
@@ -98,25 +97,7 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
     return result
 
 
-def _cache_path(source: str, arch: str) -> Path:
-    key = hashlib.sha256("\0".join((source, arch, nvrtc_version(), *OPTIONS)).encode()).hexdigest()
-    return cache_folder() / "binaries" / "cuda" / f"{key}.cubin"
-
-
-def _write_cubin(path: Path, code: bytes, log: str) -> None:
-    """Write a cubin to the cache, if it is writable; otherwise every process compiles again."""
-    with suppress(OSError):
-        write_cached(path, lambda file: file.write(code))
-    cache_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
-
-
-def _read_cubin(path: Path) -> Cubin | None:
-    """Return the cubin that ``_write_cubin`` wrote, or None if it is missing or corrupt (with a warning)."""
-    digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
-    code = cached_bytes(path) if digest else None
-    if code is None:
-        return None
-    if hashlib.sha256(code).hexdigest() != digest:
-        warn_of_cached(path, "it is damaged")
-        return None
-    return Cubin(code, parse_ptxas(log))
+def _decode_cubin(data: bytes) -> Cubin:
+    """Return the cubin in a cache entry: the length of the log, the log and the code. Raises ValueError if it is malformed."""
+    length, _, rest = data.partition(b"\n")
+    return Cubin(rest[int(length) :], parse_ptxas(rest[: int(length)].decode()))

@@ -114,11 +114,12 @@ class CudaProgram(GpuProgram):
     def check_finished(self) -> None:
         """Do nothing: a graph's kernels wait only for earlier kernels, so none gives up."""
 
-    def poison(self) -> None:
-        """Poison memory as ``rammer.device.manifest.Poisoned`` requires, and let all dependents start early from now on."""
+    def poison(self) -> bool:
+        """Poison memory, and let all dependents start early from now on."""
         if self.pdl is not None:
             self.pdl.set(self.pdl.address)
         self.resident.poison()
+        return True
 
 
 class CapturedGraph:

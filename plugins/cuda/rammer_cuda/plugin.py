@@ -31,7 +31,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=tuple(TARGETS),
-    api=4,
+    api=5,
 )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from rammer.device.manifest import Array, Binding
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.schedule.wavefront import Wavefront
+from rammer.tuning.interleaved_timing import InterleavedTimes, Rounds, time_interleaved
 from rammer.tuning.kernel_probe import random_inputs
 
 from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.interleaved_timing import TurnTimes, in_turns
 from rammer_cuda.kernel_cache import Cached
 from rammer_cuda.persistent.bodies import callable_part
 from rammer_cuda.persistent.fit_to_block import Fitted, partition_program
@@ -35,6 +35,8 @@ from rammer_cuda.persistent.form_cache import cached_fit
 from rammer_cuda.persistent.persistent_executor import LIMIT, PersistentProgram
 from rammer_cuda.source import Writer
 
+#: Rounds in which executors are timed: consecutive runs keep constants in the caches.
+RACE: Final = Rounds(burst=7, seconds=(0.1, 0.5), until_steady=True)
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "wavewise", "persistent", "mixed")
 #: A program without reused constants is built as rows if its predicted time is below this multiple of the graph's measured time.
@@ -143,7 +145,7 @@ def _open_fastest(
         kinds: tuple[str, ...] = ("mixed" if shape is not None else "persistent",)
     else:
         alone = _time_executors({"graph": graph})
-        shape, kinds = _worth_building(program, Binding.of(program, constants), gpu, alone.seconds["graph"])
+        shape, kinds = _worth_building(program, Binding.of(program, constants), gpu, alone.best["graph"])
         if not kinds:
             if alone.steady:
                 cached.write("graph")
@@ -179,9 +181,9 @@ def _race_executors(
         _close_others(options, "graph")
         graph.notes = (f"executor graph, since another executor fails: {problem.what}", *lost)
         return graph
-    best = min(found.seconds, key=lambda kind: found.seconds[kind])
+    best = min(found.best, key=lambda kind: found.best[kind])
     _close_others(options, best)
-    times = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.seconds.items())
+    times = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.best.items())
     others = "" if found.steady else ", while other processes used the GPU"
     options[best].notes = (f"executor {best}, by measurement: {times}{others}", *lost)
     if found.steady and not lost:
@@ -243,6 +245,6 @@ def keeps_constants(program: RProgram) -> bool:
     return False
 
 
-def _time_executors(executors: Mapping[str, Executor]) -> TurnTimes:
+def _time_executors(executors: Mapping[str, Executor]) -> InterleavedTimes[str]:
     """Return the interleaved times of executors by kind; all have run."""
-    return in_turns({kind: executor.replay for kind, executor in executors.items()})
+    return time_interleaved({kind: executor.replay for kind, executor in executors.items()}, RACE).all_run()

@@ -15,7 +15,6 @@ from zoo import find
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
-from rammer.cache.whole_files import cache_text, cached_text
 from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
@@ -25,6 +24,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.cache_files import content, entries, store
 from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
@@ -56,11 +56,11 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
 
 @pytest.mark.slow
 def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding = small_nasnet()
     made = told(Writer().all(program.operators, binding))
     assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made
-    assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
+    assert len(entries(tmp_path, "cuda-kernels")) == 1
 
     emitted: list[str] = []
 
@@ -89,7 +89,7 @@ def fit() -> tuple[RProgram, Binding, Fitted]:
 
 @pytest.mark.slow
 def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding, made = fit()
     asked = list[object]()
     monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
@@ -103,12 +103,11 @@ def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a wait", "an output", "a text", "a number"])
 def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding, made = fit()
     cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
-    (path,) = (tmp_path / "binaries" / "cuda").iterdir()
-    text = cached_text(path)
-    assert text is not None
+    (path,) = entries(tmp_path, "cuda-fitted")
+    text = content(path)
     record = json.loads(text)
     before = dict(record)
     if damage == "a number":
@@ -119,7 +118,7 @@ def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPat
         ]
         record["program"] = re.sub(old, new, record["program"], count=1)
     assert record != before
-    cache_text(path, json.dumps(record))
+    store(path, json.dumps(record))
     asked = list[object]()
     monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
     assert cached_plan.cached_fit(program, binding, TARGETS["sm_90a"]) == made and len(asked) == 1
@@ -127,7 +126,7 @@ def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding = small_nasnet()
     kernel_cache.cached_kernels(program, binding, Writer())
     fewer = fewer_constants(program, binding)
@@ -156,10 +155,10 @@ def packed(kernels: Mapping[str, TaskKernel]) -> set[str]:
 
 @pytest.mark.slow
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding = small_nasnet()
     made = told(kernel_cache.cached_kernels(program, binding, Writer()))
-    (file,) = (tmp_path / "binaries" / "cuda").iterdir()
+    (file,) = entries(tmp_path, "cuda-kernels")
     whole = file.read_text()
     for junk in (
         "",
@@ -178,7 +177,7 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
@@ -188,7 +187,7 @@ def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     program, binding = small_nasnet()
     plan = cached_plan.cached_words(program, binding)
     assert plan.program is program and not plan.words
@@ -198,11 +197,11 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Check malformed records with a valid checksum: kernels of other tensors, invalid names, unbounded sizes and counts."""
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
     made, plan = told(kernel_cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
-    files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
+    files = {p.parts[-3].removeprefix("cuda-"): p for p in entries(tmp_path)}
     for what, changes in {
         "kernels": (
             ('"entry": "', '"entry": "evil();'),
@@ -215,13 +214,13 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
         ),
         "launches": (("[0, ", "[0, 99999999"), ("[0, ", "[1, "), ("[[", "[[1, 2, 3], [")),
     }.items():
-        text = str(cached_text(files[what]))
+        text = content(files[what])
         for change in changes:
             assert change[0] in text
-            cache_text(files[what], text.replace(*change, 1))
+            store(files[what], text.replace(*change, 1))
             assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made, change
             assert launches.cached_launches(program) == plan, change
-            assert cached_text(files[what]) == text, change
+            assert content(files[what]) == text, change
 
 
 def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,19 +230,20 @@ def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch,
         built.append(source)
         return b"code of " + source.encode(), "Compiling entry function 'k'\nUsed 7 registers"
 
-    monkeypatch.setattr(compile, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     monkeypatch.setattr(compile, "nvrtc_version", lambda: "13.0")
     monkeypatch.setattr(compile, "_compile_source", build)
     first = compile.compile_cubin("a", "sm_90a")
     assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 1
     compile.compile_cubin("b", "sm_90a")
-    cubins = sorted((tmp_path / "binaries" / "cuda").glob("*.cubin"))
+    cubins = entries(tmp_path, "cuda-cubins")
     others = [p.read_bytes() for p in cubins]
     for number, junk in enumerate((b"", b"junk", b"")):
         for path, other in zip(cubins, reversed(others), strict=True):
             path.write_bytes(junk if number < 2 else other)  # or another kernel's record
         assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 3 + 2 * number
         compile.compile_cubin("b", "sm_90a")
-    next((tmp_path / "binaries" / "cuda").glob("*.log")).write_text("Used 0 registers")
-    compile.compile_cubin("a", "sm_90a"), compile.compile_cubin("b", "sm_90a")
-    assert len(built) == 9
+    for text in ("", "x\nUsed 0 registers"):  # under a valid checksum
+        store(cubins[0], text)
+        compile.compile_cubin("a", "sm_90a"), compile.compile_cubin("b", "sm_90a")
+    assert len(built) == 10

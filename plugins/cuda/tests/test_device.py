@@ -17,6 +17,7 @@ from rammer.plan.waits import find_dependences
 from rammer.runtime.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
 
@@ -108,21 +109,21 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
 
 
 def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
     plan = planning.cached_launches(segment.program)
-    assert plan == make_launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
+    assert plan == make_launches(segment.program) and len(entries(tmp_path, "cuda-launches")) == 1
     again = RProgram.parse(str(segment.program))
     monkeypatch.setattr(planning, "make_launches", lambda program: pytest.fail("planned again"))
     assert planning.cached_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     monkeypatch.setattr(planning, "make_launches", lambda program: gaps)
     assert planning.cached_launches(again) == planning.cached_launches(again) == gaps
-    (file,) = (tmp_path / "other" / "binaries" / "cuda").iterdir()
+    (file,) = entries(tmp_path / "other", "cuda-launches")
     for junk in ("", "null", "7", "{}x", '{"a": 1}', "[[]]", '[["o", [], []]]', '[["o", 3, []]]'):
         file.write_text(junk)
         assert planning.cached_launches(again) == gaps, junk

@@ -90,7 +90,7 @@ class Restoring(Writer):
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Use an empty cache for the test."""
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
 
 
 @pytest.mark.slow

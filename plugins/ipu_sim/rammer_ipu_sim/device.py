@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from rammer.device.manifest import Array, Binding, Hardware, OpenOptions, Recorded, Span
+from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, OpenOptions, Recorded, Span
 from rammer.device.shared_constants import SharedConstants
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.fusion.tile_search import candidates
@@ -32,7 +33,7 @@ EVERY = 1 << 20
 OPTIONS = ("tiles", "sram", "chips", "no_stream")
 
 
-class SimulatorBackend:
+class SimulatorBackend(Backend):
     """A backend of an opened simulated chip."""
 
     def __init__(self, options: OpenOptions) -> None:
@@ -46,29 +47,25 @@ class SimulatorBackend:
         self.chip: Chip = configure_chip(options.options)
         self.stream = not _parse_flag(options.options.get("no_stream", "0"))
         self.constants: SharedConstants[HeldConstant] = SharedConstants()
-        self._profiler = SimulatedProfiler(self.chip, self.stream)
+        self.profiler = SimulatedProfiler(self.chip, self.stream)
+        self.iteration_cost = IterationCost()  # the supersteps of an iteration can be repeated
 
-    @property
+    @cached_property
     def vdevice(self) -> VDevice:
         """The VDevice with one vEU per tile."""
         return make_vdevice(self.chip)
 
-    @property
+    @cached_property
     def hardware(self) -> Hardware:
         """The simulated hardware, with the sources of its figures."""
         return make_hardware(self.chip)
 
-    @property
-    def profiler(self) -> SimulatedProfiler:
-        """A profiler of cycle counts, always labelled simulated."""
-        return self._profiler
-
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash key that changes with the chip's figures and the generator."""
         return f"ipu_sim generator {GENERATOR} {self.chip!r}"
 
-    @property
+    @cached_property
     def families(self) -> Mapping[str, Mapping[str, range]]:
         """The kernel families: only the generic family."""
         return {"": {}}
@@ -113,11 +110,6 @@ class SimulatorBackend:
             raise DeviceFailure(f"{what}; the limit is {limit} bytes", operator.head(), "use smaller tiles")
         alone, crowded = operator_times(operator, binding.types, self.chip)
         return RKernel(operator, lambda: Written(emit_codelet(operator, binding)[0], need), alone, crowded, "simulated")
-
-    @property
-    def repeats(self) -> bool:
-        """True, because the supersteps of an iteration can be repeated."""
-        return True
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. Raises DeviceFailure if memory is insufficient."""

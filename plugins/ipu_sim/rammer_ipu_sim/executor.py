@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Array, Bound, RunResult
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
@@ -66,7 +66,7 @@ class Superstep:
     chips: ChipStep | None = None
 
 
-class LoadedProgram:
+class LoadedProgram(Loaded):
     """A program resident in the simulated tiles. ``seconds`` of its runs are simulated."""
 
     def __init__(

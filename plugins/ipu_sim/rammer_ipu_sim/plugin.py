@@ -34,7 +34,7 @@ DEVICE = Device(
     targets=(),
     simulated=True,
     several="chips",
-    api=4,
+    api=5,
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding
+from rammer.device.manifest import Array, Binding, Profiler
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType, row_major
@@ -19,7 +19,7 @@ from rammer_ipu_sim.memory import plan_homes
 from rammer_ipu_sim.supersteps import group_batches, make_placed_tasks
 
 
-class SimulatedProfiler:
+class SimulatedProfiler(Profiler):
     """A profiler whose times are cycles of the simulated clock, repeatable to the cycle."""
 
     def __init__(self, chip: Chip, stream: bool = True) -> None:

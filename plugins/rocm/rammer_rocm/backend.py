@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from rammer.codegen.writer import generator_hash
-from rammer.device.capabilities import Between
-from rammer.device.in_place import HostRoom
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
+from rammer.device.arrays import HostRoom
+from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, OpenOptions, Profiler, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -68,7 +67,7 @@ class OpenClBackend(OpenClKernels):
         except cl.Error as problem:
             raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
 
-    @property
+    @cached_property
     def profiler(self) -> OpenClProfiler:
         """The profiler, which measures on this unit."""
         return OpenClProfiler(self.vdevice, self.load, None if self.vdevice.threads == 1 else self.resources)
@@ -84,20 +83,16 @@ class OpenClBackend(OpenClKernels):
         driver = f"{detail['platform_version']} {detail['driver']}"
         return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
-    @property
-    def repeats(self) -> bool:
-        """True: iterations are queued in order, or all run in one launch."""
-        return True
-
-    @property
-    def between(self) -> Between:
-        """The cost between iterations: one launch runs all of them, and layers copy in steps that are not skipped.
+    @cached_property
+    def iteration_cost(self) -> IterationCost:
+        """The cost between iterations, which are queued in order, or all run in one launch that copies in steps that are not
+        skipped.
 
         Measured on a core of an EPYC: 3 us between two iterations, 1.2 us for a step of an LSTM of 64 units. A row of its product
         with the inputs, which is not skipped, took 0.4 us."""
-        return Between(4, 4) if self.single else Between()
+        return IterationCost(4, 4) if self.single else IterationCost()
 
-    @property
+    @cached_property
     def host_room(self) -> HostRoom:
         """The alignment and readable tail of arrays that kernels use in place, on a CPU."""
         return ROOM
@@ -141,7 +136,7 @@ def _excluded_families(options: Mapping[str, str]) -> tuple[str, ...]:
     return ("winograd",) if asked == "off" else ()
 
 
-class OpenClProfiler:
+class OpenClProfiler(Profiler):
     """A profiler that measures through the backend's ``load``; ``needs`` returns a GPU compiler's resource report."""
 
     def __init__(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
-from rammer.device.arrays import check_names, host_view, on_host
-from rammer.device.manifest import Array
-from rammer.errors import BadInput, DeviceFailure
+from rammer.device.arrays import host_view, on_host
+from rammer.device.manifest import Array, Bound
+from rammer.errors import BadInput
 from rammer.ir.program import Port, RProgram
-from rammer.runtime.host_bound import WHOLE, check_apart, check_values
+from rammer.runtime.host_bound import WHOLE, check_apart
 from rammer.verify import state_ports
 
 from rammer_rocm.opencl_runtime import import_opencl
@@ -58,8 +57,8 @@ class Queued(Protocol):
         ...
 
 
-class OpenClBound:
-    """A bound call: fixed arrays of a program (``rammer.device.manifest.Bound``).
+class OpenClBound(Bound):
+    """A bound call on fixed arrays.
 
     A program's tensors are parts of one OpenCL buffer. Every run copies its inputs to it and its outputs out of it, in the
     device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. Kernels use arrays that satisfy
@@ -67,31 +66,33 @@ class OpenClBound:
     """
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
-        self._program, self._closed, self.stream = program, False, program.queue
-        self._on_cpu = program.threads == 1
+        self._program, self.stream, self._on_cpu = program, program.queue, program.threads == 1
         if stream is not None and stream is not program.queue:
             raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
         ports = program.program.inputs, program.program.outputs
-        self.inputs = {p.external: self._bind_input(p, inputs[p.external]) for p in ports[0]}
+        read = {p.external: self._bind_input(p, inputs[p.external]) for p in ports[0]}
         kept = state_ports(program.program)
-        self.outputs = {
-            p.external: self.inputs[kept[p.external]] if p.external in kept else self._bind_output(p, outputs.get(p.external))
+        written = {
+            p.external: read[kept[p.external]] if p.external in kept else self._bind_output(p, outputs.get(p.external))
             for p in ports[1]
         }
-        copied = {n: a for n, a in self.inputs.items() if n not in kept.values()}
-        check_apart(copied, self.outputs, _has_overlap)
+        check_apart({n: a for n, a in read.items() if n not in kept.values()}, written, _has_overlap)
         #: The tensors of states, which stay in the program's memory, by the names of both ports.
         self._states = {p.external: p.tensor for p in (*ports[0], *ports[1]) if p.external in {*kept, *kept.values()}}
         for name in kept.values():
-            self._copy_in(self._states[name], self.inputs[name])
-        self._at = program.placement(self.inputs, self.outputs)
+            self._copy_in(self._states[name], read[name])
+        self._at = program.placement(read, written)
         self._moved = [[p for p in some if p.external not in self._states and not self._is_in_place(p)] for some in ports]
-        #: Inputs and outputs that are copied in every run.
-        self.copied = tuple(p.external for p in self._moved[0]), tuple(p.external for p in self._moved[1])
         nbytes = sum(program.program.types[p.tensor].nbytes for some in self._moved for p in some)
         where = "in the host's memory, which is the device's" if self._on_cpu else "on the device"
-        self.notes: tuple[str, ...] = (f"{nbytes} bytes of inputs and outputs are copied {where} in every run",) if nbytes else ()
-        self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
+        super().__init__(
+            read,
+            written,
+            clock=WHOLE if self._on_cpu else "wall, copies on the device",
+            stream=program.queue,
+            notes=[f"{nbytes} bytes of inputs and outputs are copied {where} in every run"] if nbytes else [],
+            copied=(tuple(p.external for p in self._moved[0]), tuple(p.external for p in self._moved[1])),
+        )
 
     def _is_in_place(self, port: Port) -> bool:
         """Return True if kernels use the port's array in place."""
@@ -127,9 +128,8 @@ class OpenClBound:
             raise BadInput(f"{what} is a strided OpenCL array", hint="bind a dense one")
         return given
 
-    def run(self) -> None:
-        """Queue one run. Raises DeviceFailure once closed. With the executor ``single`` it has finished on return."""
-        self._check_open()
+    def launch(self) -> None:
+        """Queue one run. With the executor ``single`` it has finished on return."""
         program = self._program
         with program.failures():
             for port in self._moved[0]:
@@ -172,57 +172,38 @@ class OpenClBound:
         else:
             np.copyto(array, self._program.read(tensor))
 
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         """Wait for the queue. Raises DeviceFailure if queued work failed."""
         with self._program.failures():
             self.stream.finish()
 
-    def seconds(self) -> float:
-        """Return the wall-clock time of one run, its copies in the device's memory included."""
-        self.synchronize()
-        start = time.perf_counter()
-        self.run()
-        self.synchronize()
-        return time.perf_counter() - start
-
-    def write(self, inputs: Mapping[str, Any]) -> None:
+    def store(self, values: Mapping[str, Any]) -> None:
         """Copy values into bound inputs, after the runs queued before."""
-        self._check_open()
-        check_names("input", inputs, self.inputs)
-        self.synchronize()
-        for name, value in inputs.items():
+        self.wait()
+        for name, value in values.items():
             array, what = self.inputs[name], f"input {name!r}"
-            check_values(name, value, array)
-            values = host_view(what, value) if on_host(value) else self._device_array(what, value).get(self.stream)
-            if not isinstance(array, np.ndarray):
-                array.set(np.ascontiguousarray(values), self.stream)
-            elif array.flags.writeable:
-                np.copyto(array, values)
+            given = host_view(what, value) if on_host(value) else self._device_array(what, value).get(self.stream)
+            if isinstance(array, np.ndarray):
+                super().store({name: given})
             else:
-                raise BadInput(f"{what} was bound as an array that cannot be written")
+                array.set(np.ascontiguousarray(given), self.stream)
             if name in self._states:
                 self._copy_in(self._states[name], array)
-        self.synchronize()
+        self.wait()
 
-    def to_host(self, *names: str) -> dict[str, Array]:
+    def fetch(self, names: Sequence[str]) -> dict[str, Array]:
         """Return copies of outputs after the runs queued before."""
-        self._check_open()
-        self.synchronize()
-        found = {n: self.outputs[n] for n in names or self.outputs}
-        for name in (n for n in found if n in self._states):
-            self._copy_out(self._states[name], found[name])
-        self.synchronize()
+        self.wait()
+        for name in (n for n in names if n in self._states):
+            self._copy_out(self._states[name], self.outputs[name])
+        self.wait()
+        found = {n: self.outputs[n] for n in names}
         return {n: a.copy() if isinstance(a, np.ndarray) else np.asarray(a.get(self.stream)) for n, a in found.items()}
 
-    def _check_open(self) -> None:
-        if self._closed or self._program.closed:
-            raise DeviceFailure(f"program {self._program.program.name}: the bound call was closed")
-
-    def close(self) -> None:
+    def release(self) -> None:
         """Release the arrays after waiting for the queue."""
-        if not self._closed and not self._program.closed:
-            self.synchronize()
-        self._closed = True
+        if not self._program.closed:
+            self.wait()
         self.inputs, self.outputs, self._at = {}, {}, Placement({}, None)
 
 

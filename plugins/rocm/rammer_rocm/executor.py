@@ -13,7 +13,7 @@ import numpy as np
 
 from rammer.codegen import Argument
 from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
-from rammer.device.manifest import Array, Binding, Bound, RunResult
+from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
 from rammer.ir.constants import parts_of
@@ -52,7 +52,7 @@ def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) 
     )
 
 
-class OpenClProgram:
+class OpenClProgram(Loaded):
     """A program resident on an OpenCL device."""
 
     #: True if kernels record the start and end of each task (``trace.py``).
@@ -318,7 +318,7 @@ class OpenClProgram:
         import_opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place * 4, is_blocking=True)
         return int(done[0])
 
-    def poison(self) -> None:
+    def poison(self) -> bool:
         """Fill arena, inputs, outputs and scratch with NaN (all bits set) to expose values that a run does not write."""
         cl = import_opencl()
         cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
@@ -327,6 +327,7 @@ class OpenClProgram:
                 cl.enqueue_copy(
                     self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8), dst_offset=self.memory.buffers[buffer.name]
                 )
+        return True
 
     def start(self, tensor: str) -> int:
         """Return the byte address of a dense tensor that fills its buffer."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import isfinite
 
 from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import KernelWriter
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Array, Binding, Loaded
+from rammer.errors import DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, ROperator, prologue_variants
+from rammer.ir.program import RProgram
 
 from rammer_rocm.channels.kernel import make_channels_family
 from rammer_rocm.codes.choose import make_codes_family
@@ -56,6 +58,13 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
         families = families_of(vdevice, without)
         super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """Raise DeviceUnavailable: a device that is only described runs no program."""
+        raise DeviceUnavailable(f"{self.vdevice.name} is only described: no program runs on it")
+
+    def close(self) -> None:
+        """Do nothing: the kernels' texts hold no resources."""
 
     def needs(self, function: TaskFunction) -> Resources:
         """Return the work-items and the bytes of local memory (on a CPU: of scratch)."""

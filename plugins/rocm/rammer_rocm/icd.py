@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -28,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rammer.cache import cache_folder, make_private, warn_of_cached, why_untrusted, write_cached
+from rammer.cache import Cache, make_private, warn_of_cached, why_untrusted, write_cached
 
 VENDORS_VARIABLE: Final = "OCL_ICD_VENDORS"
 SYSTEM_VENDORS: Final = Path("/etc/OpenCL/vendors")
@@ -46,6 +45,8 @@ _SYSTEM: Final = ("libdl.so.2", "librt.so.1", "libm.so.6", "libz.so.1", "libgcc_
 #: the loader would use that copy, which lacks functions. Without the package, the system's library is used.
 _THREADS_PACKAGE: Final = "tbb"
 _THREADS_LIBRARY: Final = "libtbb.so.12"
+#: Entries: folders of ``.icd`` files, by their content.
+_CACHE: Final = Cache("rocm-icd")
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def prepare_icd() -> IcdReport:
 
 def _prepare_vendors() -> IcdReport:
     chosen = os.environ.get(VENDORS_VARIABLE)
-    # A child process inherits its parent's folder, but must load the support libraries itself.
-    if chosen and not (Path(chosen) / EMBEDDED_ICD).is_file():
+    # A child process inherits its parent's folder, which may have been removed. It must load the support libraries itself.
+    if chosen and Path(chosen).parts[-3:-2] != (_CACHE.kind,) and not (Path(chosen) / EMBEDDED_ICD).is_file():
         return IcdReport(chosen, _icd_names(Path(chosen)), None, f"{VENDORS_VARIABLE} was set by the user")
     system = _system_icds()
     names = tuple(sorted(system))
@@ -159,13 +160,11 @@ def installed_file(package: str, name: str) -> Path | None:
 
 def _vendors_folder(files: dict[str, bytes]) -> Path:
     """Return a folder with exactly ``files`` in the user's cache, or a temporary folder if the cache is not writable."""
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    key = _CACHE.key(*(part for name, content in sorted(files.items()) for part in (name, content.hex())))
     try:
-        parent = cache_folder().absolute() / "binaries" / "rocm"
-        make_private(parent)
-        return _publish_files(files, parent, parent / f"{digest.hexdigest()[:16]}.icd")
+        target = _CACHE.path(key).absolute()
+        make_private(target.parent)
+        return _publish_files(files, target.parent, target)
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="rammer-icd-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rammer.child_processes import find_program, run_program
 from rammer.codegen.writer import generator_hash
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Profiler
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel
@@ -185,7 +185,7 @@ def resources_in(remarks: str) -> Resources:
     )
 
 
-class OfflineProfiler:
+class OfflineProfiler(Profiler):
     """A profiler of resources only: without a card, time cannot be measured."""
 
     def __init__(self, tools: Toolchain, kernels: OpenClKernels) -> None:
@@ -231,6 +231,3 @@ class OfflineBackend(OpenClKernels):
             f"{self.tools.target} is compiled without the card: the program cannot run here",
             hint="rammer run without --target uses the OpenCL unit of this machine",
         )
-
-    def close(self) -> None:
-        """Do nothing: compiled sources are freed with the toolchain."""

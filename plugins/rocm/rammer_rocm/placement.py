@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.device.in_place import HostRoom
+from rammer.device.arrays import HostRoom
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import is_whole_buffer

@@ -36,7 +36,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    api=4,
+    api=5,
 )
 
 

@@ -8,7 +8,6 @@ Products of all 64 bytes of a vector then take a cycle; in plain OpenCL C they t
 
 from __future__ import annotations
 
-import hashlib
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from rammer.cache import cache_folder, cache_text, cached_text
+from rammer.cache import Cache
 from rammer.child_processes import python_command, run_program
 
 from rammer_rocm.opencl_runtime import import_opencl, units
@@ -28,7 +27,8 @@ _FLAGS: Final = re.compile(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", re.MULTILI
 #: Seconds for the trial: starting Python and building a kernel.
 _PATIENCE: Final = 60.0
 #: Cached results of a trial.
-_ANSWERS: Final = ("works", "does not")
+_ANSWERS: Final = (b"works", b"does not")
+_CACHE: Final = Cache("rocm-vnni")
 #: The exit code of a trial with wrong products or a failed build; and the signals if the instruction or the compiler crashes. Any
 #: other exit says nothing about the instruction.
 REFUSED: Final = 9
@@ -70,14 +70,13 @@ def has_dots(device: Any, lanes: int) -> bool:
     except OSError:
         return False
     name = [device.name.strip(), device.platform.name, device.platform.version, device.driver_version, str(lanes), str(_TRIAL)]
-    key = hashlib.sha256("\n".join([*name, _NATIVE]).encode()).hexdigest()[:20]
-    path = cache_folder() / "binaries" / "rocm" / f"{key}.dots.txt"
-    known = cached_text(path)
-    if known in _ANSWERS:
-        return known == _ANSWERS[0]
+    key = _CACHE.key(*name, _NATIVE)
+    known = _CACHE.get(key, _ANSWERS.index)
+    if known is not None:
+        return not known
     found = _try_instruction(device, lanes)
     if found is not None:  # otherwise the next process tries again
-        cache_text(path, _ANSWERS[not found])
+        _CACHE.put(key, _ANSWERS[not found])
     return bool(found)
 
 

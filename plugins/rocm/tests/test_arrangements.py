@@ -10,8 +10,8 @@ from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
 from rammer.codegen.task_parameters import Packing, Unsuited
-from rammer.device.capabilities import WITHIN, LoadedArrangements
 from rammer.device.manifest import Binding
+from rammer.device.shared_constants import WITHIN, LoadedArrangements
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer_testing.nonempty import some

@@ -15,6 +15,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.cache_files import entries
 
 pytest.importorskip("pyopencl")
 
@@ -48,7 +49,7 @@ def test_functions_are_cached_but_those_that_pack_constants(
     program: tuple[OpenClKernels, RProgram, Binding], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend, table, binding = program
-    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
     noted, real = list[str](), families.task_function
 
     def noting(operator: ROperator, *more: object) -> TaskFunction:
@@ -58,7 +59,7 @@ def test_functions_are_cached_but_those_that_pack_constants(
     monkeypatch.setattr(families, "task_function", noting)
     first = task_functions(OpenClKernels(backend.vdevice), table, binding)
     assert {f.entry for f in first.values()} == {first[n].entry for n in noted}
-    (file,) = (tmp_path / "binaries" / "rocm").iterdir()
+    (file,) = entries(tmp_path, "rocm-kernels")
     whole = file.read_text()
     packed = {f.entry for f in first.values() if any(a.packing for a in f.arguments)}
     noted.clear()

@@ -9,7 +9,7 @@ import pytest
 from recurrent_models import Net
 
 import rammer
-from rammer.device.in_place import HostRoom
+from rammer.device.arrays import HostRoom
 from rammer.device.manifest import OpenOptions
 from rammer.errors import RammerError
 from rammer.passes.loops.chunk_recurrent import ChunkRecurrent

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rammer_testing.cache_files import entries
+
 pytest.importorskip("pyopencl")
 
 from rammer_rocm import vnni
@@ -66,7 +68,7 @@ def test_damaged_answer_is_found_again(
     """Check the single warning, and that files of other programs are not answers."""
     trials.code = 0 if works else vnni.REFUSED
     assert (asked(), asked(), trials.count) == (works, works, 1)
-    (path,) = cache.rglob("*.dots.txt")
+    (path,) = entries(cache, "rocm-vnni")
     path.write_bytes(junk)
     assert capsys.readouterr().err == ""
     assert (asked(), trials.count) == (works, 2)
@@ -80,7 +82,7 @@ def test_damaged_answer_is_found_again(
 def test_unfinished_trial_is_no_answer(trials: Trials, cache: Path, end: int | Exception) -> None:
     """Check that a process that failed to start, was late or was killed does not disable the instruction."""
     trials.code = end
-    assert not asked() and not list(cache.rglob("*.dots.txt"))
+    assert not asked() and not entries(cache, "rocm-vnni")
     trials.code = 0
     assert (asked(), trials.count) == (True, 2)
 
@@ -93,5 +95,5 @@ def test_instruction_that_ends_the_process_is_an_answer(trials: Trials, cache: P
 def test_trial_finds_an_answer(cache: Path) -> None:
     """Check a real process on the actual processor."""
     found = asked()
-    (path,) = cache.rglob("*.dots.txt")
+    (path,) = entries(cache, "rocm-vnni")
     assert path.read_text().splitlines()[1] == ("works" if found else "does not")

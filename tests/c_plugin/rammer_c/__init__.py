@@ -27,7 +27,7 @@ from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit_operator
 from rammer.codegen.writer import KernelWriter
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Backend, Binding, Bound, Device, Hardware, Loaded, OpenOptions, Profiler, RunResult
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
@@ -114,7 +114,7 @@ def with_entry(function: CFunction) -> str:
 
 
 # 3. A program on the device. Buffers, pointers and the table are created once; a run fills inputs and starts the threads.
-class CProgram:
+class CProgram(Loaded):
     def __init__(self, program: RProgram, constants: Mapping[str, Array], backend: CBackend) -> None:
         self.program = program = fold(program, VEUS)  # a table for another device may have more rows
         self.memory = HostMemory(program, constants, backend.hardware.memory)  # reject oversized programs first
@@ -184,7 +184,7 @@ class CProgram:
 
 
 # 4. The three measurements.
-class CProfiler:
+class CProfiler(Profiler):
     def __init__(self, backend: CBackend) -> None:
         self.backend = backend
 
@@ -204,7 +204,7 @@ class CProfiler:
 
 
 # 5. The opened device.
-class CBackend:
+class CBackend(Backend):
     def __init__(self, options: OpenOptions) -> None:
         if options.options:
             raise BadInput(f"device c has no option {min(options.options)!r}", hint="it has none at all")
@@ -251,4 +251,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("c", "generated C on the host: an example", probe, CBackend, api=4)]
+    return [Device("c", "generated C on the host: an example", probe, CBackend, api=5)]

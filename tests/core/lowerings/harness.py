@@ -17,6 +17,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.op_traits import Trait, operators, shape_operands
 from rammer.frontend.read.node_protos import element_type
 from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer.ir.compute import Compute, ComputeGraph
@@ -27,50 +28,9 @@ from rammer_testing.suite.nodes import node_tests
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Inputs that decide shapes or geometry: exported models have them as constants, node tests as graph inputs, which the harness
-#: converts to constants.
-STATIC_INPUTS: dict[str, tuple[int, ...]] = {
-    **{
-        op: (1,)
-        for op in (
-            "Reshape",
-            "Expand",
-            "Tile",
-            "Unsqueeze",
-            "Squeeze",
-            "Split",
-            "CumSum",
-            "CumProd",
-            "ReduceSum",
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceSumSquare",
-            "Upsample",
-            "TopK",
-            "OneHot",
-            "Trilu",
-            "Col2Im",
-            "AffineGrid",
-            "CenterCropPad",
-        )
-    },
-    "ConstantOfShape": (0,),
-    "Range": (0, 1, 2),
-    "Slice": (1, 2, 3, 4),
-    "Pad": (1, 2, 3),
-    "Resize": (1, 2, 3),
-    "LSTM": (4,),
-    "GRU": (4,),
-    "RNN": (4,),
-    "Dropout": (1, 2),
-    "Clip": (),
-}
+#: Operands that exported models have as constants, in addition to those that decide shapes. Node tests have graph inputs, which
+#: the harness converts to constants.
+STATIC_INPUTS: dict[str, tuple[int, ...]] = {"Pad": (2,), "Dropout": (1, 2), **dict.fromkeys(operators(Trait.RECURRENT), (4,))}
 
 
 def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
@@ -104,11 +64,11 @@ def evaluated(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array
 
 
 def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelProto:
-    """Return ``model`` with the inputs listed in STATIC_INPUTS converted to initialisers."""
+    """Return ``model`` with the inputs that decide shapes and those in STATIC_INPUTS converted to initialisers."""
     names = {
         node.input[i]
         for node in model.graph.node
-        for i in STATIC_INPUTS.get(node.op_type, ())
+        for i in (*shape_operands(node.op_type), *STATIC_INPUTS.get(node.op_type, ()))
         if i < len(node.input) and node.input[i]
     }
     result = ModelProto()

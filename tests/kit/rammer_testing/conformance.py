@@ -20,15 +20,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.device.capabilities import capabilities_of
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import DeviceStatus, Registry
-from rammer.device.manifest import Binding, Device
+from rammer.device.manifest import Backend, Binding, Device
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
@@ -129,13 +129,11 @@ def check_manifest(device: Subject) -> None:
     same = (found.name, found.kind) == (device.backend.hardware.name, device.backend.hardware.kind)
     device.expect(same, f"what was found is {found.name} ({found.kind}), what was opened {device.backend.hardware.name}")
     device.expect(bool(device.backend.fingerprint), "an empty fingerprint would mix kernels of different devices")
-    for part in (device.backend, device.backend.profiler):
+    for name in (n for n, member in vars(Backend).items() if isinstance(member, cached_property)):
         try:
-            capabilities_of(part)
+            getattr(device.backend, name)
         except Exception as problem:
-            raise ConformanceError(
-                f"a property of an optional capability raises {type(problem).__name__}: {problem}"
-            ) from problem
+            raise ConformanceError(f"attribute {name} raises {type(problem).__name__}: {problem}") from problem
     again = device.registry.open(device.spec, options=dict(device.options))
     device.expect(again.fingerprint == device.backend.fingerprint, "the fingerprint changes at the next opening")
 

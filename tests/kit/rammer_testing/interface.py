@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from rammer.device.manifest import Backend, Bound, Loaded, Profiler
+
 __all__ = ["GROUPS", "MEMBERS", "names_of", "private_uses", "signatures"]
 
 #: Public modules by purpose. The names in ``__all__`` of each are public.
@@ -40,6 +42,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.fusion.tile_search",
         "rammer.fusion.tile_traffic",
         "rammer.ir.fold_rows",
+        "rammer.tuning.interleaved_timing",
         "rammer.tuning.kernel_probe",
         "rammer.runtime.host_memory",
         "rammer.runtime.host_bound",
@@ -78,7 +81,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.device.loader.Registry": ("open", "status", "statuses"),
     "rammer.device.loader.DeviceStatus": ("name", "state", "reason", "hardware"),
     "rammer.runtime.executable.Executable": ("run", "bind", "close", "head", "timing"),
-    "rammer.runtime.bound_call.ModelBound": (
+    "rammer.runtime.bound_call.BoundCall": (
         "inputs",
         "outputs",
         "notes",
@@ -134,12 +137,14 @@ def _module(module: str) -> str:
 
 
 def _limited(path: str) -> str:
-    """Return the public members of a class that also has private ones."""
+    """Return the public members of a class that also has private ones. They may be those of a base class."""
     module, _, name = path.rpartition(".")
     (node,), _ = _found(module, name)
     assert isinstance(node, ast.ClassDef)
-    known = dict(_members(node))
-    lacking = [m for m in MEMBERS[path] if m not in known and not _set_inside(node, m)]
+    bases = [n for base in node.bases for n in _found(module, ast.unparse(base))[0]]
+    classes = [n for n in (*bases, node) if isinstance(n, ast.ClassDef)]
+    known = dict(member for n in classes for member in _members(n))
+    lacking = [m for m in MEMBERS[path] if m not in known and not any(_set_inside(n, m) for n in classes)]
     if lacking:
         raise ValueError(f"{path} has no member {lacking[0]}")
     return "".join(known.get(m, f"{m}\n") for m in MEMBERS[path])
@@ -222,6 +227,20 @@ def _value(node: ast.expr | None) -> str:
 
 def _indented(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+# --- capabilities ---
+
+
+def optional_members() -> dict[tuple[str, str], str]:
+    """Return the docstrings of all members of a plugin's objects that have a default, by class and name, in one line each."""
+    found = dict[tuple[str, str], str]()
+    for kind in (Backend, Profiler, Loaded, Bound):
+        for name, member in vars(kind).items():
+            text = " ".join((getattr(member, "__doc__", None) or "").split())
+            if not name.startswith("_") and name not in kind.__abstractmethods__ and "default" in text:
+                found[kind.__name__, name] = text
+    return found
 
 
 # --- imports ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Binding, Poisoned
+from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate_compute
@@ -139,8 +139,7 @@ def _run(device: Subject, batch: Batch, wanted: Sequence[Mapping[str, Bounded]],
     inputs = {f"{name}{n}": array for n, s in enumerate(batch.samples) for name, array in s.inputs.items()}
     try:
         for _ in range(runs):
-            if isinstance(loaded, Poisoned):
-                loaded.poison()
+            loaded.poison()
             have = loaded.run(images(batch.place, inputs)).outputs
             for number, (sample, want) in enumerate(zip(batch.samples, wanted, strict=True)):
                 problem = judge(batch.place, have, want)

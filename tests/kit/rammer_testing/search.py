@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Exhaustive, Families
+from rammer.device.manifest import Backend
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import ROperator
 from rammer_testing.cases import NetCase, Sampler, pick_of, picked, smaller
@@ -44,8 +44,7 @@ class Search:
     def offered(self, subject: UntiledOperator, random: Random) -> dict[str, list[ROperator]]:
         """Return all candidates by family, in random order."""
         backend, families = self.backend, dict[str, list[ROperator]]()
-        offered = backend.all_candidates if isinstance(backend, Exhaustive) else backend.candidates
-        for tiled in dict.fromkeys(offered(subject.operator, subject.binding)):
+        for tiled in dict.fromkeys(backend.all_candidates(subject.operator, subject.binding)):
             families.setdefault(tiled.family, []).append(tiled)
         return {n: random.sample(f, len(f)) for n, f in families.items()}
 
@@ -131,7 +130,7 @@ class Hunt:
         kernel can corrupt later runs."""
         self.end, self.line = end, line
         backend = self.search.backend
-        families = sorted(f or "generic" for f in backend.families) if isinstance(backend, Families) else []
+        families = sorted(f or "generic" for f in backend.families or ())
         self.emit({"families": families, "ready": True})
         directed = islice(self.sampler.first(), self.member.number, None, self.member.size)
         cases = ((c, True) for c in directed)

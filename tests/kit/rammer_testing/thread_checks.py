@@ -18,7 +18,7 @@ import numpy as np
 
 from rammer.compiled.segments import Compiled
 from rammer.errors import DeviceFailure
-from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
 from rammer_testing.bound_checks import HOSTED, opened
 from rammer_testing.judge import TOLERANCE, reference, relative_error
@@ -238,7 +238,7 @@ def check_bound_calls(device: Subject) -> None:
         calls = [job.exe.bind(job.inputs(device.rng)) for _ in range(THREADS // 2)]
         seeds = iter(device.rng.integers(0, 2**31, THREADS))
 
-        def called(bound: ModelBound, seed: int) -> list[Done]:
+        def called(bound: BoundCall, seed: int) -> list[Done]:
             rng, done = np.random.default_rng(seed), list[Done]()
             for _ in range(RUNS):
                 inputs = job.inputs(rng)
@@ -316,7 +316,7 @@ def check_closing(device: Subject) -> None:
             if len(done) == 2:
                 running.set()
 
-    def bound_once(bound: ModelBound) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    def bound_once(bound: BoundCall) -> Callable[[dict[str, Array]], dict[str, Array]]:
         def once(inputs: dict[str, Array]) -> dict[str, Array]:
             bound.write(inputs)
             bound.run()

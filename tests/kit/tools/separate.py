@@ -101,7 +101,7 @@ class SeparateProgram(OpenClProgram):
             import_opencl().enqueue_copy(self.queue, image, self.parts[address])
         return np.array(_tensor(image, self.program, tensor), order="C")
 
-    def poison(self) -> None:
+    def poison(self) -> bool:
         """Fill all memory except constants with NaN (all bits set)."""
         for buffer in self.program.buffers:
             if buffer.kind != "constant":

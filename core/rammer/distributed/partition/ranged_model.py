@@ -18,6 +18,8 @@ from rammer.passes.pass_pipeline import OF_EQUALS, OF_EXTENTS
 
 __all__ = ["OpenShapes", "RangeGraph", "graph_of_range"]
 
+_HINT = "give a length, or one device"
+
 
 @dataclass(frozen=True)
 class OpenShapes:
@@ -47,14 +49,14 @@ def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGra
         except NoRange:  # as in ``Compiler.compile_range``
             return _make_range_graph(compiler, model, at, (*OF_EXTENTS, *OF_EQUALS))
     except NoRange as problem:
-        raise NoRange(problem.what, problem.where, "give a length, or one device") from problem
+        raise NoRange(problem.what, problem.where, _HINT) from problem
 
 
 def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without: Collection[str]) -> RangeGraph:
     points = probe_points(at.spans)
     graphs = compiler.static_graphs(model, [shapes_at(model, at.shapes, p, at.derived) for p in points], without)
     if open_layers(points, graphs):
-        raise NoRange("recurrent layers whose steps depend on a length need a single device", f"graph {graphs[0].name}")
+        raise NoRange("recurrent layers with a dynamic number of steps need a single device", f"graph {graphs[0].name}", _HINT)
     with compiler.step("lower"):
         _, ranged, ended = found = in_common(points, [_lower_expressions(compiler, g) for g in graphs], None)
     return RangeGraph(found[0].graph, replace(ranged, spans=dict(at.spans)), ended)
@@ -63,7 +65,7 @@ def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without:
 def _lower_expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
     found, host_nodes = lower_whole_graph(graph, compiler.lowerings)
     for one in host_nodes.values():
-        raise NoRange(f"{one.node.op} has no tensor expression: {one.why}", f"node {one.node.name}")
+        raise NoRange(f"{one.node.op} has no tensor expression: {one.why}", f"node {one.node.name}", _HINT)
     if not found.computes:
-        raise NoRange("the model has no computation to partition", f"model {graph.name}")
+        raise NoRange("the model has no computation to partition", f"model {graph.name}", _HINT)
     return found

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom, copied_by, room_of
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
-from rammer.distributed.transport.event_log import Log
-from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs
+from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs, StepRunner
 from rammer.errors import BadInput
 from rammer.runtime.host_bound import HostBound
 
@@ -34,16 +33,17 @@ class BoundStep:
     copied: int
 
 
-class BoundPart:
+class BoundPart(StepRunner):
     """Executor of a device's steps for up to ``depth`` runs at a time: the oldest run that can continue does.
 
     Every slot has separate arrays for the model's inputs, for tensors shared by the device's steps, and for departing tensors.
     Arriving tensors are read in place."""
 
+    logs_steps = True
+
     def __init__(self, spread: DistributedProgram, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
-        self.results, self.room = spread.results(device), ROOM.with_that_of(room_of(backend))
-        self.log: Log | None = None
+        self.results, self.room = spread.results(device), ROOM.with_that_of(backend.host_room)
         self.loaded: list[Loaded] = []
         self.slots: list[list[BoundStep]] = []
         self.arrays: list[dict[str, Array]] = []
@@ -64,7 +64,7 @@ class BoundPart:
             self.close()
             raise
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """The work of the device besides running its steps."""
         copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
@@ -91,7 +91,7 @@ class BoundPart:
             call = program.bind(given, {})  # separate device memory: outputs stay there and are copied to these arrays
         fetched = {n: a for n, a in given.items() if not is_same_memory(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not is_same_memory(call.outputs[n], a)}
-        taken, made = copied_by(call)
+        taken, made = call.copied
         here = [n for n, a in given.items() if n in taken and a.size and is_same_memory(call.inputs[n], a)]
         here += [n for n, a in outputs.items() if n in made and a.size and is_same_memory(call.outputs[n], a)]
         return BoundStep(step, call, fetched, sent, len(here))
@@ -214,7 +214,7 @@ def load_step(backend: Backend, step: DeviceStep) -> Loaded:
 
 
 @dataclass
-class HostedProgram:
+class HostedProgram(Loaded):
     """A program of one host operator."""
 
     step: DeviceStep
@@ -230,16 +230,8 @@ class HostedProgram:
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a call that reads input arrays in place and copies its outputs."""
-        return HostedCall(self, inputs, outputs, stream)
+        notes = (f"{self.host.title} runs on the host",)
+        return HostBound(self.step.program, self.run, inputs, outputs, stream, notes=notes, reads_in_place=True)
 
     def close(self) -> None:
         """Do nothing: the program holds no resources."""
-
-
-class HostedCall(HostBound):
-    """A ``HostBound`` call of one host operator."""
-
-    def __init__(self, program: HostedProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
-        super().__init__(program.step.program, program.run, inputs, outputs, stream)
-        self.copied = (), tuple(self.outputs)
-        self.notes = (f"{program.host.title} runs on the host",)

@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 
-from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom, room_of
+from rammer.device.arrays import Array, HostRoom
 from rammer.device.manifest import Backend
 from rammer.distributed.distributed_program import DistributedProgram
 from rammer.distributed.runtime.device_part import BoundPart
 from rammer.distributed.transport.counters import Counters
-from rammer.distributed.transport.event_log import Log, Logs
+from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.handshake import check_agreement, component_versions, gather_counters, said_by_all
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Runs, RunsParts, Site, Transport
+from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Runs, Site, StepRunner, Transport
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.graph import Value
 from rammer.runtime.shape_buckets import crop_outputs, format_spans, pad_inputs, point_of
@@ -61,23 +60,23 @@ class SpreadRuns:
         self.joined, self._next, self.closed, self._first = joined, 0, False, next(iter(backends.values()))
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
         self._inputs, self._outputs = self.ports(self.spread)
-        self.parts: dict[int, BoundPart] = {}
+        self.parts: dict[int, StepRunner] = {}
         self.endpoints: Mapping[int, Endpoint] = {}
         self.logs: dict[int, Log] = {}
         names = tuple(site.device for site in joined.sites)
         with self.ending():
             check_agreement(self.fabric, component_versions() | {"program": spread.digest}, names, joined.timeout + patience)
-            asked = {d: astuple(room_of(backends[d])) for d in self.mine}
+            asked = {d: astuple(backends[d].host_room) for d in self.mine}
             rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
             self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():
                 self.parts[device] = self.part(device, backends[device], endpoint)
             self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs start after all have loaded
 
-    def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
+    def part(self, device: int, backend: Backend, endpoint: Endpoint) -> StepRunner:
         """Return a device's part, executed by the host or by the device itself. Raises BadInput for host operators if the device
         runs its steps itself."""
-        if isinstance(endpoint, RunsParts):
+        if endpoint.queues_steps:
             hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
             if hosted:
                 raise BadInput(
@@ -85,8 +84,7 @@ class SpreadRuns:
                     self.spread.parts[device].device,
                     "name another with --transport, or use one device",
                 )
-            part: BoundPart = endpoint.part(self.spread, device, backend)
-            return part
+            return endpoint.part(self.spread, device, backend)
         return BoundPart(self.spread, device, backend, endpoint, self.joined.depth)
 
     @property
@@ -170,7 +168,7 @@ class SpreadRuns:
         part, log = self.parts[device], self.logs.get(device)
         begin = log.now() if log is not None else 0.0
         part.go(runs)
-        if log is not None and not isinstance(part, Logs):
+        if log is not None and not part.logs_steps:
             log.add("whole", str(runs.count), runs.first, begin)
 
     @contextmanager
@@ -187,8 +185,7 @@ class SpreadRuns:
     def _attach_logs(self, logs: Mapping[int, Log]) -> None:
         for device in self.parts:
             for one in (self.parts[device], self.endpoints[device]):
-                if isinstance(one, Logs):
-                    one.log = logs.get(device)
+                one.log = logs.get(device)
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -1,9 +1,11 @@
-"""One-sided transfers between devices: the manifest of a transport, its protocols, and the transports of the core.
+"""One-sided transfers between devices: the manifest of a transport, its base classes, and the transports of the core.
 
 This package has the names with which plugins add a transport. Modules of the core import from the submodules."""
 
 from rammer.distributed.transport.counters import Counters
-from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.endpoint import MemoryEndpoint
+from rammer.distributed.transport.event_log import Log
+from rammer.distributed.transport.local import LOCAL, aligned_zeros
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI
 from rammer.distributed.transport.mpi_launch import start_timeout, watch_collective
@@ -13,12 +15,12 @@ from rammer.distributed.transport.protocol import (
     Fabric,
     Feed,
     Party,
+    Reach,
     Runs,
-    RunsParts,
     Site,
-    TimesItself,
+    StepRunner,
     Transport,
 )
 
-__all__ = ["LOCAL", "MPI", "Counters", "Deliver", "Endpoint", "Exposed", "Fabric", "Feed", "Party", "Runs", "RunsParts"]
-__all__ += ["Site", "TimesItself", "Transport", "start_timeout", "watch_collective"]
+__all__ = ["LOCAL", "MPI", "Counters", "Deliver", "Endpoint", "Exposed", "Fabric", "Feed", "Log", "MemoryEndpoint", "Party"]
+__all__ += ["Reach", "Runs", "Site", "StepRunner", "Transport", "aligned_zeros", "start_timeout", "watch_collective"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.device.arrays import Array
-from rammer.device.in_place import HostRoom
+from rammer.device.arrays import Array, HostRoom
 from rammer.distributed.distributed_program import Transfer
 from rammer.distributed.transport.memory_layout import ALIGNED, SLACK, WORD, Exposed, record_words, round_up
 from rammer.errors import DeviceFailure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
 
@@ -13,52 +13,18 @@ from rammer.device.arrays import Array
 from rammer.distributed.distributed_program import Transfer
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.dynamic_shape import Arriving, SendPool, TensorRecord, bytes_of, view_words
-from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.memory_layout import LAST_WORDS, WORD, Exposed
+from rammer.distributed.transport.protocol import Endpoint, Reach
 from rammer.errors import DeviceFailure
 
-__all__ = ["Array", "MemoryEndpoint", "Reach", "Reads", "bytes_of", "last_words"]
+__all__ = ["Array", "MemoryEndpoint", "bytes_of", "last_words"]
 
 #: Marker word of a device that has ended, before the reason.
 ENDED: Final = 1
 
 
-class Reach(Protocol):
-    """The operations of an engine that an endpoint uses."""
-
-    memory: Array  #: The memory that this device exposes, as bytes.
-
-    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
-        """Write bytes into another device's memory. On return the bytes have arrived, so later writes become visible later, and
-        ``values`` may change. For the ``last`` of several writes, a flag, only the latter is guaranteed."""
-        ...
-
-    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
-        """Wait until ``ready``, which other devices' writes make true, or until ``seconds`` pass or another device has ``ended``.
-        ``ended`` is polled less often. Incoming writes are processed meanwhile."""
-        ...
-
-    def watched(self, doing: str, last: str = "") -> None:
-        """Set the description of the current wait for messages of an engine that ends the process; "" for none. ``last`` is the
-        reason why this device ends: the remaining time is then short, and it is the message."""
-        ...
-
-
-@runtime_checkable
-class Reads(Protocol):
-    """A Reach that can also read: dynamic-shape tensors then cross at their current shape (``Transport.reads``)."""
-
-    def read(self, source: int, place: int, into: Array) -> None:
-        """Read bytes of another device's memory. On return they are in ``into``."""
-        ...
-
-    def kept(self) -> None:
-        """Make this device's writes to its memory visible to readers that are notified later."""
-        ...
-
-
-class MemoryEndpoint:
-    """An implementation of ``rammer.distributed.transport.protocol.Endpoint`` over a ``Reach``.
+class MemoryEndpoint(Endpoint):
+    """An endpoint over a ``Reach``.
 
     A flag is the run number plus one of the tensor in the slot. A credit is that of the tensor that was read there. Both only
     increase, so nothing is reset between runs. For a dynamic-shape tensor the flag follows a record. An acknowledgement, the run
@@ -68,7 +34,6 @@ class MemoryEndpoint:
     def __init__(self, device: int, exposed: Exposed, writer: Reach, timeout: float) -> None:
         self.device, self.exposed, self.timeout = device, exposed, timeout
         self.counters, self.reach, self._memory = Counters(), writer, writer.memory
-        self.log: Log | None = None
         self._word = np.zeros(1, np.int64)
         self._slots: dict[tuple[str, int], Array] = {}
         self._flags = {t.name: self._words(exposed.places[t.name].flags) for t in exposed.arriving(device)}
@@ -134,16 +99,9 @@ class MemoryEndpoint:
         if log is not None:
             log.add("write", name, run, begin, flag=flag_time)
 
-    @property
-    def reads(self) -> Reads:
-        """The engine's reads. Raises ValueError if the engine cannot read."""
-        if not isinstance(self.reach, Reads):
-            raise ValueError("tensors of dynamic shape need an engine with one-sided reads")
-        return self.reach
-
     def _copy_to_pool(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
         """Copy values densely into the pool. Raises DeviceFailure if other devices do not read its content in time."""
-        most, engine = transfer.type.shape, self.reads
+        most = transfer.type.shape
         if len(values.shape) != len(most) or any(a > b for a, b in zip(values.shape, most, strict=True)):
             raise ValueError(f"{transfer} is too small for {values.shape}")
         if not values.size:
@@ -163,7 +121,7 @@ class MemoryEndpoint:
         np.copyto(place.reshape(values.shape), values)
         self.counters.pool_allocations += 1
         self.counters.copies += 1
-        engine.kept()
+        self.reach.kept()
         return TensorRecord(values.shape, found[0])
 
     def tell(self, transfer: Transfer, run: int, record: TensorRecord) -> None:
@@ -186,7 +144,7 @@ class MemoryEndpoint:
             into = arriving.into(run, record.shape)
             with self._watch_write(self._wait_message(transfer, run, transfer.source, " the read of")):
                 if into.size:
-                    self.reads.read(transfer.source, record.place, bytes_of(into))
+                    self.reach.read(transfer.source, record.place, bytes_of(into))
                     self.counters.reads += 1
                     self.counters.nbytes += into.nbytes
                     acks = self.exposed.places[transfer.name].acks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-__all__ = ["Log", "Logs", "Mark"]
+__all__ = ["Log", "Mark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,3 @@ class Log:
     def add(self, kind: str, name: str, run: int, begin: float, **facts: Any) -> None:
         """Append a mark that started at ``begin`` and ends now."""
         self.marks.append(Mark(kind, name, run, begin, self.now(), facts))
-
-
-@runtime_checkable
-class Logs(Protocol):
-    """An endpoint, or a device's executor, with an optional log."""
-
-    log: Log | None

@@ -10,7 +10,7 @@ import numpy as np
 
 from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Reach, Site, Transport
 from rammer.errors import DeviceFailure
 
 
@@ -35,7 +35,7 @@ class LocalFabric:
         """Do nothing: the arrays hold the memory."""
 
 
-class LocalWriter:
+class LocalWriter(Reach):
     """A writer from device ``number`` into ``memories``, one per device, which wakes waiting threads."""
 
     def __init__(self, memories: list[Array], number: int, changed: Condition) -> None:

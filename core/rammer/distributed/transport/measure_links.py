@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any, Final
-
-import numpy as np
 
 from rammer.distributed.distributed_program import Link, Transfer
 from rammer.distributed.transport.handshake import said_by_all
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.protocol import Endpoint, Fabric, TimesItself
+from rammer.distributed.transport.protocol import Endpoint, Fabric
 from rammer.ir.types import TensorType
 
 #: Bytes of the two tensors, and the number of round trips of each: the median is used, warm-up trips are dropped.
@@ -54,28 +50,12 @@ def bandwidth_of(small: float, large: float) -> float:
 
 def _time_echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
     """Return the seconds of one direction, by size, between the devices of ``pair``, the first of which sends first."""
-    echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
     begins, other, seconds = device == pair[0], pair[device == pair[0]], list[float]()
     for n in SIZES:
         ways = transfer_name(device, other, n), transfer_name(other, device, n)
-        echo(*ways, range(WARM), begins)
-        seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), begins) / 2)
+        end.echo(*ways, range(WARM), begins)
+        seconds.append(end.echo(*ways, range(WARM, WARM + ROUNDS[n]), begins) / 2)
     return tuple(seconds)
-
-
-def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> float:
-    """Return the median of the round-trip seconds from the host's memory, as ``TimesItself.echo`` does for a device."""
-    times, values = list[float](), np.zeros_like(end.slot(into, 0)) if begins else None
-    for run in runs:
-        begin = time.perf_counter()
-        if values is not None:
-            end.put(out, run, values)
-        end.wait(into, run)
-        if values is None:
-            end.put(out, run, end.slot(into, run))
-        times.append(time.perf_counter() - begin)
-        end.release(into, run)
-    return median(times)
 
 
 def transfer_name(a: int, b: int, nbytes: int) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from rammer.device.in_place import ANY, HostRoom
+from rammer.device.arrays import HostRoom
 from rammer.distributed.distributed_program import Transfer
 
 __all__ = ["ALIGNED", "LAST_WORDS", "SLACK", "WORD", "Exposed", "Slots", "record_words", "round_up"]
@@ -86,7 +86,7 @@ class Exposed:
 
     def room(self, device: int) -> HostRoom:
         """Return the array requirements of ``device``."""
-        return self.rooms[device] if self.rooms else ANY
+        return self.rooms[device] if self.rooms else HostRoom()
 
     def pool(self, device: int) -> tuple[int, int]:
         """Return first byte and size of the pool in which ``device`` stores dynamic-shape tensors. It holds all tensors of one

@@ -19,7 +19,7 @@ from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
 from rammer.distributed.transport.local import aligned_zeros
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI, MpiFabric, open_fabric, poll_until, rest_between_polls
-from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Transport
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Reach, Transport
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure
 
@@ -133,7 +133,7 @@ class MessageFabric:
         self._mpi.close(failed)
 
 
-class MessageWriter:
+class MessageWriter(Reach):
     """A writer into memory ``number`` of other processes."""
 
     def __init__(self, mpi: Any, box: Mailbox, number: int, watch: Watch) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi_launch import cancel_leave, leave_at_exit, load_mpi
-from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Reach, Site, Transport
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure, MissingDependency, of_system
 
@@ -106,7 +106,7 @@ class MpiFabric:
             cancel_leave()
 
 
-class MpiWriter:
+class MpiWriter(Reach):
     """A writer into other processes' windows; ``starts`` are the offsets of their memory."""
 
     def __init__(self, mpi: Any, window: Any, comm: Any, memory: Array, starts: list[int], watch: Watch) -> None:

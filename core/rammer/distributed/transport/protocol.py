@@ -1,22 +1,29 @@
-"""Transport: the frozen manifest of a transport between devices, and the protocols that it uses.
+"""Transport: the frozen manifest of a transport between devices, and the base classes of its objects.
 
 Importing a manifest imports no network library; ``open`` does. A *fabric* connects the devices of one run, some of them in this
 process. An *endpoint* is one device's side of it."""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from functools import cached_property
+from statistics import median
+from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.watchdog import TIMEOUT
+from rammer.errors import DeviceFailure
 
-__all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Runs", "RunsParts", "Site", "TimesItself"]
-__all__ += ["Transport"]
+__all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Reach", "Runs", "Site", "StepRunner", "Transport"]
 
 #: Callbacks of a run: one returns the model's inputs by name when the run starts, the other receives its outputs.
 Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
@@ -52,62 +59,117 @@ class Runs:
     deliver: Deliver
 
 
-class Endpoint(Protocol):
+class StepRunner(ABC):
+    """The executor of one device's steps in runs over several devices. Called from one thread."""
+
+    log: Log | None = None  #: The log of the current runs. The default runner ignores it: ``go`` is logged as a whole.
+    logs_steps: bool = False  #: True if the runner logs its steps.
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """The work of the device besides running its steps. The default is none."""
+        return ()
+
+    @abstractmethod
+    def go(self, runs: Runs) -> None:
+        """Execute all ``runs``. Raises the errors of steps and transfers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the loaded programs. Closing again does nothing."""
+
+
+class Endpoint(ABC):
     """One device's side of a fabric. Called from one thread. Waits raise DeviceFailure after the party's timeout, or once another
     device has ended; the error names the transfer and the devices."""
 
     counters: Counters
+    log: Log | None = None  #: The log of the current runs; an endpoint may ignore it.
 
+    @abstractmethod
     def slot(self, name: str, run: int) -> Array:
         """Return the memory in which transfer ``name`` of run number ``run`` arrives; it repeats every ``depth`` runs."""
-        ...
 
+    @abstractmethod
     def arrived(self, name: str, run: int) -> bool:
         """Return True if the tensor has arrived completely."""
-        ...
 
+    @abstractmethod
     def wait(self, name: str, run: int) -> None:
         """Wait until the tensor has arrived completely."""
-        ...
 
+    @abstractmethod
     def free(self, name: str, run: int) -> bool:
         """Return True if the slot that ``put`` would write is free."""
-        ...
 
+    @abstractmethod
     def put(self, name: str, run: int, values: Array) -> None:
         """Write a tensor to its reader when the slot is free, followed by the flag. ``values`` may change afterwards."""
-        ...
 
+    @abstractmethod
     def release(self, name: str, run: int) -> None:
         """Return the slot of an arrived tensor to its sender."""
-        ...
 
+    @abstractmethod
     def fail(self, why: str) -> None:
         """Report to all other devices that this device ends, and why; never raises, never waits long."""
-        ...
 
+    @property
+    def queues_steps(self) -> bool:
+        """True if the endpoint overrides ``part``."""
+        return type(self).part is not Endpoint.part
 
-@runtime_checkable
-class RunsParts(Protocol):
-    """An endpoint that runs its device's part itself. Waits, steps and writes are queued on the device, without the host between
-    the steps of a run."""
-
-    def part(self, spread: DistributedProgram, device: int, backend: Backend) -> Any:
-        """Return the executor in place of ``rammer.distributed.runtime.device_part.BoundPart``: with ``go``, ``notes`` and
-        ``close``."""
-        ...
-
-
-@runtime_checkable
-class TimesItself(Protocol):
-    """An endpoint that measures its links itself: with its runs' writes and waits, from its memory."""
+    def part(self, spread: DistributedProgram, device: int, backend: Backend) -> StepRunner:
+        """Return an executor of a device's steps that queues waits, steps and writes on the device. The default raises
+        DeviceFailure, and the host runs the steps."""
+        raise DeviceFailure("the transport queues no steps on the device")
 
     def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
         """Exchange a tensor per run by transfers ``out`` and ``into``, and return the seconds of a round trip.
 
         Round trips are sequential and release their slots. The device that ``begins`` sends first, the other after it has
-        received. ``runs`` are those of both transfers."""
-        ...
+        received. ``runs`` are those of both transfers. The default is the median from the host's memory, by the host's clock."""
+        times, values = list[float](), np.zeros_like(self.slot(into, 0)) if begins else None
+        for run in runs:
+            begin = time.perf_counter()
+            if values is not None:
+                self.put(out, run, values)
+            self.wait(into, run)
+            if values is None:
+                self.put(out, run, self.slot(into, run))
+            times.append(time.perf_counter() - begin)
+            self.release(into, run)
+        return median(times)
+
+
+class Reach(ABC):
+    """The operations of an engine that ``MemoryEndpoint`` uses."""
+
+    memory: Array  #: The memory that this device exposes, as bytes.
+
+    @abstractmethod
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """Write bytes into another device's memory. On return the bytes have arrived, so later writes become visible later, and
+        ``values`` may change. For the ``last`` of several writes, a flag, only the latter is guaranteed."""
+
+    @abstractmethod
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Wait until ``ready``, which other devices' writes make true, or until ``seconds`` pass or another device has ``ended``.
+        ``ended`` is polled less often. Incoming writes are processed meanwhile."""
+
+    def watched(self, doing: str, last: str = "") -> None:  # noqa: B027  (optional)
+        """Set the description of the current wait for messages of an engine that ends the process; "" for none. ``last`` is the
+        reason why this device ends: the remaining time is then short, and it is the message. The default does nothing."""
+
+    def read(self, source: int, place: int, into: Array) -> None:
+        """Read bytes of another device's memory. On return they are in ``into``. A transport with ``Transport.reads`` needs it:
+        tensors of dynamic shape then cross at their current shape. The default raises ValueError."""
+        raise ValueError("tensors of dynamic shape need an engine with one-sided reads")
+
+    def kept(self) -> None:
+        """Make this device's writes to its memory visible to readers that are notified later. Needed with ``read``. The default
+        raises ValueError."""
+        raise ValueError("tensors of dynamic shape need an engine with one-sided reads")
 
 
 class Fabric(Protocol):

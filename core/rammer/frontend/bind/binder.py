@@ -38,6 +38,7 @@ from rammer.frontend.lower.contrib import FUNCTIONS, expand_use
 from rammer.frontend.lower.emulated_types import emulate_formats
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.lower.operators.trees import INTERNAL
+from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read import attribute_rules as attributes
 from rammer.frontend.read import function_bodies, limits, model_checks, schemas
 from rammer.frontend.read import node_protos as nd
@@ -52,8 +53,6 @@ from rammer.ir.types import KNOWN, TensorType, is_float
 #: Operands that were float attributes in older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
-#: Operators whose result depends only on the type of their input.
-_TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
 
 def bind(model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
@@ -242,7 +241,7 @@ class Binder:
 
     def fold_type_only(self, proto: NodeProto, scope: Scope) -> bool:
         """Fold Shape or Size of a value whose type is known. Returns False for other operators."""
-        if proto.op_type not in _TYPE_ONLY or _node_domain(proto):
+        if proto.op_type not in operators(Trait.TYPE_ONLY) or _node_domain(proto):
             return False
         name = scope.values[proto.input[0]]
         shape = self.known[name].shape if name in self.known else self.types[name].shape

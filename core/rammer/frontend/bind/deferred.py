@@ -16,6 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, defs
 
 from rammer.errors import BadInput
+from rammer.frontend import op_traits
 from rammer.frontend.lower.contrib import FUNCTIONS
 from rammer.frontend.read import model_checks
 from rammer.frontend.read import node_protos as nd
@@ -28,39 +29,6 @@ from rammer.ir.types import KNOWN
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-_REDUCTIONS: Final = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-#: ONNX operator -> its operands whose values determine extents, ranks or axes. The operator waits for unknown ones.
-DECIDING: Final[Mapping[str, tuple[int, ...]]] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": (0,),
-    "CumProd": (1,),
-    "CumSum": (1,),
-    "DFT": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1, 2, 3, 4),
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "SplitToSequence": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Trilu": (1,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-    **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
-}
 #: Maximum elements of an operand that determines shapes: each set of values is compiled separately. Operators need no more.
 MOST_DECIDING: Final = 1024
 
@@ -190,7 +158,7 @@ def check_decided(proto: NodeProto, known: Collection[str]) -> None:
 def shape_operands(proto: NodeProto) -> list[str]:
     """Return the names of the operands that determine shapes."""
     own = FUNCTIONS.get((proto.domain, proto.op_type))
-    places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
+    places = op_traits.shape_operands(proto.op_type) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
 
 

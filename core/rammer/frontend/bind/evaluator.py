@@ -27,6 +27,7 @@ from rammer.frontend.lower.contrib import expand_use
 from rammer.frontend.lower.emulated_types import DOMAIN, emulate_formats
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read import model_checks, schemas
 from rammer.frontend.read import node_protos as nd
 from rammer.frontend.read.function_bodies import Expansion
@@ -64,10 +65,6 @@ JUDGED: Final = frozenset(
         "TopK",
     }
 )
-
-
-#: Operators that change the shape of values and keep their order.
-_RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
 class Unjudged(NotImplementedError):
@@ -127,12 +124,13 @@ def evaluate_node(
 
 def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
     """Return the output of an operator that only reindexes a mapped weight, as a view of its file. None for other operators."""
-    if node.domain or node.op not in (*_RESHAPES, "Transpose") or len(node.outputs) != 1 or node.outputs[0] not in types:
+    turned = node.op == "Transpose" and not node.domain
+    if not (turned or has_trait(node, Trait.RESHAPES)) or node.outputs[0] not in types:
         return None
     given, made = values[node.inputs[0]], types[node.outputs[0]]
     if not isinstance(given, np.ndarray) or not is_mapped(given) or (str(given.dtype), given.size) != (made.dtype, made.size):
         return None
-    if node.op == "Transpose":
+    if turned:
         return {node.outputs[0]: given.transpose(node.attributes.get("perm") or None)}
     dense = given.flags.c_contiguous or given.shape == made.shape  # other arrays would be copied
     return {node.outputs[0]: given.reshape(made.shape)} if dense else None

@@ -16,6 +16,7 @@ from onnx import NodeProto, helper
 
 from rammer.errors import BadInput
 from rammer.frontend.bind.bind_state import BindState, Scope
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read import model_checks
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType, is_float
@@ -25,22 +26,6 @@ MOST_WORK: Final = 1 << 16
 _TERMS: Final = 8
 #: Maximum operators of both branches: each costs a launch on some devices.
 MOST_OPERATORS: Final = 32
-# fmt: off
-#: Operators that are defined for all values of their operands.
-TOTAL: Final = frozenset({
-    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Concat",
-    "Constant", "Cos", "Cosh", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gelu", "Greater",
-    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
-    "LogSoftmax", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pad", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-    "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign",
-    "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze",
-    "Where", "Xor",
-})
-# fmt: on
-#: Total for floats only: integers may be divided by zero.
-TOTAL_OF_FLOATS: Final = frozenset({"Div", "Mod", "Pow", "Reciprocal"})
-PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 
 def convert_if(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
@@ -98,20 +83,20 @@ def _is_cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
     """Return True if all operators are total, few, and cheap together."""
     work = 0 if len(nodes) <= MOST_OPERATORS else MOST_WORK + 1
     for node in nodes:
-        if node.domain or not _is_total(walk, node):
+        if not _is_total(walk, node):
             return False
         read = [_value_type(walk, n) for n in node.inputs if n]
         written = [walk.types[n] for n in node.outputs if n]
         work += sum(t.size for t in (*read, *written))
-        if node.op in PRODUCTS:
+        if has_trait(node, Trait.MATRIX_PRODUCT):
             work += prod(written[0].shape) * read[0].size // max(read[0].shape[-2] if len(read[0].shape) > 1 else 1, 1) // _TERMS
     return work <= MOST_WORK
 
 
 def _is_total(walk: BindState, node: Node) -> bool:
     """Return True if an operator is defined for all values of its operands."""
-    if node.op in TOTAL or node.op in PRODUCTS:
+    if has_trait(node, Trait.TOTAL):
         return True
-    if node.op == "Gather":  # an index may be out of range
+    if node.op == "Gather" and not node.domain:  # an index may be out of range
         return node.inputs[1] in walk.known
-    return node.op in TOTAL_OF_FLOATS and all(is_float(_value_type(walk, n).dtype) for n in node.inputs if n)
+    return has_trait(node, Trait.TOTAL_OF_FLOATS) and all(is_float(_value_type(walk, n).dtype) for n in node.inputs if n)

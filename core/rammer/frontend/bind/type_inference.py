@@ -13,6 +13,7 @@ from rammer.errors import BadInput
 from rammer.frontend.loops.trip_count import counted_types
 from rammer.frontend.lower.einsum_equations import parse_equation
 from rammer.frontend.lower.window_extents import Extent, geometry_of, transposed_of
+from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read import limits, onnx_inference_guards
 from rammer.frontend.read import node_protos as nd
 from rammer.ir.types import TensorType
@@ -218,7 +219,7 @@ def _einsum_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[Ten
 
 RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool_shape),
-    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv_shape),
+    **dict.fromkeys(operators(Trait.CONVOLUTION), _conv_shape),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     # ONNX lacks rules for these and infers through their bodies, whose Reshape interprets an extent of 0 as "unchanged".
     **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same_shape),

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from rammer.errors import BadInput
+from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read import node_protos as nd
 from rammer.ir.formats import FORMATS, FloatFormat, IntegerFormat, carrier_dtype, to_carrier
 from rammer.ir.graph import Graph, Node, Value
@@ -23,25 +24,6 @@ from rammer.ir.types import TensorType
 
 #: The domain of Decode and Encode, which ``lower.operators.stored`` lowers; models cannot name it.
 DOMAIN: Final = "rammer"
-#: Operators that move elements, or create them from attributes alone.
-MOVES: Final = frozenset(
-    {
-        *(
-            "Identity",
-            "Reshape",
-            "Squeeze",
-            "Unsqueeze",
-            "Flatten",
-            "Transpose",
-            "Expand",
-            "Tile",
-            "DepthToSpace",
-            "SpaceToDepth",
-        ),
-        *("Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Compress", "Where", "ReverseSequence", "Trilu"),
-        *("Pad", "Constant", "ConstantOfShape", "OneHot", "CenterCropPad"),
-    }
-)
 #: Attributes that name an element type.
 _NAMING: Final = ("to", "dtype", "output_dtype", "precision", "stash_type", "softmax_precision")
 _CODES: Final[Mapping[int, str]] = {
@@ -284,7 +266,7 @@ def _widen_attribute(name: str, value: Any) -> Any:
 
 
 _RULES: Final[Mapping[str, _Rule]] = {
-    **dict.fromkeys(MOVES, _Carrying.move),
+    **dict.fromkeys(operators(Trait.MOVES | Trait.FILLS), _Carrying.move),
     "Cast": _Carrying.cast,
     "CastLike": _Carrying.cast,
     "BitCast": _Carrying.bitcast,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -81,6 +82,15 @@ def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -
     return found
 
 
+def extent_through(points: Sequence[Point], values: Sequence[int], where: str) -> Dim:
+    """Return the affine function of lengths through extents. Raise NoRange if none exists, or if an extent shrinks as a length
+    grows, as of ``x[-20:6]``: memory and loops have the extents of the greatest lengths."""
+    found = affine_through(points, values, where)
+    if isinstance(found, AffineExtent) and any(factor < 0 for _, factor in found.terms):
+        raise NoRange(f"{where} shrinks as {', '.join(n for n, f in found.terms if f < 0)} grows")
+    return found
+
+
 def begins_alike(values: Sequence[Array | None]) -> bool:
     """Return True if a constant is a prefix of the first one at each length; None marks a tensor that is not constant."""
     whole = values[0]
@@ -92,9 +102,7 @@ def begins_alike(values: Sequence[Array | None]) -> bool:
 
 def _make_affine_error(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
     at = "; ".join(f"{format_point(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
-    return NoRange(
-        f"{where} is not an affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own"
-    )
+    return NoRange(f"{where} is not an affine function of {', '.join(points[0])} ({at})")
 
 
 @dataclass
@@ -140,7 +148,7 @@ class _Generalisation:
         other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
         if other is not None:
             what = f"{what} differ between {format_point(other)} and {format_point(self.points[0])}"
-            raise NoRange(what, hint="each shape is compiled on its own")
+            raise NoRange(what)
 
     def value(self, dim: Dim) -> Expr:
         """Return ``dim`` as an expression (int64)."""
@@ -156,7 +164,7 @@ class _Generalisation:
     def _shape(self, name: str) -> tuple[Dim, ...]:
         shapes = [g.types[name].shape for g in self.graphs if name in g.types]
         self._require_equal(f"dimensions of {name}", [len(g.types[name].shape) if name in g.types else -1 for g in self.graphs])
-        return tuple(self.dim(extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+        return tuple(extent_through(self.points, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _is_prefix_constant(self, name: str) -> bool:
         """Return True if a constant of every shorter program is a prefix of the longest one."""
@@ -183,7 +191,7 @@ class _Generalisation:
 
     def _make_prefix_error(self, name: str, point: Point) -> NoRange:
         what = f"constant {name} at {format_point(point)} is not a prefix of its value at {format_point(self.points[0])}"
-        return NoRange(what, hint="each shape is compiled on its own")
+        return NoRange(what)
 
     # --- expressions --------------------------------------------------------------------------
 
@@ -194,7 +202,9 @@ class _Generalisation:
             f"axes of {where}",
             [(c.dtype, c.combiner, tuple(a.name for a in c.axes), tuple(a.name for a in c.reduce)) for c in same],
         )
-        self.deep[name] = {r.name: self.dim([c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)}
+        self.deep[name] = {
+            r.name: extent_through(self.points, [c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)
+        }
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
         return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
@@ -229,7 +239,7 @@ class _Generalisation:
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
         """Return an affine form of differing numbers: integers, and floats that are counts or their reciprocals."""
         if len(same) != len(self.graphs):
-            raise NoRange(f"expressions of {where} change form between lengths", hint="each shape is compiled on its own")
+            raise NoRange(f"expressions of {where} change form between lengths")
         dtype, values = same[0].dtype, [c.value for c in same]
         if all(float(v).is_integer() for v in values):
             return _cast_from_index(dtype, self.value(self.dim([int(v) for v in values], where)))
@@ -245,7 +255,7 @@ class _Generalisation:
         index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
         alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
         if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
-            raise NoRange(f"expressions of {where} change form between lengths", hint="each shape is compiled on its own")
+            raise NoRange(f"expressions of {where} change form between lengths")
         sizes = map(size.at, self.points)
         tables = [
             np.array(e.values) if isinstance(e, Table) else np.full(n, _const_value(e)) for e, n in zip(same, sizes, strict=True)
@@ -280,9 +290,7 @@ class _Generalisation:
         tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _is_within(i, self.extents, d)]
         if not tests:
             return load
-        inside: Expr = tests[0]
-        for test in tests[1:]:
-            inside = Op("and_", (inside, test))
+        inside = reduce(lambda a, b: Op("and_", (a, b)), tests)
         fill: Number = load.fill if load.fill is not None else 0
         return Op("where", (inside, load, Const(fill, self._tensor_dtypes[load.tensor])))
 

@@ -49,7 +49,7 @@ def bound_at(model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], lowe
 def _bind_static(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings: Lowerings, loops: MetLoops) -> Graph:
     graph, rest = bind_until(model, shapes, lowerings, loops)
     if rest is not None:
-        raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
+        raise NoRange(rest.why.what, rest.why.where)
     return graph
 
 

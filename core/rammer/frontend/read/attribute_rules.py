@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from onnx import AttributeProto, NodeProto
 
 from rammer.errors import BadInput
+from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read.limits import MAX_RANK
 from rammer.frontend.read.node_protos import node_title
 from rammer.frontend.read.schemas import MICROSOFT
@@ -28,10 +29,8 @@ _SCATTERED: Final[Words] = ("none", "add", "mul", "max", "min")
 _DIRECTIONS: Final[Words] = ("forward", "reverse", "bidirectional")
 #: Allowed words by attribute and operator.
 _WORDS: Final[Mapping[str, Mapping[str, Words]]] = {
-    "auto_pad": dict.fromkeys(
-        ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), _PADDINGS
-    ),
-    "direction": {"LSTM": _DIRECTIONS, "GRU": _DIRECTIONS, "RNN": _DIRECTIONS, "BitShift": ("LEFT", "RIGHT")},
+    "auto_pad": dict.fromkeys((*operators(Trait.CONVOLUTION), "MaxPool", "AveragePool", "LpPool"), _PADDINGS),
+    "direction": {**dict.fromkeys(operators(Trait.RECURRENT), _DIRECTIONS), "BitShift": ("LEFT", "RIGHT")},
     "mode": {
         "Resize": ("nearest", "linear", "cubic"),
         "Upsample": ("nearest", "linear", "bilinear"),

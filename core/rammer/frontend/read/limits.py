@@ -11,6 +11,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto
 
 from rammer.errors import BadInput, TooLong
+from rammer.frontend.op_traits import size_operands
 from rammer.frontend.read.node_protos import node_title
 
 #: Maximum number of axes of a tensor, and of elements along one axis. A Compute has reduction axes besides, and NumPy supports 32
@@ -61,27 +62,6 @@ _SIZES: Final[Mapping[str, int]] = {
     "sample_size": 1,
     "p": 1,
     "k": -MAX_EXTENT,
-}
-#: Operands that are sizes, by operator; their values determine the size of the result.
-_SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
-    "Tile": (1,),
-    "Expand": (1,),
-    "Pad": (1,),
-    "ConstantOfShape": (0,),
-    "Reshape": (1,),
-    "OneHot": (1,),
-    "Resize": (3,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "HannWindow": (0,),
-    "HammingWindow": (0,),
-    "BlackmanWindow": (0,),
-    "TopK": (1,),
-    "Split": (1,),
-    "DFT": (1,),
-    "STFT": (1, 3),
-    "MelWeightMatrix": (0, 1, 2),
-    "MaxUnpool": (2,),
 }
 
 
@@ -196,7 +176,7 @@ def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
         if low is not None and attribute.type in (AttributeProto.INT, AttributeProto.INTS):
             values = attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,)
             _check_values(f"attribute {attribute.name}", values, low, node)
-    for place in _SIZE_OPERANDS.get(node.op_type, ()) if not node.domain else ():
+    for place in size_operands(node.op_type) if not node.domain else ():
         value = operands.get(node.input[place]) if place < len(node.input) else None
         if value is not None and value.dtype.kind in "iu" and value.size <= 4096:
             low = 1 if node.op_type == "Resize" else -MAX_EXTENT

@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
 
 from rammer.errors import BadInput
+from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.graph import Node
 from rammer.ir.names import quote_text, shorten_name
 from rammer.ir.types import KNOWN, TensorType
-
-#: Operators with random results: equal nodes are not merged, and no result is a constant.
-RANDOM: Final = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +203,7 @@ def is_random(node: Node | NodeProto) -> bool:
     op, inputs = (node.op, node.inputs) if isinstance(node, Node) else (node.op_type, node.input)
     if op == "Dropout" and len(inputs) > 2 and inputs[2]:
         return "seed" not in (node.attributes if isinstance(node, Node) else {a.name for a in node.attribute})
-    return op in RANDOM
+    return op in operators(Trait.RANDOM)
 
 
 def shape_or_size(proto: NodeProto, shape: tuple[int, ...]) -> np.ndarray:

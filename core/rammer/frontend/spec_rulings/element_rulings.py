@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.spec_rulings import operator_questions
 from rammer.frontend.spec_rulings.ruling import Decision
 
 ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "direction is not forward, activations are given, or sequence_lens",
         operator_questions.unusual_cell,
         ("reference",),
@@ -18,7 +19,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "reference uses its own activations (some versions always run forward) and reads no lengths.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "clip or input_forget",
         operator_questions.has_attribute("clip", "input_forget"),
         ("reference",),
@@ -100,7 +101,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "'output = scale * data * mask': the mask of a plain copy is true everywhere. ONNX Runtime gives false.",
     ),
     Decision(
-        operator_questions.REDUCTIONS,
+        operators(Trait.REDUCTION),
         "tensors without elements",
         lambda use: use.empty,
         ("onnxruntime",),
@@ -136,14 +137,14 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "The output has the type of the input; the reference widens it.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "ThresholdedRelu without its alpha",
         lambda use: "ThresholdedRelu" in (use.attr("activations") or ()) and not use.attr("activation_alpha"),
         ("onnxruntime",),
         "'Default values are the same as of corresponding ONNX operators', and ThresholdedRelu's is 1. ONNX Runtime takes 0.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "ThresholdedRelu at its threshold, where clip puts elements",
         lambda use: "ThresholdedRelu" in (use.attr("activations") or ()) and bool(use.attr("clip")),
         ("onnxruntime",),
@@ -151,7 +152,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "alpha stays. ONNX Runtime compares as the operator of that name does, 'y = x for x > alpha'.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "Softplus among the activations",
         lambda use: "Softplus" in (use.attr("activations") or ()),
         ("onnxruntime",),
@@ -159,7 +160,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "infinity, or NaN where a gate multiplies it by 0.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"),
+        operators(Trait.RECURRENT),
         "sequences without steps, and an initial state",
         operator_questions.has_empty_sequence,
         ("onnxruntime",),

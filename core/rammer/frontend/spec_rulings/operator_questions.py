@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Final
 
 import numpy as np
 
@@ -12,20 +11,6 @@ from rammer.frontend.lower.resize_coordinates import Resampling
 from rammer.frontend.lower.window_extents import geometry_of
 from rammer.frontend.read.limits import MAX_TABLE
 from rammer.ir.operator_use import Use as Use
-
-#: Operators that reduce along axes.
-REDUCTIONS: Final = (
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
 
 
 def is_any_use(use: Use) -> bool:

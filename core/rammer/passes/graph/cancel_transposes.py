@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.graph.sink_reshapes import ELEMENTWISE
 from rammer.passes.rewrite import find_producers, output_names, rebuild_graph, rename_values
 
 Order: TypeAlias = tuple[int, ...]
-
-_REDUCTIONS: Final = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class _Turned:
         if node.domain or len(node.outputs) != 1 or not any(self._is_transposed(i) for i in node.inputs):
             return False
         data = node.inputs[:1]
-        if node.op in ELEMENTWISE:
+        if has_trait(node, Trait.ELEMENTWISE):
             rank = len(self.types[node.outputs[0]].shape)
             return rank == len(self.order) and all(self._can_reorder(i) for i in node.inputs)
         if node.op == "Concat":
@@ -116,7 +114,7 @@ class _Turned:
         if node.op == "Pad":
             steering = all(i in self.constants for i in node.inputs[1:] if i)
             return self._is_transposed(data[0]) and steering and not (len(node.inputs) > 3 and node.inputs[3])
-        return node.op in _REDUCTIONS and self._is_transposed(data[0]) and len(self._reduction_axes(node)) > 0
+        return has_trait(node, Trait.REDUCTION) and self._is_transposed(data[0]) and len(self._reduction_axes(node)) > 0
 
     def _can_reorder(self, value: str) -> bool:
         """Return True if an operand has that order or can be reordered at no cost."""
@@ -131,7 +129,7 @@ class _Turned:
         return () if axes is None else tuple(int(a) % len(self.order) for a in axes.reshape(-1))
 
     def _has_dropped_axes(self, node: Node) -> bool:
-        return node.op in _REDUCTIONS and not node.attributes.get("keepdims", 1)
+        return has_trait(node, Trait.REDUCTION) and not node.attributes.get("keepdims", 1)
 
     def chosen(self) -> dict[str, Node]:
         """Return the operators of regions whose rewrite transposes fewer elements, by result name."""
@@ -204,7 +202,7 @@ class _Turned:
 
     def _turn(self, node: Node) -> None:
         result = node.outputs[0]
-        if node.op in _REDUCTIONS:
+        if has_trait(node, Trait.REDUCTION):
             self._transpose_reduction(node)
             return
         attributes, inputs = dict(node.attributes), tuple(self._reorder_operand(i) for i in node.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
@@ -11,6 +11,7 @@ import numpy as np
 
 from rammer.frontend.lower.graph_lowering import Lowerings, lower_node
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
+from rammer.frontend.op_traits import shape_operands
 from rammer.frontend.read.node_protos import body_graphs
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier, quote_text
@@ -39,12 +40,6 @@ TYPED: Final = frozenset(
         "StoredMatMul",
     }
 )
-#: Operands, by position, that are parameters of the operator: rounding them would change shapes or indices.
-STEERING: Final[Mapping[str, frozenset[int]]] = {
-    "Resize": frozenset((1, 2)),
-    "Upsample": frozenset((1,)),
-    "OneHot": frozenset((1,)),
-}
 #: Operators whose constants only limit values: a constant beyond float16's range acts like infinity.
 LIMITING: Final = frozenset({"Clip"})
 #: ONNX' numbers for float16 (TensorProto.DataType) and float32.
@@ -159,7 +154,7 @@ class _Narrow:
         return self.graph.types[name].dtype == "float32"
 
     def _data_operands(self, node: Node) -> Iterable[str]:
-        steering = STEERING.get(node.op, frozenset())
+        steering = shape_operands(node.op)  # rounding them would change shapes or indices
         return (n for i, n in enumerate(node.inputs) if n and i not in steering)
 
     def _narrowed_operands(self, node: Node, wide: bool) -> Iterable[str]:

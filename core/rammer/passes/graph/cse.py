@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read.node_protos import is_random
 from rammer.ir.constants.digest import digest_array
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuild_graph, rename_values
-
-#: Commutative ONNX operators whose operand order changes no bit. Maxima and minima are excluded: theirs decides 0.0 or -0.0.
-COMMUTATIVE: Final = frozenset(("Add", "Mul", "Sum", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
 def _node_key(node: Node) -> Hashable:
     present = tuple(bool(o) for o in node.outputs)
     attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
-    commutes = node.domain == "" and node.op in COMMUTATIVE and len(node.inputs) == 2
+    commutes = has_trait(node, Trait.COMMUTATIVE) and len(node.inputs) == 2
     inputs = tuple(sorted(node.inputs)) if commutes else node.inputs
     return node.domain, node.op, node.version, inputs, present, attributes
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rammer.frontend.bind.evaluator import evaluate_node
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read import limits
 from rammer.frontend.read.node_protos import body_graphs, is_random
 from rammer.ir.graph import Graph, Node
@@ -60,5 +61,5 @@ class FoldConstants:
 
 def _find_coded_operands(graph: Graph) -> set[str]:
     """Return the operands of matrix products that are decoded from codes."""
-    read = {n for node in graph.nodes if node.op in ("MatMul", "Gemm") and not node.domain for n in node.inputs[:2]}
+    read = {n for node in graph.nodes if has_trait(node, Trait.MATRIX_PRODUCT) for n in node.inputs[:2]}
     return {o for node in graph.nodes if node.op == "DequantizeLinear" and not node.domain for o in node.outputs if o in read}

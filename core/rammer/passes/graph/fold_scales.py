@@ -12,6 +12,7 @@ from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import scale_array
 from rammer.ir.graph import Graph, Node
@@ -20,9 +21,6 @@ from rammer.ir.types import is_float
 from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph, rename_values
 
 Array: TypeAlias = np.ndarray
-#: Operators that only rearrange their first operand. Split copies each element to exactly one of its results.
-_RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
-_VIEWS: Final = (*_RESHAPES, "Transpose", "Split")
 #: Maximum number of elements of a product's result for which the elements that a factor reaches are computed.
 MOST_ELEMENTS: Final = 1 << 24
 
@@ -94,7 +92,7 @@ class _Factors:
             if node.outputs[0] in self.removed:
                 value = self.removed[node.outputs[0]] = self._strip_scales(node.outputs[0])
                 continue
-            if node.domain or node.op not in _VIEWS:
+            if not (has_trait(node, Trait.RESHAPES) or (node.op in ("Transpose", "Split") and not node.domain)):
                 break
             chain.append((node, value))
             value = node.inputs[0]

@@ -11,18 +11,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, has_trait, moved_operands
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.rewrite import count_readers, find_producers, output_names, rebuild_graph, rename_values
 
-#: Operators whose results contain only elements of their first operand.
-_MOVERS: Final = frozenset(
-    (
-        *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather"),
-        *("GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Concat", "MaxPool", "Resize"),
-    )
-)
 #: Code types that every lowering above moves unchanged.
 _CODES: Final = frozenset(("uint8", "int8"))
 _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
@@ -116,13 +110,15 @@ class _Moving:
         mover = self.made.get(node.inputs[0])
         if mover is None or not self._is_mover(mover) or len(mover.outputs) != 1:
             return False
+        if mover.op == "Where":  # quantising both operands costs more than quantising the result
+            return False
         if self.counts[node.inputs[0]] != 1 or node.inputs[0] in self.outputs:
             return False
         if mover.op == "MaxPool" and not self._is_increasing(node):
             return False
         dtype, moved = self.types[node.outputs[0]].dtype, list(mover.inputs)
         del self.nodes[next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is mover)]
-        for i in range(len(moved) if mover.op == "Concat" else 1):
+        for i in moved_operands(mover) or (0,):
             source = moved[i]
             moved[i] = self._new(f"{source}_codes", TensorType(dtype, self.types[source].shape))
             self._append_node(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
@@ -136,8 +132,8 @@ class _Moving:
         """Move the mover ``node`` before the DequantizeLinear that it reads. Return True on success."""
         if not self._is_mover(node):
             return False
-        count = len(node.inputs) if node.op == "Concat" else 1
-        sources = [self.made.get(i) for i in node.inputs[:count]]
+        moved = moved_operands(node) or (0,)
+        sources = [self.made.get(node.inputs[i]) for i in moved]
         first = sources[0]
         if first is None or any(s is None or not _is_standard_op(s, _DEQUANTIZE) for s in sources):
             return False
@@ -153,12 +149,13 @@ class _Moving:
         inside = [self._new(f"{o}_codes", TensorType(kind, self.types[o].shape)) if o else "" for o in node.outputs]
         if node.op == "MaxPool":
             inside[1:] = node.outputs[1:]
-        self._append_node(replace(node, inputs=(*(s.inputs[0] for s in found), *node.inputs[count:]), outputs=tuple(inside)))
+        codes = {i: s.inputs[0] for i, s in zip(moved, found, strict=True)}
+        inputs = tuple(codes.get(i, name) for i, name in enumerate(node.inputs))
+        self._append_node(replace(node, inputs=inputs, outputs=tuple(inside)))
         parameters = first.inputs[1:] if not first.attributes.get("block_size", 0) else self._turned(node, first.inputs[1:])
-        for codes, result in zip(inside, node.outputs, strict=True):
-            if codes != result:
-                inputs = (codes, *parameters)
-                self._append_node(replace(first, inputs=inputs, outputs=(result,), attributes=attributes))
+        for inner, result in zip(inside, node.outputs, strict=True):
+            if inner != result:
+                self._append_node(replace(first, inputs=(inner, *parameters), outputs=(result,), attributes=attributes))
         self.changed = True
         return True
 
@@ -192,12 +189,10 @@ class _Moving:
         return self.types[node.inputs[1]].shape in ((), (1,)) and not node.attributes.get("block_size", 0)
 
     def _is_mover(self, node: Node) -> bool:
-        if node.domain or node.op not in _MOVERS:
-            return False
-        if node.op == "Resize":
+        if node.op == "Resize" and not node.domain:
             mode = str(node.attributes.get("mode", "nearest"))
             return mode == "nearest" and node.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
-        return True
+        return has_trait(node, Trait.MOVES) or _is_standard_op(node, "MaxPool")
 
     def _is_increasing(self, node: Node) -> bool:
         """Return True if greater codes decode to greater values."""

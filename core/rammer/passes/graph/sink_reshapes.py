@@ -7,49 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.rewrite import find_producers, output_names, rebuild_graph
-
-_RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
-_PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
-#: Operators whose result elements depend only on elements at the same index, with operands broadcast.
-ELEMENTWISE: Final = frozenset(
-    (
-        "Abs",
-        "Add",
-        "Cast",
-        "Clip",
-        "Div",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "LeakyRelu",
-        "Log",
-        "Max",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Sqrt",
-        "Sub",
-        "Tanh",
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +51,7 @@ class _Sunk:
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, np.ndarray] = dict(graph.constants)
         self.taken = set(graph.types)
-        self.after_product: set[str] = {o for n in graph.nodes if n.op in _PRODUCTS and not n.domain for o in n.outputs}
+        self.after_product: set[str] = {o for n in graph.nodes if has_trait(n, Trait.MATRIX_PRODUCT) for o in n.outputs}
 
     def result(self) -> Graph:
         """Return the rewritten graph."""
@@ -99,7 +65,7 @@ class _Sunk:
                 self.after_product.update(node.outputs)
 
     def _is_elementwise(self, node: Node) -> bool:
-        return node.op in ELEMENTWISE and not node.domain and len(node.outputs) == 1
+        return has_trait(node, Trait.ELEMENTWISE) and not has_trait(node, Trait.RESHAPES)
 
     def _try_sink(self, node: Node) -> bool:
         """Move ``node`` before the reshape that it reads. Return True on success."""
@@ -124,7 +90,7 @@ class _Sunk:
     def _reshape_source(self, value: str) -> str:
         """Return the source of the reshape ``value`` if it follows a product, else ""."""
         node = self.made.get(value)
-        if node is None or node.domain or node.op not in _RESHAPES:
+        if node is None or not has_trait(node, Trait.RESHAPES):
             return ""
         return node.inputs[0] if node.inputs[0] in self.after_product else ""
 
@@ -137,7 +103,8 @@ class _Sunk:
             source = self._reshape_source(value)
             if source and self.types[source].shape == new:
                 return source
-            return self._reshape_to(value, new)
+            # A comparison is inlined into its consumer (``passes.compute.inline_maps``), but not through a reshape.
+            return None if self.types[value].dtype == "bool" else self._reshape_to(value, new)
         size = math.prod(shape)
         if size != 1 and not (shape[-1:] == old[-1:] == new[-1:] == (size,)):
             return None

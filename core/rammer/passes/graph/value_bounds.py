@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.graph import Graph, Node
 
 #: Largest assumed magnitude of an activation: language models have channels of thousands.
@@ -81,23 +82,10 @@ _BOUNDED: Final[Mapping[str, tuple[float, float]]] = {
     **{op: (-4.0, 4.0) for op in ("Asin", "Acos", "Atan")},
     **{op: (-128.0, 128.0) for op in ("Log", "Asinh", "Acosh", "Atanh", "ReduceLogSum")},
 }
-#: Recurrent operators, and the activations with a bounded result, in lower case.
-_RECURRENT: Final = frozenset(("LSTM", "GRU", "RNN"))
+#: Activations of recurrent operators with a bounded result, in lower case.
 _SATURATING: Final = frozenset(("tanh", "sigmoid", "hardsigmoid", "softsign"))
-_NORMALISING: Final = frozenset(
-    (
-        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
-        *("MeanVarianceNormalization", "LpNormalization"),
-    )
-)
 #: Operators that move values.
-_MOVES: Final = frozenset(
-    (
-        *("Identity", "Dropout", "Reshape", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat", "Split"),
-        *("Expand", "Squeeze", "Unsqueeze", "Flatten", "Pad", "Tile", "DepthToSpace", "SpaceToDepth", "Trilu", "Where"),
-        *("ReverseSequence", "TopK", "Compress", "MaxUnpool", "OneHot", "TensorScatter"),
-    )
-)
+_MOVES: Final = frozenset((*operators(Trait.MOVES | Trait.FILLS), "Dropout", "TopK"))
 #: Functions whose result is about as large as their operand.
 _ALIKE: Final = frozenset(
     (
@@ -122,7 +110,9 @@ _SUMS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("ReduceL2", "LpPool", "GlobalLpPool"), (2.0, 0.5)),
 }
 _POSITIVE_SUMS: Final = frozenset(("ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool", "GlobalLpPool"))
-_CLOSING: Final = frozenset(("Softmax", "LogSoftmax", "ReduceLogSumExp", *_BOUNDED, *_RECURRENT, *_NORMALISING, *PRODUCTS))
+_CLOSING: Final = frozenset(
+    ("Softmax", "LogSoftmax", "ReduceLogSumExp", *_BOUNDED, *operators(Trait.RECURRENT | Trait.NORMALISATION), *PRODUCTS)
+)
 
 
 class Magnitudes:
@@ -347,9 +337,9 @@ _RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
     **dict.fromkeys(("Exp", "Sinh", "Cosh"), Magnitudes._bound_exponential),
     "Clip": Magnitudes._bound_clip,
     "PRelu": Magnitudes._bound_slope,
-    **dict.fromkeys(_RECURRENT, Magnitudes._bound_recurrence),
+    **dict.fromkeys(operators(Trait.RECURRENT), Magnitudes._bound_recurrence),
     "Softmax": Magnitudes._bound_softmax,
-    **dict.fromkeys(_NORMALISING, Magnitudes._bound_normalisation),
+    **dict.fromkeys(operators(Trait.NORMALISATION), Magnitudes._bound_normalisation),
 }
 #: Functions whose result is unbounded regardless of the size of their operand.
 _UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det"))

@@ -12,6 +12,7 @@ import numpy as np
 
 from rammer.frontend.bind.evaluator import evaluate_node
 from rammer.frontend.lower.operators.stored import DOMAIN
+from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
@@ -65,7 +66,7 @@ class _Stored:
     def replaced(self, node: Node) -> list[Node]:
         """Return ``node`` or its replacements."""
         gemm = node.op == "Gemm"
-        if node.domain or node.op not in ("MatMul", "Gemm"):
+        if not has_trait(node, Trait.MATRIX_PRODUCT):
             return [node]
         turned = gemm and bool(node.attributes.get("transB", 0))
         fits = self.types[node.inputs[0]].dtype == self.types[node.inputs[1]].dtype and node.inputs[0] not in self.graph.constants

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rammer.device.capabilities import Between
+from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
@@ -59,7 +59,7 @@ class OpenSize:
         return -(-self.most // self.turn)
 
 
-def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, between: Between) -> OpenSize:
+def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, between: IterationCost) -> OpenSize:
     """Return the size of a layer or loop in ``graph`` whose steps are in ``span``."""
     least, most = span
     loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)

@@ -6,14 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names
 
 #: Recurrent operators -> number of states. Initial states start at input 5, last states at output 1.
 STATES: Final[Mapping[str, int]] = {"LSTM": 2, "GRU": 1, "RNN": 1}
-_UNARY: Final = ("Abs", "Cast", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Neg")
-_UNARY_MORE: Final = ("Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh")
-_BINARY: Final = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
 
 
 def is_cell(node: Node) -> bool:
@@ -152,7 +150,7 @@ def _is_step_transpose(graph: Graph, node: Node, ways: Collection[str]) -> bool:
 def _is_step_broadcast(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     """Return True if operands in ``ways`` have the result's rank, and other operands are equal for all steps."""
     rank = len(graph.types[node.outputs[0]].shape)
-    shapes = [(i in ways, graph.types[i].shape) for i in node.inputs]
+    shapes = [(i in ways, graph.types[i].shape) for i in node.inputs if i]
     return all(len(s) == rank if inside else len(s) < rank or s[0] == 1 for inside, s in shapes)
 
 
@@ -176,9 +174,8 @@ def _is_step_concat(graph: Graph, node: Node, ways: Collection[str]) -> bool:
 
 
 _TESTS: Final[Mapping[str, Callable[[Graph, Node, Collection[str]], bool]]] = {
-    **dict.fromkeys((*_UNARY, *_UNARY_MORE), _is_stepwise),
-    **dict.fromkeys(_BINARY, _is_step_broadcast),
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _is_step_reshape),
+    **dict.fromkeys(operators(Trait.RESHAPES), _is_step_reshape),
+    **dict.fromkeys(operators(Trait.ELEMENTWISE), _is_step_broadcast),
     "Transpose": _is_step_transpose,
     "MatMul": _is_step_product,
     "LayerNormalization": _is_step_row_operator,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Backend, Binding, Bound, Device, Hardware, Loaded, OpenOptions, Profiler, RunResult
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
@@ -42,7 +42,7 @@ def virtual_device(memory: int) -> VDevice:
 
 
 # 2. A program on the device: memory is allocated and constants are copied once, then it runs many times.
-class ToyProgram:
+class ToyProgram(Loaded):
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
         self.program = program
         # Flat buffers with every tensor as a strided view; a program that needs more than `limit` is rejected.
@@ -57,10 +57,7 @@ class ToyProgram:
                 operator = program.operator[placed.task.operator]
                 rows.setdefault(placed.veu, []).append((operator, placed.task.index))
             self.waves.append(list(rows.values()))
-
-    @property
-    def kernels(self) -> int:  # launches of one run, for reports
-        return len(self.waves)
+        self.kernels = len(self.waves)  # launches of one run, for reports
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         self.memory.write_inputs(inputs)
@@ -83,7 +80,7 @@ class ToyProgram:
 
 
 # 3. The three measurements, by the clock. Devices without a clock use formulas.
-class ToyProfiler:
+class ToyProfiler(Profiler):
     def __init__(self, backend: ToyBackend) -> None:
         self.backend = backend
 
@@ -103,8 +100,8 @@ class ToyProfiler:
             loaded.close()
 
 
-# 4. The open device, which joins the parts.
-class ToyBackend:
+# 4. The open device, which joins the parts. Capabilities that the base class declares are optional.
+class ToyBackend(Backend):
     def __init__(self, options: OpenOptions) -> None:
         unknown = sorted(set(options.options) - {"memory"})
         memory = options.options.get("memory", str(probe()[0].memory))
@@ -147,4 +144,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=4)]  # the API version that this was written for: a literal
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=5)]  # the API version that this was written for: a literal

@@ -74,8 +74,8 @@ class PeerFabric:
         self.words.close(failed)
 
 
-class PeerEndpoint:
-    """The endpoint of a GPU (``rammer.distributed.transport.protocol.Endpoint``), which runs its part without the host. The host
+class PeerEndpoint(Endpoint):
+    """The endpoint of a GPU, which runs its part without the host. The host
     waits for all other operations."""
 
     def __init__(self, end: End, words: Endpoint, timeout: float) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram
-from rammer.distributed.transport import Counters, Runs
+from rammer.distributed.transport import Counters, Runs, StepRunner
 from rammer.errors import DeviceFailure
 from rammer.ir.types import TensorType
 
@@ -47,7 +47,7 @@ class PartSlot:
     keep: list[Any] = field(default_factory=list)
 
 
-class CudaPart:
+class CudaPart(StepRunner):
     """A runner of the steps of device ``device`` of ``spread``, up to ``depth`` runs in flight, in order on one stream. Model
     results from other devices arrive on another stream, so that steps do not wait for them."""
 

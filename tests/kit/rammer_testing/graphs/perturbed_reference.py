@@ -245,7 +245,8 @@ class Tracker:
             return Expected(value, np.zeros(value.shape), loose)
         spread = np.zeros(value.shape)
         kind = self._kind(dtype)
-        limit = np.finfo(kind).max
+        # A float64 output may be the Cast of a value that the device stored in 16 bits.
+        limit = np.finfo("float16" if self.narrow else dtype).max
         with np.errstate(all="ignore"):
             for table in others:
                 apart = np.abs(table[name] - value)

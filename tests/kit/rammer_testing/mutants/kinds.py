@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from onnx import ModelProto
 
-from rammer.cache.cache_keys import key_of
+from rammer_testing.cache_files import entries, store
 from rammer_testing.graphs.generate import graph
 from rammer_testing.mutants import change
 from rammer_testing.sandbox import Machinery, caged
@@ -136,7 +135,7 @@ class Kept(Kind):
         Way("members", change.zip_changed),
         Way("members, new digest", change.sealed_changed, 2, free=True),
     )
-    pattern: ClassVar[str] = "programs/*"
+    entry: ClassVar[str] = "programs"
     tune: ClassVar[Words] = []
 
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
@@ -145,8 +144,8 @@ class Kept(Kind):
     def _seed(self, folder: Path, model: bytes) -> Seed:
         words = ["run", folder / SEED / "m.onnx", *self.device, *self.tune, "--save-outputs", folder / SEED / OUTPUTS]
         outputs, cache = self.made(folder, words, model), folder / SEED / "cache"
-        (own,) = [p for p in cache.glob(self.pattern) if p.is_file()]
-        others = [p for p in cache.rglob("*") if p.is_file() and p != own] if self.pattern != Stores.pattern else []
+        own = entries(cache, self.entry)[0]
+        others = [p for p in cache.rglob("*") if p.is_file() and p != own]
         named = [(str(p.relative_to(cache)), p.read_bytes()) for p in (own, *others)]
         return Seed(own.read_bytes(), model, tuple(named), outputs)
 
@@ -156,51 +155,27 @@ class Kept(Kind):
             path = folder / "cache" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if number else data)
+            if not number and data.startswith(SEALED):
+                store(path, data.removeprefix(SEALED).decode("utf-8", "replace"))
         return ["run", str(folder / "m.onnx"), *self.device, *self.tune, "--save-outputs", str(folder / OUTPUTS)]
 
 
-def _row_changed(rng: random.Random, data: bytes, folder: Path = Path("/tmp")) -> bytes:
-    """Return a kernel store with a changed row, a value with a valid checksum, or a changed table."""
-    path = folder / f"mutant-{rng.randrange(1 << 62)}.sqlite"
-    path.write_bytes(data)
-    try:
-        with sqlite3.connect(path) as db:
-            rows = db.execute("select key, value from kernels").fetchall()
-            key, value = rng.choice(rows) if rows else ("", "")
-            text = change.json_changed(rng, str(value).partition(" ")[2])
-            text = rng.choice((f"{key_of(key, text)} {text}", change.text_changed(rng, str(value))))
-            new = rng.choice((text, text, text, text.encode("utf-8", "replace"), None, 7, 1.5, b"\xff\xfe"))
-            _statement(rng, db, key, new)
-        db.close()
-        return path.read_bytes()
-    except sqlite3.Error:
-        return change.bytes_changed(rng, data)
-    finally:
-        path.unlink(missing_ok=True)
+#: Marks a changed content of a cache entry that gets a valid checksum.
+SEALED = b"sealed\n"
 
 
-def _statement(rng: random.Random, db: sqlite3.Connection, key: str, new: object) -> None:
-    kind = rng.randrange(8)
-    if kind == 0:
-        db.execute("drop table kernels")
-    elif kind == 1:
-        db.executescript("drop table kernels; create table kernels (key int, worth blob)")
-    elif kind == 2:
-        db.executescript("alter table kernels rename to others; create view kernels as select key, value from others")
-    elif kind == 3:
-        db.execute("delete from kernels where key = ?", (key,))
-    else:
-        db.execute("pragma ignore_check_constraints = 1")
-        db.execute("update kernels set value = coalesce(?, '') where key = ?", (new, key))
+def _content_changed(rng: random.Random, data: bytes) -> bytes:
+    """Return a changed JSON content of a cache entry, to be stored with a valid checksum."""
+    return SEALED + change.json_changed(rng, data.partition(b"\n")[2].decode()).encode("utf-8", "surrogatepass")
 
 
 class Stores(Kept):
-    """The sqlite file of tuned kernels."""
+    """Measurements of tuned kernels."""
 
     name = "store"
-    # A row selects the best of the device's own kernels: the numbers must not depend on it.
-    ways = (Way("bytes", change.bytes_changed), Way("rows", _row_changed, 3))
-    pattern = "kernels.sqlite"
+    # An entry selects the best of the device's own kernels: the numbers must not depend on it.
+    ways = (Way("bytes", change.bytes_changed), Way("content", _content_changed, 3))
+    entry = "tuned"
     tune: ClassVar[Words] = ["--tune", "quick"]
 
 
@@ -209,7 +184,7 @@ class Heads(Kept):
 
     name = "head"
     ways = (Way("bytes", change.bytes_changed), Way("text", lambda rng, data: change.text_changed(rng, data.decode()).encode()))
-    pattern = "heads/*"
+    entry = "heads"
 
 
 KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Stores, Kept, Heads)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.spec_rulings.operator_questions import REDUCTIONS
+from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.types import is_float
 from rammer_testing.operators.draw import Draw, DrawnValue, Reject
 from rammer_testing.operators.elementwise import small
@@ -16,7 +16,7 @@ _WRAPPED = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1")
 _ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
 
 
-@describe(*REDUCTIONS)
+@describe(*operators(Trait.REDUCTION))
 def reduce(d: Draw, op: str) -> DrawnValue:
     kinds = d.types(op)
     if d.alone and d.chance(0.5):  # integers of all sizes where sums wrap around, and values at which logarithms break

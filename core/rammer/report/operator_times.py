@@ -16,6 +16,7 @@ from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.report.measured_trace import union_length
 from rammer.report.text_table import format_duration
+from rammer.report.trace_events import describe_nodes
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.loaded_model import LoadedModel
 
@@ -23,8 +24,8 @@ from rammer.runtime.loaded_model import LoadedModel
 #: the host's clock.
 TRACED, MEASURED, SIMULATED, PREDICTED, HOST = "traced", "measured alone", "simulated", "predicted", "host"
 HEADERS: Final = ["time", "share", "count", "operator", "ONNX nodes", "family", "tasks", "how"]
-#: Rows of a table, and ONNX nodes listed per operator.
-MOST_ROWS, MOST_NODES = 20, 3
+#: Rows of a table.
+MOST_ROWS: Final = 20
 #: Maximum letters of an operator, of its ONNX nodes and of a family in a table, so that it fits 120 columns.
 WIDTHS: Final = (24, 34, 12)
 
@@ -139,9 +140,7 @@ def _cut_text(text: str, most: int) -> str:
 def _share_label(share: OperatorShare) -> str:
     if not share.nodes:
         return f"{', '.join(share.types)} on the host" if share.how == HOST else ""
-    named = [f"{n} ({t})" if t else n for n, t in zip(share.nodes, share.types, strict=True)]
-    more = len(named) - MOST_NODES
-    return ", ".join(named[:MOST_NODES]) + (f" and {more} more" if more > 0 else "")
+    return describe_nodes(list(share.nodes), dict(zip(share.nodes, share.types, strict=True)))
 
 
 def grouped(segments: Sequence[HostSegment]) -> list[str]:

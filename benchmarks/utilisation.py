@@ -152,7 +152,7 @@ def rammer_results(
         seconds = median(program.seconds)
         arrays = program.exe.checked(model.feeds)
         run = backend.trace(segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs})
-        (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, run.spans)]))
+        (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, run)], {}))
         summary = summarise_run(run, units)
         parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
         count, line = program.special.kernels, measured(run.spans, units)

@@ -15,6 +15,7 @@ from command import Command
 from onnx import TensorProto, helper, numpy_helper
 
 from rammer.cli.group import COMMANDS
+from rammer.device.loader import Registry
 from rammer.report.stage_text import STAGES
 from rammer.version import __version__
 from rammer_testing.cache_files import entries
@@ -231,20 +232,43 @@ def test_bench_tables(rammer: Command, model: Path, tmp_path: Path) -> None:
     )
     done = rammer("bench", model, *words)
     assert done.code == 0
-    measured, simulated = done.out.split("\n\n")
-    assert "ipu_sim" not in measured and "onnxruntime" in measured
-    assert simulated.count("(simulated)") == 5  # four times plus the chip's name
-    ratios = [line.rstrip().endswith("x") for line in measured.splitlines()[2:]]
-    assert ratios == [True, False]
-    assert not simulated.rstrip().endswith("x")
+    table, note = done.out.rstrip().split("\n\n")
+    own, simulated, peer = table.splitlines()[2:]
+    assert re.search(r"\d+\.\d\dx onnxruntime", own) and "x onnxruntime" not in simulated + peer
+    assert "(simulated)" in simulated and " * " not in simulated and own.count(" * ") + peer.count(" * ") == 1
+    assert note == "* the fastest measured of a model"
     data = json.loads((tmp_path / "b.json").read_text())
     assert data["environment"]["rammer-core"] == __version__
     toy, sim, peer = data["rows"]
     assert (toy["runner"], sim["runner"], peer["runner"]) == ("toy", "ipu_sim", "onnxruntime")
     assert sim["simulated"] and sim["timed"] == "simulated cycles" and not toy["simulated"]
+    assert all(row["agrees"] and row["error"] < 1e-5 for row in (toy, sim, peer))
+    # Weights, inputs and outputs at least
+    assert toy["memory"] >= 4 * (4 * 3 * 9 + 4 + 192 + 144 + 72) and peer["memory"] == 0
     assert toy["iterations"] == 3 and 0 < toy["median"] <= toy["p90"] <= toy["p99"] and toy["compile"] > 0
     text = (tmp_path / "b.md").read_text()
     assert text.startswith("| model") and "## Environment" in text
+
+
+def test_bench_lists_a_missing_device_with_the_reason(
+    rammer: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMMER_DISABLE", "cuda,rocm")
+    words = ("--iterations", 1, "--duration", 0, "--option", "tiles=4")
+    done = rammer("bench", model, "--device", "ipu_sim", "--device", "cuda", *words, "--json", tmp_path / "b.json")
+    assert done.code == 0, done.err
+    missing = done.out.splitlines()[3]
+    assert missing.startswith("little") and "cuda" in missing and "RAMMER_DISABLE" in missing
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert [(r["runner"], bool(r["why"])) for r in rows] == [("ipu_sim", False), ("cuda", True)]
+    assert rammer("bench", model, "--device", "cuda", *words).code == 3
+
+
+def test_bench_of_all_devices_has_a_row_for_each(rammer: Command, model: Path, tmp_path: Path) -> None:
+    words = ("--device", "all", "--iterations", 1, "--duration", 0, "--json", tmp_path / "b.json")
+    assert rammer("bench", model, *words).code == 0
+    names = {r["runner"] for r in json.loads((tmp_path / "b.json").read_text())["rows"]}
+    assert names == set(Registry().devices) and {"toy", "ipu_sim"} <= names
 
 
 def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: Command, model: Path, tmp_path: Path) -> None:
@@ -287,10 +311,10 @@ def test_bench_without_peers_says_what_to_install(rammer: Command, model: Path, 
 
 
 EXECUTORS = {
-    "executor=waves": "unknown executor 'waves'\n  at: --option executor\n"
-    "  hint: one of: auto, graph, wavewise, persistent, mixed",
-    "speed=1": "device cuda has no option 'speed'\n  at: --option\n"
-    "  hint: it takes executor=auto|graph|wavewise|persistent|mixed and watchdog=SECONDS",
+    "executor=waves": "option executor=waves: not one of auto, graph, wavewise, persistent, mixed\n"
+    "  hint: --option executor=auto|graph|wavewise|persistent|mixed",
+    "speed=1": "device cuda has no option 'speed'\n"
+    "  hint: it takes executor=auto|graph|wavewise|persistent|mixed, watchdog=FLOAT",
 }
 
 
@@ -363,3 +387,16 @@ def test_a_mistake_of_our_own_is_no_mismatch(rammer: Command, model: Path, monke
     done = rammer("run", model, "--device", "toy")
     assert done.code == 4
     assert done.err.endswith("rammer: internal error: planted\n  at: rammer or a plugin; the traceback says where\n")
+
+
+def test_inspect_writes_a_stage_to_a_file(rammer: Command, model: Path, tmp_path: Path) -> None:
+    printed = rammer("inspect", model, "--device", "toy", "--stage", "tile")
+    done = rammer("inspect", model, "--device", "toy", "--stage", "tile", "-o", tmp_path / "tile.txt")
+    assert (done.code, done.out, done.err) == (0, "", f"wrote {tmp_path / 'tile.txt'}\n")
+    assert (tmp_path / "tile.txt").read_text() == printed.out
+    assert rammer("inspect", model, "--device", "toy", "--stage", "graph", "-o", tmp_path / "after.onnx").code == 0
+    made = onnx.load(tmp_path / "after.onnx")
+    assert [n.op_type for n in made.graph.node] == ["Conv", "Relu", "Gather"]
+    assert [v.name for v in made.graph.output] == ["y", "z"]
+    done = rammer("inspect", model, "--device", "toy", "-o", tmp_path / "program.onnx")
+    assert done.code == 2 and "stage program is a text" in done.err and not (tmp_path / "program.onnx").exists()

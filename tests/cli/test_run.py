@@ -130,14 +130,14 @@ BAD_OPTIONS = {
     "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
     ("--input", "x=a.npy"): "--input 'x=a.npy' is not NAME=@FILE.npy\n  hint: for example --input x=@image.npy",
     ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
-    ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
+    ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: it takes memory=INT",
     ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
     "  hint: did you mean wavefront? Known: sequential, greedy, wavefront, ios, auto",
     ("--precision", "float16"): "device toy (NumPy on the host) does not compute in float16\n  at: --precision\n"
     "  hint: it has float32",
     ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"
     "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
-    ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: --option memory=BYTES",
+    ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: it takes memory=INT",
     ("--range", "q:0..1"): "--range names 'q', which is not an input of the model\n  hint: its inputs are: i, x",
 }
 
@@ -179,6 +179,9 @@ def test_a_trace_of_a_device_that_records(rammer: Command, model: Path, tmp_path
     assert done.code == 0 and "trace: 1 s from the first task's start" in done.err
     tasks = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     assert len(tasks) == json.loads(done.out)["tasks"]  # stdout contains only the report
+    named = {node for e in tasks for node in e["args"]["onnx"].split(", ")}
+    assert {n.rpartition(" ")[2] for n in named} == {"(Conv)", "(Relu)", "(Gather)"}
+    assert any("tasks of" in e["args"].get("waits", "") for e in tasks) and all(e["args"]["bytes"] > 0 for e in tasks)
 
 
 def test_an_interrupted_file_is_not_there_at_all(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rammer.passes.compute import batch_candidates, batch_decision, batch_produc
 from rammer.passes.compute.batch_candidates import SideBySide
 from rammer.passes.compute.batch_decision import batch_where_it_pays
 from rammer.passes.compute.batch_products import Way, batch_siblings
-from rammer.plan.simplify import simplify_graph
+from rammer.passes.compute.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 

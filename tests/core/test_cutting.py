@@ -20,9 +20,9 @@ from rammer.fusion.tile_graph import CutTrial
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.passes.compute import split_products
 from rammer.passes.compute.batch_decision import batch_where_it_pays
+from rammer.passes.compute.simplify import simplify_graph
 from rammer.passes.compute.split_graph import CutState
 from rammer.passes.compute.split_products import cut_products
-from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 

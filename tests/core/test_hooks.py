@@ -23,9 +23,12 @@ from rammer.device.manifest import Binding, Device
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn
 from rammer.ir import expr as ex
+from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph
 from rammer.ir.operator import ROperator
+from rammer.passes.pass_pipeline import ComputePass, ComputeTarget
+from rammer.report.stage_text import STAGES
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.schedule.baselines import Sequential
@@ -85,7 +88,11 @@ class Extending:
 
     @hookimpl
     def rammer_passes(self) -> Sequence[Any]:
-        return [Witness(self.seen)]
+        return [Witness(self.seen), ComputePass("acme_computes", self._watched)]
+
+    def _watched(self, graph: ComputeGraph, target: ComputeTarget) -> ComputeGraph:
+        self.seen.append(f"{len(graph.computes)} computes for {target.device.name}")
+        return replace(graph)
 
     @hookimpl
     def rammer_lowerings(self) -> Mapping[tuple[str, str], LoweringFn]:
@@ -111,8 +118,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lowerings_and_passes_of_plugins_are_used() -> None:
     plugin = Extending()
     x = np.array([-2, -1, 1, 2], np.float32)
-    assert opened(plugin).run({"x": x})["y"].tolist() == [2, 1, 0, 0]
-    assert plugin.seen
+    exe = opened(plugin)
+    assert exe.run({"x": x})["y"].tolist() == [2, 1, 0, 0]
+    assert len(plugin.seen) > 1 and plugin.seen.count("2 computes for toy") == 1
+    (special,) = exe.cache.values()
+    assert "# pass acme_computes          computes 2 -> 2" in STAGES["compute"](special.compiled, exe.backend.vdevice)
 
 
 def test_policies_of_plugins_are_known_by_name() -> None:
@@ -253,6 +263,8 @@ def emits_nothing(ctx: Lowering) -> None:
     [
         ("rammer_passes", [Breaking([])], "pass: witness"),
         ("rammer_passes", [Restless([])], "pass witness still changes the graph after 16 rounds"),
+        ("rammer_passes", [ComputePass("cut", lambda graph, _: replace(graph, computes=()))], "pass: cut"),
+        ("rammer_passes", [ComputePass("port", lambda graph, _: replace(graph, outputs=()))], "inputs or outputs of the graph"),
         ("rammer_policies", [Forgetful()], ""),
         ("rammer_lowerings", {("", "Abs"): emits_nothing}, "the lowering of Abs gives None for output t"),
     ],

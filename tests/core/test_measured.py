@@ -57,7 +57,7 @@ def test_unions() -> None:
 
 def test_tasks_at_once_on_a_unit_have_lanes_of_their_own() -> None:
     spans = [Span(7, "o", 0, 0.0, 2.0), Span(7, "o", 1, 1.0, 3.0), Span(7, "o", 2, 2.0, 4.0), Span(8, "o", 3, 0.0, 1.0)]
-    events = [e for e in json.loads(measured_trace([("p", spans)]))["traceEvents"] if e["ph"] == "X"]
+    events = [e for e in json.loads(measured_trace([("p", Recorded(two(), spans))], {}))["traceEvents"] if e["ph"] == "X"]
     lanes = {e["args"]["task"]: e["tid"] for e in events}
     assert lanes[0] == lanes[2] != lanes[1] and lanes[3] not in (lanes[0], lanes[1])
     by_lane: dict[int, list[tuple[float, float]]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from harness import _array, with_static_inputs
+from harness import case_array, with_static_inputs
 from onnx import defs, numpy_helper, shape_inference
 
 import rammer
@@ -20,7 +20,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower, Lowering
-from rammer.frontend.op_traits import _TABLE, Trait, has_trait, moved_operands, operators, shape_operands, size_operands
+from rammer.frontend.op_traits import TABLE, Trait, has_trait, moved_operands, operators, shape_operands, size_operands
 from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -34,7 +34,7 @@ from rammer_testing.suite.nodes import node_tests
 #: Operations that are undefined for some divisors, shifts or exponents if they are integers.
 DIVISIONS = ("div", "floordiv", "mod", "fmod", "pow", "shl", "shr")
 #: Operators of the table.
-NAMES = [op for ops, _, _ in _TABLE for op in ops.split()]
+NAMES = [op for ops, _, _ in TABLE for op in ops.split()]
 
 
 @cache
@@ -46,7 +46,7 @@ def lowered() -> dict[str, list[tuple[Graph, Node, Lowering]]]:
             continue
         op = test.model.graph.node[0].op_type
         try:
-            inputs = {v.name: _array(a) for v, a in zip(test.model.graph.input, test.data_sets[0][0], strict=True)}
+            inputs = {v.name: case_array(a) for v, a in zip(test.model.graph.input, test.data_sets[0][0], strict=True)}
             read = read_model(with_static_inputs(test.model, inputs))
             graph = bind(read, {p.name: inputs[p.name].shape for p in read.inputs})
             for node in graph.nodes:
@@ -74,7 +74,7 @@ def test_each_operator_has_one_row_and_exists() -> None:
 
 
 def test_operands_with_roles_exist_and_sizes_are_integers() -> None:
-    for ops, _, roles in some(_TABLE):
+    for ops, _, roles in some(TABLE):
         for op in ops.split():
             formal = defs.get_schema(op, 9 if op == "Upsample" else defs.onnx_opset_version(), "").inputs
             assert len(roles) <= len(formal) and not set(roles) - set("xsa."), op

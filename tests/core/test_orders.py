@@ -20,9 +20,9 @@ from rammer.fusion.tile_graph import TileGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
+from rammer.passes.compute.simplify import simplify_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.plan.constant_layout import order_constants
-from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer_testing.nonempty import some
 

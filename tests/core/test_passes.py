@@ -15,14 +15,24 @@ from pass_graphs import NORM, agree, graph_of, norm, normal, ops, to_model
 
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
+from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
 from rammer.passes.graph.cse import CommonSubexpressions
 from rammer.passes.graph.dce import DeadCode
 from rammer.passes.graph.fold_constants import FoldConstants
 from rammer.passes.graph.remove_identity import RemoveIdentity
-from rammer.passes.pass_pipeline import PassError, PassReport, Pipeline, default_passes, parse_passes
+from rammer.passes.pass_pipeline import (
+    ComputePass,
+    ComputeTarget,
+    PassError,
+    PassReport,
+    Pipeline,
+    default_passes,
+    parse_passes,
+)
 from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
 from rammer_testing.nonempty import some
@@ -323,12 +333,30 @@ def test_the_pass_that_breaks_a_graph_is_named() -> None:
         Pipeline((Broken(endless=True),)).run(graph)
 
 
+def test_passes_of_computes_run_once_in_order_and_report() -> None:
+    graph = graph_of([helper.make_node("Abs", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])], (4,), outputs=("y", "z"))
+    before, calls = replace(lower(graph), outputs=("y",)), list[str]()
+    layers = MemoryLayer("dram", "device", 1 << 30, 1e10, 64), MemoryLayer("local", "veu", 1 << 16, 1e11, 64)
+    device = VDevice("test", "for tests", 4, layers, 1e10, 1e-6)
+
+    def called(name: str) -> ComputePass:
+        return ComputePass(name, lambda graph, target: calls.append(f"{name} {target.device.name}") or graph)
+
+    steps = (called("first"), *(p for p in default_passes() if p.name in ("simplify", "dce")), called("last"))
+    after, (report,) = Pipeline(steps).run_computes(before, ComputeTarget(device))
+    assert calls == [f"first {device.name}", f"last {device.name}"]
+    assert [c.name for c in after.computes] == ["y"]
+    assert " ".join(str(report).split()) == "simplify computes 2 -> 1 constants 0 -> 0"
+    assert Pipeline(steps).without(["simplify"]).run_computes(before, ComputeTarget(device)) == (before, [])
+
+
 def test_spelling_reads_back() -> None:
     passes = (*default_passes(), FoldConstants(limit=1024))
     text = str(Pipeline(passes))
     assert text == (
         "propagate_quantization,fuse_qdq_products,weight_only_quant,fold_constants,remove_identity,cancel_transposes,"
-        "fuse_group_norm,fold_affine,fold_scales,sink_reshapes,cse,dce,chunk_recurrent,fold_constants{limit=1024}"
+        "fuse_group_norm,fold_affine,fold_scales,sink_reshapes,cse,dce,chunk_recurrent,inline_conditions,inline_decodings,"
+        "group_norm_epilogue,batch_products,slice_time_steps,blocked_scan,rfactor,simplify,fold_constants{limit=1024}"
     )
     assert parse_passes(text) == passes
     with pytest.raises(BadInput, match=r"unknown pass 'fuse'\n  at: pass fuse\n  hint: the passes are propagate_quantization, "):

@@ -11,7 +11,7 @@ from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
-from rammer.plan.simplify import simplify_graph
+from rammer.passes.compute.simplify import simplify_graph
 from rammer_testing.graphs.case import Call, GraphCase
 from rammer_testing.graphs.generate import graph as drawn
 

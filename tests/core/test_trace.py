@@ -55,8 +55,14 @@ def test_the_chart_has_a_line_for_each_veu() -> None:
 
 def test_the_trace_is_json_with_every_task() -> None:
     program, seconds = random_program(2)
-    events = json.loads(chrome_trace([(program, seconds)]))["traceEvents"]
+    events = json.loads(chrome_trace([(program, seconds)], {}))["traceEvents"]
     tasks = [e for e in events if e["ph"] == "X"]
     assert len(tasks) == program.task_count
+    waiting = {(t.operator, t.index): len(t.waits) for row in program.rows for t in row if t.waits}
+    found = {(e["name"], e["args"]["task"]): e["args"]["waits"].count(" tasks of ") for e in tasks if "waits" in e["args"]}
+    assert found == waiting and found
+    for operator in some(program.operators):
+        (facts,) = {(e["args"]["bytes"], e["args"]["flop"]) for e in tasks if e["name"] == operator.name}
+        assert facts[0] > 0 and facts[1] == operator.flops // operator.task_count
     total = sum(s.end - s.start for s in task_spans(program, seconds))
     assert np.isclose(sum(e["dur"] for e in tasks) * 1e-6, total)

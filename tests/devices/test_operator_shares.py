@@ -21,7 +21,9 @@ from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
 from rammer.report import operator_times
 from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, operator_shares, table_rows
+from rammer.report.text_table import plain_table
 from rammer_testing.nonempty import some
+from rammer_testing.small_models import SmallModel
 
 #: Sizes: NumPy, tile by tile, is slow at the size that shows a difference elsewhere.
 SMALL, LARGE = 16, 192
@@ -95,7 +97,7 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
     (program,) = special.compiled.programs
 
     class Recording(SimpleNamespace):
-        vdevice = exe.backend.vdevice
+        vdevice, records_tasks = exe.backend.vdevice, True
 
         def trace(self, program: Any, constants: Any, given: Mapping[str, Any]) -> Recorded:
             assert given["x"] is not None
@@ -118,11 +120,31 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
 
 def test_a_long_table_ends_with_what_it_leaves_out() -> None:
     many = [
-        OperatorShare(f"o{i}", ("a", "b", "c", "d"), ("Add", "", "Mul", "Sub"), "generic", 1, 1.0, MEASURED) for i in range(25)
+        OperatorShare(f"o{i}", ("a", "b", "c", "d"), ("Add", "", "Mul", "Sub"), "generic", 1, 1.0, MEASURED, i) for i in range(25)
     ]
     rows = table_rows(many)
-    assert rows[0][1] == "a (Add), b, c (Mul) and 1 more" and rows[0][5] == "4.0%"
-    assert rows[-1][0] == "5 more" and rows[-1][5] == "20.0%" and len(rows) == operator_times.MOST_OPERATORS + 1
+    assert rows[0] == ["1 s", "4.0%", "1", "o0", "a (Add), b, c (Mul) and 1 more", "generic", "1", MEASURED]
+    assert rows[-1][1:4] == ["20.0%", "5", "more"] and len(rows) == operator_times.MOST_ROWS + 1
+
+
+def test_equal_operators_are_one_row_of_a_narrow_table() -> None:
+    cells = [OperatorShare(f"step_{i}" * 20, (f"n{i}" * 40,), ("LSTM",), "cell" * 9, 64, 1e-3, SIMULATED, 0) for i in range(99)]
+    hosted = [OperatorShare("", (), (op,), "", 1, 5e-3, HOST) for op in ("Unique", "NonZero")]
+    rows = table_rows([*cells, OperatorShare("last", ("y",), ("Add",), "generic", 1, 1e-6, SIMULATED, 1), *hosted])
+    assert [row[:3] for row in rows[:2]] == [["99 ms", "90.8%", "99"], ["5 ms", "4.6%", "1"]] and len(rows) == 4
+    lines = plain_table(rows, operator_times.HEADERS).splitlines()
+    assert all(len(line) <= 120 for line in some(lines)) and lines[0].startswith("time")
+
+
+def test_equal_operators_of_a_model_have_one_form(rng: np.random.Generator) -> None:
+    twin = SmallModel(
+        "twin",
+        "(float[192,192] x, float[192,192] w_a, float[192,192] w_b) => (float[192,192] y) {"
+        " a = MatMul(x, w_a) s = Softmax(a) b = MatMul(s, w_b) y = Softmax(b) }",
+    )
+    found = listed(twin.build(rng), "rocm", rng)
+    products = [s for s in found if "MatMul" in s.types]
+    assert len(products) == 2 and len({s.form for s in products}) == 1 < len({s.form for s in found})
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -32,7 +32,7 @@ OPTIONS = {"ipu_sim": {"tiles": "16"}}
 def opened(net: Net, seed: int, device: str, most: int, turn: int) -> Executable:
     """Return a net whose layers become loops already at short lengths."""
     exe = rammer.compile(net.model(np.random.default_rng(seed)), device, options=OPTIONS.get(device))
-    exe.compiler.passes = (*default_passes()[:-1], ChunkRecurrent(most, turn))
+    exe.compiler.passes = tuple(ChunkRecurrent(most, turn) if isinstance(p, ChunkRecurrent) else p for p in default_passes())
     return exe
 
 

@@ -26,7 +26,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(limits, "MAX_FOLDED_BYTES", limit)
     monkeypatch.setattr(limits, "WIDENED", 0)
     few = tuple(FoldConstants(limit, 0) if isinstance(p, FoldConstants) else p for p in default_passes())
-    monkeypatch.setattr("rammer.compiler.compiler.default_passes", lambda: few)
+    monkeypatch.setattr("rammer.compiler.compiler.default_passes", lambda extra: few)
 
 
 def known(case: GraphCase, share: float, rng: np.random.Generator) -> GraphCase:

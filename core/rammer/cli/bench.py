@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
-from rammer.cli.common import collect_inputs, open_model, show_progress
+from rammer.cli.common import Array, collect_inputs, device_names, open_model, show_progress
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
-from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
+from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
 from rammer.commands import gather_options
 from rammer.compile_options import DEFAULT, Request
 from rammer.distributed.runtime.distributed_session import Joining
 from rammer.distributed.transport.mpi_launch import launched_processes, rank_and_size
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError, print_warning
 from rammer.report.bench import Effort, Row, Runner, bench_device, bench_peer
 from rammer.report.environment import describe_environment
 from rammer.report.operator_times import HEADERS as OPERATOR_HEADERS
 from rammer.report.operator_times import OperatorShare, operator_shares, table_rows
+from rammer.report.output_errors import compare_outputs
 from rammer.report.peers import load_peer, peer_names
-from rammer.report.text_table import format_duration, markdown_table, plain_table
+from rammer.report.text_table import format_duration, format_size, markdown_table, plain_table
 from rammer.runtime.host_bound import WHOLE
 
-HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
+HEADERS = [
+    *("model", "on", "median", "p90", "p99", "first run", "compile", "memory", "rel L2", "kernels", "on host", "ratio"),
+    "hardware",
+]
+#: Mark of the fastest measured row of a model.
+BEST = " *"
 
 
 def check_peers(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -74,13 +80,15 @@ class ModelParts:
 
 @dataclass(frozen=True)
 class Measured:
-    """The settings of measurements on a device: effort and clock.
+    """The settings of measurements on a device: effort, clock and tolerance.
 
-    Operator times are appended to ``parts`` (None: not measured)."""
+    Operator times are appended to ``parts`` (None: not measured), errors of devices that are missing or fail to ``problems``."""
 
     effort: Effort
     on_device: bool
     parts: list[ModelParts] | None
+    close: tuple[float, float]
+    problems: list[RammerError]
 
 
 @click.command()
@@ -92,7 +100,7 @@ class Measured:
     multiple=True,
     required=True,
     metavar="NAME[:INDEX]",
-    help="Repeatable. NAME,NAME: one model over several.",
+    help="Repeatable; all: every installed device. NAME,NAME: one model over several.",
 )
 @click.option(
     "--peer", "peers", multiple=True, metavar=f"[{'|'.join(peer_names()) or 'NAME'}]", callback=check_peers, help="Repeatable."
@@ -113,7 +121,10 @@ def command(
 ) -> None:
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
-    The ratio is the best peer's median divided by the device's: above 1 the device is faster. Simulated times have no ratio.
+    The ratio is the best peer's median divided by the device's: above 1 the device is faster than the peer that it names. A star
+    marks the fastest row of a model. Simulated times have no ratio and no star. The relative L2 error is against ONNX Runtime on
+    the same inputs. A device that is missing or fails has a row with the reason.
+
     Inputs and outputs stay on the device and its clock counts, for torch and JAX as well. With ONNX Runtime as the only peer,
     whole runs are timed on both sides: NumPy in, NumPy out.
 
@@ -132,16 +143,20 @@ def command(
         )
     on_device = set(runners.peers) != {"onnxruntime"}
     rows, parts, spreads = list[Row](), list[ModelParts](), list[dict[str, Any]]()
-    wanted = Measured(effort, on_device, parts if files.per_operator else None)
+    close, problems = Tolerance().of(request.chosen.precision), list[RammerError]()
+    wanted = Measured(effort, on_device, parts if files.per_operator else None, close, problems)
     for model, choice in zip(models, _choose_inputs(models, shapes), strict=True):
-        for device in runners.devices:
+        want = _reference_outputs(model, choice) if not first_elsewhere() else None
+        for device in device_names(runners.devices):
             asked = replace(request, precision=precision)
             if names := parse_devices(device, runners.joining, request):
                 row = bench_spread(model, names, (asked, runners.joining), choice, effort.iterations)
                 spreads += [row] if row else []
                 continue
-            rows.append(_time_device(model, device, asked, choice, wanted))
-        rows += [_time_peer(model, peer, choice, effort, precision) for peer in runners.peers if not first_elsewhere()]
+            rows.append(_device_row(model, device, asked, (choice, want), wanted))
+        rows += [_time_peer(model, peer, (choice, want), wanted, precision) for peer in runners.peers if not first_elsewhere()]
+    if problems and not any(r.median for r in rows) and not spreads:
+        raise problems[0]
     facts = describe_environment() | {"precision": precision, "layout": layout}
     if first_elsewhere():
         return
@@ -185,8 +200,44 @@ def _to_dict(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) ->
     return {**whole, "operators": [asdict(p) for p in parts]} if parts else whole
 
 
-def _time_device(model: Path, device: str, request: Request, choice: InputChoice, wanted: Measured) -> Row:
+#: The inputs that were chosen, and the outputs of the reference for them (None without a reference).
+Judged: TypeAlias = "tuple[InputChoice, Mapping[str, Array] | None]"
+
+
+def _reference_outputs(model: Path, choice: InputChoice) -> Mapping[str, Array] | None:
+    """Return the outputs of ONNX Runtime, or None with a warning if it is not installed or refuses the model."""
+    from rammer.device.loader import Registry
+    from rammer.reference.outputs import expected_outputs
+    from rammer.runtime.onnx_source import open_source
+
+    source = open_source(model, Registry().operators)
+    try:
+        return expected_outputs(source.model, "onnxruntime", collect_inputs(source.head, choice))
+    except RammerError as problem:
+        print_warning(f"{model.name}: outputs are not compared: {problem.what}")
+        return None
+
+
+def _with_error(row: Row, have: Mapping[str, Array], want: Mapping[str, Array] | None, close: tuple[float, float]) -> Row:
+    """Return the row with the error of the outputs ``have``."""
+    if want is None:
+        return row
+    found = compare_outputs(dict(have), dict(want), *close)
+    return replace(row, error=max((d.l2 for d in found), default=0.0), agrees=all(d.good for d in found))
+
+
+def _device_row(model: Path, device: str, request: Request, judged: Judged, wanted: Measured) -> Row:
+    """Return the result row of a device, or one with the reason if it is missing or fails."""
+    try:
+        return _time_device(model, device, request, judged, wanted)
+    except (DeviceUnavailable, DeviceFailure) as problem:
+        wanted.problems.append(problem)
+        return Row.missing(Runner(model.stem, device, ""), f"{problem.what} {problem.where}".strip())
+
+
+def _time_device(model: Path, device: str, request: Request, judged: Judged, wanted: Measured) -> Row:
     """Return the result row of a device. Operator times are appended to ``wanted.parts``."""
+    choice, want = judged
     with show_progress(f"{model.name} for {device}") as sink:
         exe = open_model(model, device, request, sink)
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
@@ -196,46 +247,66 @@ def _time_device(model: Path, device: str, request: Request, choice: InputChoice
     runner = Runner(model.stem, device, hardware)
     on_device = wanted.on_device and special.compiled.ranged is None  # ranged arrays have no fixed shapes: whole runs
     row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=on_device)
+    row = _with_error(row, special.run(inputs)[0], want, wanted.close)
     if wanted.parts is not None:
         wanted.parts.append(ModelParts(model.stem, device, operator_shares(exe.backend, special, inputs)))
     exe.close()
     return row
 
 
-def _time_peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
+def _time_peer(model: Path, peer: str, judged: Judged, wanted: Measured, precision: str) -> Row:
     from rammer.device.loader import Registry
     from rammer.runtime.onnx_source import open_source
 
-    source = open_source(model, Registry().operators)
+    source, (choice, want) = open_source(model, Registry().operators), judged
     inputs = collect_inputs(source.head, choice)
     hardware = f"{describe_environment()['cpu']}, {describe_environment()['cores']} cores"
-    return bench_peer(Runner(model.stem, peer, hardware), load_peer(peer)(source.model, inputs, precision), effort)
+    prepared = load_peer(peer)(source.model, inputs, precision)
+    outputs = prepared.outputs()
+    return _with_error(bench_peer(Runner(model.stem, peer, hardware), prepared, wanted.effort), outputs, want, wanted.close)
 
 
 def _table_cells(rows: list[Row]) -> Iterator[list[Any]]:
     for r in rows:
+        if r.why:
+            yield [r.model, r.runner, *["-"] * 10, r.why]
+            continue
         best = _best_peer(r, rows)
-        mark = " (simulated)" if r.simulated else ""
-        ratio = f"{best / r.median:.2f}x" if best is not None else ""
-        times = [f"{format_duration(t)}{mark}" for t in (r.median, r.p90, r.p99, r.first)]
-        yield [r.model, r.runner, r.hardware, *times, format_duration(r.compile), r.kernels or "", r.host_nodes, ratio]
+        ratio = f"{best.median / r.median:.2f}x {best.runner}" if best is not None else ""
+        mark = " (simulated)" if r.simulated else BEST if _is_best(r, rows) else ""
+        times = [format_duration(t) for t in (r.p90, r.p99, r.first, r.compile)]
+        memory = format_size(r.memory) if r.memory else "-"
+        error = "-" if r.error is None else f"{r.error:.1e}{'' if r.agrees else ' MISMATCH'}"
+        cells = [*times, memory, error, r.kernels or "", r.host_nodes, ratio, r.hardware]
+        yield [r.model, r.runner, f"{format_duration(r.median)}{mark}", *cells]
 
 
-def _best_peer(row: Row, rows: list[Row]) -> float | None:
-    """Return the fastest peer's median. Times without copies are never compared with times with copies."""
+def _rivals(row: Row, rows: list[Row]) -> list[Row]:
+    """Return the measured rows of the same model. Times without copies are never compared with times with copies."""
+    if row.simulated or row.why:
+        return []
+    alike = [r for r in rows if r.model == row.model and r is not row and not (r.simulated or r.why)]
+    return [r for r in alike if row.timed == WHOLE or r.timed != WHOLE]
+
+
+def _is_best(row: Row, rows: list[Row]) -> bool:
+    """Return True if the row is the fastest of at least two comparable rows."""
+    rivals = _rivals(row, rows)
+    return bool(rivals) and all(row.median <= r.median for r in rivals)
+
+
+def _best_peer(row: Row, rows: list[Row]) -> Row | None:
+    """Return the row of the fastest peer, or None for a peer and without a comparable one."""
     known = peer_names()
-    if row.simulated or row.runner in known:
+    if row.runner in known:
         return None
-    peers = [r for r in rows if r.runner in known and r.model == row.model]
-    return min((r.median for r in peers if row.timed == WHOLE or r.timed != WHOLE), default=None)
+    return min((r for r in _rivals(row, rows) if r.runner in known), key=lambda r: r.median, default=None)
 
 
 def format_table(rows: list[Row], form: Any) -> str:
-    """Format measured rows first and simulated rows in a separate table: they are never ranked together."""
-    parts = [list(_table_cells(rows))]
-    measured = [c for c, r in zip(parts[0], rows, strict=True) if not r.simulated]
-    simulated = [c for c, r in zip(parts[0], rows, strict=True) if r.simulated]
-    return "\n\n".join(str(form(part, HEADERS)) for part in (measured, simulated) if part)
+    """Format all rows as one table. Simulated times are marked and never ranked."""
+    note = "* the fastest measured of a model" if any(_is_best(r, rows) for r in rows) else ""
+    return "\n\n".join(filter(None, [str(form(list(_table_cells(rows)), HEADERS)) if rows else "", note]))
 
 
 def format_document(rows: list[Row], facts: dict[str, str], several: str = "") -> str:
@@ -246,5 +317,5 @@ def format_document(rows: list[Row], facts: dict[str, str], several: str = "") -
 
 
 def _describe_timing(rows: list[Row]) -> str:
-    found = dict.fromkeys(r.timed for r in rows)
+    found = dict.fromkeys(r.timed for r in rows if not r.why)
     return "whole runs, NumPy in and NumPy out" if list(found) == [WHOLE] else f"runs timed by: {'; '.join(found)}"

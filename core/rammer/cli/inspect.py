@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rammer.cli.common import collect_inputs, open_model, show_progress
-from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
+from rammer.cli.files import InputPath, OutputFolder, OutputPath, note_source, write_file, write_text, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.cli.several import partition_options
 from rammer.commands import gather_options
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Printed:
-    """The stage to print, and the folder to write to. For several devices also the goal of the partition, and a file with a
-    manual partition."""
+    """The stage to print, and the folder and the file to write to. For several devices also the goal of the partition, and a file
+    with a manual partition."""
 
     stage: str
     dump: Path | None = None
+    output: Path | None = None
     goal: str = GOALS[0]
     place: Path | None = None
 
@@ -62,8 +63,9 @@ class Printed:
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")
+@click.option("-o", "output", type=OutputPath(), help="Write the text to this file; with --stage graph, F.onnx: an ONNX model.")
 @partition_options
-@gather_options("printed", Printed, "stage", "dump", "goal", "place")
+@gather_options("printed", Printed, "stage", "dump", "output", "goal", "place")
 @compile_options
 @target_option
 def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...], request: Request) -> None:
@@ -72,6 +74,9 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
     """
 
+    as_model = printed.output is not None and printed.output.suffix == ".onnx"
+    if as_model and printed.stage != "graph":
+        raise BadInput(f"stage {printed.stage} is a text, not an ONNX model", "-o", "add --stage graph, or name another file")
     with show_progress(model.name) as sink:
         if names := resolve_devices(device, options=request.device_options):
             click.echo(_inspect_distributed(model, names, printed, (shapes, request), sink), nl=False)
@@ -79,11 +84,22 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         exe = open_model(model, device, request, sink)
         compiled = exe.compile_only(given := parse_shapes(shapes))
         compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
+    heading = ""
     if compiled.ranged is not None:
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))
         symbols = ", ".join(f"{tensor} is {dim}" for dim, tensor in compiled.ranged.lengths.items())
-        click.echo(f"# {symbols}: {describe_scope(exe.lengths, spans)}")
-    click.echo(STAGES[printed.stage](compiled, exe.backend.vdevice))
+        heading = f"# {symbols}: {describe_scope(exe.lengths, spans)}\n"
+    if printed.output is None:
+        click.echo(heading + STAGES[printed.stage](compiled, exe.backend.vdevice))
+    elif as_model:
+        from rammer.report.onnx_export import to_onnx
+
+        content = to_onnx(compiled.graph).SerializeToString()
+        write_file(printed.output, lambda file: file.write(content))
+    else:
+        write_text(printed.output, f"{heading}{STAGES[printed.stage](compiled, exe.backend.vdevice)}\n")
+    if printed.output is not None:
+        click.echo(f"wrote {printed.output}", err=True)
     if printed.dump is not None:
         write_texts(printed.dump, texts := dump_texts(compiled, exe.backend.vdevice))
         for name in texts:
@@ -94,7 +110,7 @@ def _inspect_distributed(
     model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress
 ) -> str:
     """Return the text of a model over several devices: its partition and its program."""
-    if printed.stage != "program" or printed.dump is not None:
+    if printed.stage != "program" or printed.dump is not None or printed.output is not None:
         raise BadInput("only the program can be printed for several devices", "--stage", "inspect the model on one of them")
     from rammer.distributed.partition.search import compile_open
 

@@ -257,7 +257,7 @@ def write_trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array],
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
     found = [device.trace(s.program, s.constants, feeds) for s, feeds in programs]
-    write_text(path, measured_trace([(r.program.name, r.spans) for r in found]))
+    write_text(path, measured_trace([(r.program.name, r) for r in found], special.compiled.node_types))
     units = exe.backend.vdevice.veus
     return "\n".join(str(summarise_run(r, units)) for r in found)
 

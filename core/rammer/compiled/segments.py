@@ -73,7 +73,8 @@ class Cases:
 @dataclass(frozen=True)
 class ProgramSegment:
     """A part of the model that runs on the device, with every step of its compilation (None when reloaded). ``choice`` is the
-    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range."""
+    reason for its policy if several were tried. ``cases`` run at shorter lengths of a range. ``passes`` are the calls
+    that changed its tensor expressions."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -82,6 +83,7 @@ class ProgramSegment:
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
     cases: Cases | None = None
+    passes: tuple[PassReport, ...] = ()
 
     @property
     def tables(self) -> tuple[RProgram, ...]:

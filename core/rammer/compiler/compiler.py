@@ -42,17 +42,21 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
 from rammer.passes.compute.batch_decision import PartPricer, batch_where_it_pays
-from rammer.passes.compute.blocked_scan import scan_in_blocks
-from rammer.passes.compute.group_norm_epilogue import in_rows
-from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
-from rammer.passes.compute.rfactor import split_deep
-from rammer.passes.compute.slice_time_steps import slice_steps
 from rammer.passes.graph.convert_to_float16 import narrow_graph
-from rammer.passes.pass_pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
+from rammer.passes.pass_pipeline import (
+    BATCH,
+    OF_EQUALS,
+    OF_EXTENTS,
+    OF_MASKS,
+    AnyPass,
+    ComputeTarget,
+    PassReport,
+    Pipeline,
+    default_passes,
+)
 from rammer.plan.constant_layout import order_constants
 from rammer.plan.image_layout import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.program_builder import Interface, build_program, check_capacity
-from rammer.plan.simplify import simplify_graph
 from rammer.plan.stage_latency import StageTimer, make_evaluator
 from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer.plan.waits import find_dependences
@@ -85,7 +89,7 @@ class Compiler:
     def __post_init__(self) -> None:
         plugins = self.registry
         self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
-        self.passes = (*default_passes(), *(plugins.passes() if plugins else ()))
+        self.passes = default_passes(plugins.passes() if plugins else ())
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
         self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
@@ -169,7 +173,7 @@ class Compiler:
 
     def _run_passes_without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):
-            return self.rewritten(graph, tuple(p for p in self.passes if p.name not in without))[0]
+            return self.rewritten(graph, Pipeline(self.passes).without(without).passes)[0]
 
     def _open_steps(self, without: Collection[str]) -> DynamicSteps:
         def rewritten(graph: Graph, ranged: bool) -> Graph:
@@ -197,7 +201,7 @@ class Compiler:
                 segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(reports), dict(self.seconds))
 
-    def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
+    def rewritten(self, graph: Graph, passes: tuple[AnyPass, ...]) -> tuple[Graph, list[PassReport]]:
         """Return ``graph`` after all ``passes``; float16 comes after constant folding, which is better done in float32."""
         graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
@@ -250,19 +254,28 @@ class Compiler:
     ) -> ProgramSegment:
         """Compile tensor expressions to a verified program. Ranged programs (``ended`` given) are scheduled by predicted time,
         since no single length is representative. ``found`` lists outputs stored in place over an input."""
-        compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
-        kept = found.kept if found is not None else NOTHING
+        ranged, kept = ended is not None, found.kept if found is not None else NOTHING
         ends = merge_ended(ended, found.ended) if found is not None else ended
-        compute = compute if ranged or kept else in_rows(compute)
-        with self.step("batch"):
-            compute, trials = self._batch_operators(compute, not (ranged or kept))
-            ends = with_batches(ends, compute) if ends else None
+        masked, trials = ranged or bool(kept), list[BatchTrial | CutTrial]()
+
+        def batch(graph: ComputeGraph) -> ComputeGraph:
+            nonlocal ends
+            with self.step("batch"):
+                graph, tried = self._batch_operators(graph, not masked)
+                ends = with_batches(ends, graph) if ends else None
+            trials.extend(tried)
+            return graph
+
+        with self.step("passes"):
+            passes = Pipeline(self.passes).without(OF_MASKS if masked else ())
+            compute, reports = passes.run_computes(compute, ComputeTarget(self.backend.vdevice, batch))
+        print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         with self.step("storage"):
-            compute, plan = self._plan_storage(compute, kept)
+            plan = assign_storage(compute, kept)
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):
-            tile = self._connect_tiles(plan, ranged or bool(kept), ends)
+            tile = self._connect_tiles(plan, masked, ends)
             plan, tile = (plan, tile) if ranged else self._order_constants(plan, tile)
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
@@ -275,6 +288,7 @@ class Compiler:
         with self.step("policies"):
             unmeasured = OPEN_LENGTHS if any(o.lengths for o in best[0].program.operators) else self.unmeasured
             made = Chooser(self.policy, self.backend, self.store, unmeasured).chosen(best)
+            made = replace(made, passes=tuple(reports))
         print_debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
         print_debug(PROGRAMS, lambda: str(made.program))
         return made
@@ -282,12 +296,12 @@ class Compiler:
     def _batch_operators(self, compute: ComputeGraph, cut: bool) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
         if self.options.batching == "off":
             return compute, ()
-        steps = PartPricer(lambda g: self._plan_storage(g)[1].copies, self._standalone_seconds, bool(MEASURED[self.options.tune]))
+        steps = PartPricer(lambda g: self._plan_part(g).copies, self._standalone_seconds, bool(MEASURED[self.options.tune]))
         return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad", cut)
 
     def _standalone_seconds(self, compute: ComputeGraph) -> float:
         """Return the time of a part of a graph as a separate program, or infinity if nothing fits."""
-        compute, plan = self._plan_storage(compute)
+        plan = self._plan_part(compute)
         inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
         try:
             made, *_ = self._plan_programs(
@@ -300,10 +314,10 @@ class Compiler:
             self._segment_seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus
         )
 
-    def _plan_storage(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
-        """Cut products of sequences into steps where that pays and long running sums into blocks, and assign storage."""
-        compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
-        return compute, assign_storage(simplify_graph(split_deep(compute, self.backend.vdevice)), kept)
+    def _plan_part(self, compute: ComputeGraph) -> StoragePlan:
+        """Run the passes after batching on a part of a graph, and assign storage."""
+        passes = self.passes[[p.name for p in self.passes].index(BATCH) + 1 :]
+        return assign_storage(Pipeline(passes).run_computes(compute, ComputeTarget(self.backend.vdevice))[0])
 
     def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rammer.distributed.transport.protocol import Transport
     from rammer.frontend.lower.lowering_registry import LoweringFn
     from rammer.ir.operator import ROperator
-    from rammer.passes.pass_pipeline import Pass
+    from rammer.passes.pass_pipeline import AnyPass
     from rammer.schedule.policy import Policy
 
 __all__ = ["Hooks", "hookimpl"]
@@ -39,8 +39,9 @@ class Hooks:
         """Return scheduling policies for ``--policy``."""
 
     @hookspec
-    def rammer_passes(self) -> Sequence[Pass]:  # type: ignore[empty-body]
-        """Return graph passes, run after the built-in ones."""
+    def rammer_passes(self) -> Sequence[AnyPass]:  # type: ignore[empty-body]
+        """Return passes of graphs (``Pass``), run after the built-in ones, or of tensor expressions (``ComputePass``), run before
+        products are batched."""
 
     @hookspec
     def rammer_operators(self) -> Sequence[CustomOperator]:  # type: ignore[empty-body]

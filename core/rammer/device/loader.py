@@ -42,7 +42,7 @@ from rammer.ir.untrusted_json import whole_number
 if TYPE_CHECKING:
     from rammer.distributed.transport.protocol import Transport
     from rammer.frontend.lower.lowering_registry import LoweringFn
-    from rammer.passes.pass_pipeline import Pass
+    from rammer.passes.pass_pipeline import AnyPass
     from rammer.schedule.policy import Policy
 
 __all__ = ["DeviceStatus", "Registry"]
@@ -196,6 +196,7 @@ class Registry:
             raise _unavailable_error(device)
         if device.api != API_VERSION:
             raise _unavailable_error(_mismatch_status(name, device))
+        device.check_options(request.options)
         try:
             # Plugins passed as arguments exist in this process only.
             opening = Opening(name, request) if self.points is None else None
@@ -223,8 +224,8 @@ class Registry:
         """Return the transports of all plugins."""
         return [transport for _, transport in self._hook_contributions("rammer_transports", check_transports)]
 
-    def passes(self) -> list[Pass]:
-        """Return the graph passes of all plugins."""
+    def passes(self) -> list[AnyPass]:
+        """Return the passes of all plugins, of graphs and of tensor expressions."""
         return [step for _, step in self._hook_contributions("rammer_passes", check_passes)]
 
     def operators(self) -> dict[tuple[str, str], CustomOperator]:

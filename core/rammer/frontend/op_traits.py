@@ -52,7 +52,7 @@ _FILLS: Final = Trait.FILLS | Trait.TOTAL
 _MAP: Final = Trait.ELEMENTWISE | Trait.TOTAL
 #: Roles of operands: ``x`` is moved to the results, ``s`` is a size, and ``a`` is an axis, bound or scale. Values of ``s`` and
 #: ``a`` determine extents, ranks or axes. ``.`` is any other operand. Concat moves all its operands.
-_TABLE: Final[tuple[tuple[str, Trait, str], ...]] = (
+TABLE: Final[tuple[tuple[str, Trait, str], ...]] = (
     ("Abs Acos Acosh Asin Asinh Atan Atanh BitCast BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu", _MAP, ""),
     ("HardSigmoid HardSwish IsInf IsNaN LeakyRelu Log Mish Neg Not Relu Round Selu Shrink Sigmoid Sign Sin Sinh", _MAP, ""),
     ("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu", _MAP, ""),
@@ -99,7 +99,7 @@ _TABLE: Final[tuple[tuple[str, Trait, str], ...]] = (
     ("STFT", Trait(0), ".s.s"),
 )
 #: Operator -> its traits and the roles of its operands.
-_ROWS: Final[Mapping[str, tuple[Trait, str]]] = {op: (traits, roles) for ops, traits, roles in _TABLE for op in ops.split()}
+_ROWS: Final[Mapping[str, tuple[Trait, str]]] = {op: (traits, roles) for ops, traits, roles in TABLE for op in ops.split()}
 
 
 @cache

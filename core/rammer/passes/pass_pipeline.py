@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from rammer.errors import BadInput, RammerError, attribute_errors
+from rammer.ir.compute import ComputeGraph, verify_compute_graph
+from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph, verify_graph
+from rammer.passes.compute.blocked_scan import scan_in_blocks
+from rammer.passes.compute.group_norm_epilogue import in_rows
+from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
+from rammer.passes.compute.rfactor import split_deep
+from rammer.passes.compute.simplify import simplify_graph
+from rammer.passes.compute.slice_time_steps import slice_steps
 from rammer.passes.graph.cancel_transposes import CancelTransposes
 from rammer.passes.graph.cse import CommonSubexpressions
 from rammer.passes.graph.dce import DeadCode
@@ -25,13 +34,18 @@ from rammer.passes.graph.sink_reshapes import SinkReshapes
 from rammer.passes.graph.weight_only_quant import WeightOnlyQuant
 from rammer.passes.loops.chunk_recurrent import ChunkRecurrent
 
-__all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
+__all__ = ["AnyPass", "ComputePass", "ComputeTarget", "Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
 
 #: Passes whose result depends on exact extents: a full slice at one length is a partial slice at others.
 OF_EXTENTS: Final = (FoldConstants.name, RemoveIdentity.name, ChunkRecurrent.name)
 #: Passes that merge equal nodes: extents that coincide at one length may differ at others.
 OF_EQUALS: Final = (CommonSubexpressions.name,)
+#: Passes that do not run if tasks have masks: they would move a map from the axes of its mask.
+OF_MASKS: Final = ("group_norm_epilogue",)
+#: The pass that merges independent products. Passes after it prepare each program, also a part that is priced.
+BATCH: Final = "batch_products"
+_G = TypeVar("_G", Graph, ComputeGraph)
 
 
 @runtime_checkable
@@ -55,9 +69,36 @@ class Explaining(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeTarget:
+    """The device for which Computes are rewritten, and the function of the compiler that batches products by price."""
+
+    device: VDevice
+    batch: Callable[[ComputeGraph], ComputeGraph] = lambda graph: graph
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePass:
+    """A named rewrite of tensor expressions. ``rewrite`` returns the graph itself if it changes nothing."""
+
+    name: str
+    rewrite: Callable[[ComputeGraph, ComputeTarget], ComputeGraph] = field(compare=False)
+
+    def __call__(self, graph: ComputeGraph, target: ComputeTarget) -> ComputeGraph:
+        """Return the rewritten graph."""
+        return self.rewrite(graph, target)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: A pass of either language.
+AnyPass: TypeAlias = Pass | ComputePass
+
+
+@dataclass(frozen=True, slots=True)
 class PassReport:
-    """Record of one pass call: nodes and constants before and after, its time (seconds), and explained exceptions. ``changes`` is
-    the difference in the number of operators of each type, for types whose number changed."""
+    """Record of one pass call: nodes (or Computes) and constants before and after, its time (seconds), and explained
+    exceptions. ``changes`` is the difference in the number of operators of each type, for types whose number changed."""
 
     spelling: str
     nodes_before: int
@@ -67,9 +108,10 @@ class PassReport:
     seconds: float = field(default=0.0, compare=False)
     details: tuple[str, ...] = ()
     changes: tuple[tuple[str, int], ...] = ()
+    unit: str = "nodes"
 
     def __str__(self) -> str:
-        nodes = f"nodes {self.nodes_before} -> {self.nodes_after}"
+        nodes = f"{self.unit} {self.nodes_before} -> {self.nodes_after}"
         line = f"{self.spelling:<22} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
         return "\n".join((line, *(f"#   float32 {detail}" for detail in self.details)))
 
@@ -80,9 +122,10 @@ class PassError(RammerError):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A sequence of passes, repeated until a whole round changes nothing; at most ``rounds`` times."""
+    """A sequence of passes. Those of graphs are repeated until a whole round changes nothing, at most ``rounds`` times. Those of
+    Computes run once, in order."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[AnyPass, ...]
     rounds: int = 16
     name: ClassVar[str] = "pipeline"
 
@@ -92,6 +135,10 @@ class Pipeline:
     def __call__(self, graph: Graph) -> Graph:
         return self.run(graph)[0]
 
+    def without(self, names: Collection[str]) -> Pipeline:
+        """Return the pipeline without the passes of these names."""
+        return replace(self, passes=tuple(p for p in self.passes if p.name not in names))
+
     def run(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
         """Return the final graph, and a report of every call that changed it. Raises PassError if the graph is illegal after a
         pass or still changes after the last round. It names the pass."""
@@ -100,7 +147,9 @@ class Pipeline:
         for _ in range(self.rounds):
             before = graph
             for step in self.passes:
-                result = _run_with_blame(step, graph, reports)
+                if isinstance(step, ComputePass):
+                    continue
+                result = _run_pass(step, graph, _explained(step), reports)
                 last = last if result is graph else step
                 graph = result
             if graph is before:
@@ -112,45 +161,65 @@ class Pipeline:
                 "a pass must return the graph itself when it has nothing to do",
             )
 
+    def run_computes(self, graph: ComputeGraph, target: ComputeTarget) -> tuple[ComputeGraph, list[PassReport]]:
+        """Return the final tensor expressions, and a report of every pass that changed them. Raises PassError as ``run``."""
+        reports: list[PassReport] = []
+        for step in self.passes:
+            if isinstance(step, ComputePass):
+                graph = _run_pass(step, graph, partial(_rewritten, step, target), reports)
+        return graph, reports
 
-def _run_with_blame(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+
+def _rewritten(step: ComputePass, target: ComputeTarget, graph: ComputeGraph) -> tuple[ComputeGraph, tuple[str, ...]]:
+    return step(graph, target), ()
+
+
+def _explained(step: Pass) -> Callable[[Graph], tuple[Graph, tuple[str, ...]]]:
+    return step.explained if isinstance(step, Explaining) else lambda graph: (step(graph), ())
+
+
+def _run_pass(step: AnyPass, graph: _G, rewrite: Callable[[_G], tuple[_G, tuple[str, ...]]], reports: list[PassReport]) -> _G:
     with attribute_errors(step):
-        return _run_pass(step, graph, reports)
+        start = time.perf_counter()
+        result, details = rewrite(graph)
+        seconds = time.perf_counter() - start
+        before, after = _operator_types(graph), _operator_types(result)
+        counts = before.total(), after.total(), len(graph.constants), len(result.constants)
+        if result is not graph or (details and not any(r.details for r in reports)):
+            unit = "nodes" if isinstance(graph, Graph) else "computes"
+            after.subtract(before)
+            changes = tuple((op, count) for op, count in sorted(after.items()) if count)
+            reports.append(PassReport(str(step), *counts, seconds, details, changes, unit))
+        if result is not graph:
+            _verify(step, graph, result)
+        return result
 
 
-def _run_pass(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
-    start = time.perf_counter()
-    result, details = step.explained(graph) if isinstance(step, Explaining) else (step(graph), ())
-    seconds = time.perf_counter() - start
-    counts = len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants)
-    if result is not graph or (details and not any(r.details for r in reports)):
-        reports.append(PassReport(str(step), *counts, seconds, details, _type_changes(graph, result)))
-    if result is graph:
-        return graph
+def _operator_types(graph: Graph | ComputeGraph) -> Counter[str]:
+    """Return the number of operators of each type, or of Computes of each kind."""
+    return Counter(n.op for n in graph.nodes) if isinstance(graph, Graph) else Counter(c.kind for c in graph.computes)
+
+
+def _verify(step: AnyPass, graph: Graph | ComputeGraph, result: Graph | ComputeGraph) -> None:
+    """Raise PassError if the result of a pass is illegal or has other inputs or outputs than ``graph``."""
     try:
-        verify_graph(result)
+        verify_graph(result) if isinstance(result, Graph) else verify_compute_graph(result)
     except ValueError as error:
         hint = "the pass must keep the graph legal"
         raise PassError(f"{error}  (pass: {step})", f"graph {graph.name}", hint) from error
-    ports = (graph.inputs, graph.outputs)
-    if (result.inputs, result.outputs) != ports:
+    if (result.inputs, result.outputs) != (graph.inputs, graph.outputs):
         raise PassError(
             f"the inputs or outputs of the graph changed  (pass: {step})",
             f"graph {graph.name}",
             "names and types of inputs and outputs belong to the model",
         )
-    return result
 
 
-def _type_changes(before: Graph, after: Graph) -> tuple[tuple[str, int], ...]:
-    """Return the types of operators whose number differs, with the difference."""
-    found = Counter(n.op for n in after.nodes)
-    found.subtract(Counter(n.op for n in before.nodes))
-    return tuple((op, count) for op, count in sorted(found.items()) if count)
+def default_passes(extra: Sequence[AnyPass] = ()) -> tuple[AnyPass, ...]:
+    """Return the passes that every model runs through, in order.
 
-
-def default_passes() -> tuple[Pass, ...]:
-    """Return the passes that every model runs through, in order."""
+    Passes of graphs come first. ``extra`` passes of graphs run after the others, those of Computes before products are batched.
+    """
     return (
         PropagateQuantization(),
         FuseQdqProducts(),
@@ -165,30 +234,27 @@ def default_passes() -> tuple[Pass, ...]:
         CommonSubexpressions(),
         DeadCode(),
         ChunkRecurrent(),
+        ComputePass("inline_conditions", lambda graph, _: inline_conditions(graph)),
+        ComputePass("inline_decodings", lambda graph, _: inline_decodings(graph)),
+        ComputePass("group_norm_epilogue", lambda graph, _: in_rows(graph)),
+        *extra,
+        ComputePass(BATCH, lambda graph, target: target.batch(graph)),
+        ComputePass("slice_time_steps", lambda graph, target: slice_steps(graph, target.device)),
+        ComputePass("blocked_scan", lambda graph, _: scan_in_blocks(graph)),
+        ComputePass("rfactor", lambda graph, target: split_deep(graph, target.device)),
+        ComputePass("simplify", lambda graph, _: simplify_graph(graph)),
     )
 
 
-_KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
-    PropagateQuantization.name: PropagateQuantization,
-    FuseQdqProducts.name: FuseQdqProducts,
-    WeightOnlyQuant.name: WeightOnlyQuant,
-    FoldConstants.name: FoldConstants,
-    RemoveIdentity.name: RemoveIdentity,
-    CancelTransposes.name: CancelTransposes,
-    FuseGroupNorm.name: FuseGroupNorm,
-    FoldAffine.name: FoldAffine,
-    FoldScales.name: FoldScales,
-    SinkReshapes.name: SinkReshapes,
-    CommonSubexpressions.name: CommonSubexpressions,
-    DeadCode.name: DeadCode,
-    ChunkRecurrent.name: ChunkRecurrent,
+_KNOWN: Final[Mapping[str, Callable[..., AnyPass]]] = {
+    p.name: type(p) if not isinstance(p, ComputePass) else partial(replace, p) for p in default_passes()
 }
 _SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
-def parse_passes(text: str, known: Mapping[str, Callable[..., Pass]] = _KNOWN) -> tuple[Pass, ...]:
+def parse_passes(text: str, known: Mapping[str, Callable[..., AnyPass]] = _KNOWN) -> tuple[AnyPass, ...]:
     """Parse the spelling of ``str(Pipeline)``: ``fold{limit=1024},cse``. Raises BadInput for unknown passes or options."""
-    passes: list[Pass] = []
+    passes: list[AnyPass] = []
     position = 0
     while position < len(text):
         match = _SPELLING.match(text, position)
@@ -200,7 +266,7 @@ def parse_passes(text: str, known: Mapping[str, Callable[..., Pass]] = _KNOWN) -
     return tuple(passes)
 
 
-def _build_pass(name: str, options: str, known: Mapping[str, Callable[..., Pass]]) -> Pass:
+def _build_pass(name: str, options: str, known: Mapping[str, Callable[..., AnyPass]]) -> AnyPass:
     if name not in known:
         raise BadInput(f"unknown pass {name!r}", f"pass {name}", f"the passes are {', '.join(known)}")
     try:

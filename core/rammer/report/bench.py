@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rammer.compiled.segments import Compiled
 from rammer.device.manifest import Array, Bound
 from rammer.report.peers import Prepared, StreamDelay, stream_delays
 from rammer.runtime.host_bound import WHOLE
@@ -17,7 +18,11 @@ from rammer.runtime.loaded_model import LoadedModel
 @dataclass(frozen=True, slots=True)
 class Row:
     """A row of the bench table. ``timed`` names the clock and states if copies are included. Times are in seconds. ``simulated``
-    rows are never ranked with measured ones."""
+    rows are never ranked with measured ones.
+
+    ``memory`` is the bytes of arena, constants and ports on the device (0: unknown). ``error`` is the greatest relative L2 error
+    of an output against ONNX Runtime. ``agrees`` is True if all outputs are within the tolerance; both are None without a
+    reference. ``why`` is the reason for a row without times."""
 
     model: str
     runner: str
@@ -32,6 +37,15 @@ class Row:
     kernels: int
     host_nodes: int
     iterations: int
+    memory: int = 0
+    error: float | None = None
+    agrees: bool | None = None
+    why: str = ""
+
+    @staticmethod
+    def missing(runner: Runner, why: str) -> Row:
+        """Return the row of a device that cannot run the model."""
+        return Row(runner.model, runner.name, "", "", False, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +131,14 @@ def bench_device(
         special.kernels,
         hosted,
         len(times),
+        program_memory(special.compiled),
     )
+
+
+def program_memory(compiled: Compiled) -> int:
+    """Return the bytes that the programs of a model need on the device: the largest arena, and all other buffers."""
+    own = {(b.name, b.nbytes) for p in compiled.programs for b in p.buffers if b.kind != "arena"}
+    return max((p.arena_bytes for p in compiled.programs), default=0) + sum(nbytes for _, nbytes in own)
 
 
 def bench_peer(runner: Runner, prepared: Prepared, effort: Effort) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
 from rammer.report.text_table import format_duration, plain_table
+from rammer.report.trace_events import Event, TaskEvents, name_event, trace_json
 
 #: Operators listed in a summary, longest first.
 MOST_OPERATORS = 20
@@ -117,31 +117,18 @@ def _operator_producers(program: RProgram) -> Mapping[str, list[str]]:
     return {o.name: list(dict.fromkeys(maker[t] for t in o.inputs if t in maker)) for o in program.operators}
 
 
-def measured_trace(programs: Sequence[tuple[str, Sequence[Span]]]) -> str:
-    """Return JSON in the Chrome trace format: one process per program, times in microseconds. A unit that runs several tasks at
-    once has one thread for each."""
-    events: list[dict[str, object]] = []
-    for number, (name, spans) in enumerate(programs):
-        events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}})
-        lanes: dict[tuple[int, int], float] = {}
-        for s in sorted(spans, key=lambda s: s.start):
+def measured_trace(runs: Sequence[tuple[str, Recorded]], kinds: Mapping[str, str]) -> str:
+    """Return a Chrome trace with one process per run, given with its name. A unit that runs several tasks at once has one thread
+    for each. ``kinds`` has the types of ONNX nodes by name."""
+    events = list[Event]()
+    for number, (name, run) in enumerate(runs):
+        tasks, lanes = TaskEvents.of(run.program, kinds), dict[tuple[int, int], float]()
+        events.append(name_event("process_name", name, number))
+        for s in sorted(run.spans, key=lambda s: s.start):
             lane = next(k for k in range(len(lanes) + 1) if lanes.get((s.veu, k), s.start) <= s.start)
+            thread = s.veu * LANES + lane
             if (s.veu, lane) not in lanes:
-                label = f"unit {s.veu}" + (f".{lane}" if lane else "")
-                events.append(
-                    {"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * LANES + lane, "args": {"name": label}}
-                )
+                events.append(name_event("thread_name", f"unit {s.veu}" + (f".{lane}" if lane else ""), number, thread))
             lanes[s.veu, lane] = s.end
-            events.append(
-                {
-                    "name": s.operator,
-                    "cat": "task",
-                    "ph": "X",
-                    "pid": number,
-                    "tid": s.veu * LANES + lane,
-                    "ts": s.start * 1e6,
-                    "dur": (s.end - s.start) * 1e6,
-                    "args": {"task": s.index},
-                }
-            )
-    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})
+            events.append(tasks.event(s, number, thread))
+    return trace_json(events)

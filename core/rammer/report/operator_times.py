@@ -16,21 +16,25 @@ from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.report.measured_trace import union_length
 from rammer.report.text_table import format_duration
+from rammer.report.trace_events import describe_nodes
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.loaded_model import LoadedModel
 
 #: Sources of seconds: the device's record of a run; each operator alone, by the device's clock; simulated cycles; the cost model;
 #: the host's clock.
 TRACED, MEASURED, SIMULATED, PREDICTED, HOST = "traced", "measured alone", "simulated", "predicted", "host"
-HEADERS: Final = ["operator", "ONNX nodes", "family", "tasks", "time", "share", "how"]
-#: Operators listed in a table, and ONNX nodes listed per operator.
-MOST_OPERATORS, MOST_NODES = 20, 3
+HEADERS: Final = ["time", "share", "count", "operator", "ONNX nodes", "family", "tasks", "how"]
+#: Rows of a table.
+MOST_ROWS: Final = 20
+#: Maximum letters of an operator, of its ONNX nodes and of a family in a table, so that it fits 120 columns.
+WIDTHS: Final = (24, 34, 12)
 
 
 @dataclass(frozen=True)
 class OperatorShare:
     """Time of an operator of the programs, or of all host operators of a type. It lists the contained ONNX nodes with their types
-    and ``tasks`` (calls on the host). ``seconds`` are for one run, and ``how`` is their source."""
+    and ``tasks`` (calls on the host). ``seconds`` are for one run, and ``how`` is their source. Operators of one ``form`` do the
+    same work with the same kernel."""
 
     operator: str
     nodes: tuple[str, ...]
@@ -39,6 +43,7 @@ class OperatorShare:
     tasks: int
     seconds: float
     how: str
+    form: int = -1
 
 
 def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
@@ -48,23 +53,24 @@ def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str,
     with collect_host_times() as spent:
         special.run(inputs, lambda segment, given: feeds.update({id(segment): given}))
     found = [OperatorShare("", (), (op,), "", spent.calls[op], s, HOST) for op, s in spent.seconds.items()]
-    known: dict[str, tuple[float, str]] = {}
+    known, forms = dict[str, tuple[float, str]](), dict[str, int]()
     for segment, kinds in _iterate_programs(special):
         traced = _traced_seconds(backend, segment, feeds.get(id(segment)))
         binding = Binding.of(segment.program, segment.constants)
         for operator in segment.program.operators:
             nodes = tuple(dict.fromkeys(c.origin for c in operator.computes if c.origin))
+            key = f"{binding.key(operator)} {operator.tile} {operator.family} {operator.config}"
             if operator.name in traced:
                 seconds, how = traced[operator.name], TRACED
             else:
-                key = f"{binding.key(operator)} {operator.tile} {operator.family} {operator.config}"
                 if key not in known:
                     with compile_lock(backend):
                         known[key] = isolated_seconds(backend, operator, binding)
                 seconds, how = known[key]
             types = tuple(kinds.get(n, "") for n in nodes)
             family = operator.family or "generic"
-            found.append(OperatorShare(operator.name, nodes, types, family, operator.task_count, seconds, how))
+            form = forms.setdefault(key, len(forms))
+            found.append(OperatorShare(operator.name, nodes, types, family, operator.task_count, seconds, how, form))
     return sorted(found, key=lambda s: -s.seconds)
 
 
@@ -104,27 +110,37 @@ def isolated_seconds(backend: Backend, operator: ROperator, binding: Binding) ->
 
 
 def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
-    """Return the rows of a table; the last row sums the omitted operators."""
+    """Return the rows of a table of at most 120 columns, with the longest first. Equal operators are one row; the last row sums
+    the omitted ones."""
     whole = sum(s.seconds for s in found) or 1.0
-    rows = [
-        [s.operator, _share_label(s), s.family, str(s.tasks), format_duration(s.seconds), f"{s.seconds / whole:.1%}", s.how]
-        for s in found[:MOST_OPERATORS]
-    ]
-    rest = found[MOST_OPERATORS:]
+    groups = dict[object, list[OperatorShare]]()
+    for s in found:
+        groups.setdefault((s.form, s.how) if s.form >= 0 else s, []).append(s)
+    ranked = sorted(groups.values(), key=lambda group: -sum(s.seconds for s in group))
+    rows = [_group_row(group, whole) for group in ranked[:MOST_ROWS]]
+    rest = [s for group in ranked[MOST_ROWS:] for s in group]
     if rest:
         seconds = sum(s.seconds for s in rest)
-        rows.append(
-            [f"{len(rest)} more", "", "", str(sum(s.tasks for s in rest)), format_duration(seconds), f"{seconds / whole:.1%}", ""]
-        )
+        rows.append([format_duration(seconds), f"{seconds / whole:.1%}", str(len(rest)), "more", "", "", "", ""])
     return rows
+
+
+def _group_row(group: Sequence[OperatorShare], whole: float) -> list[str]:
+    first, seconds = group[0], sum(s.seconds for s in group)
+    names = [
+        _cut_text(text, most) for text, most in zip((first.operator, _share_label(first), first.family), WIDTHS, strict=True)
+    ]
+    return [format_duration(seconds), f"{seconds / whole:.1%}", str(len(group)), *names, str(first.tasks), first.how]
+
+
+def _cut_text(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
 def _share_label(share: OperatorShare) -> str:
     if not share.nodes:
         return f"{', '.join(share.types)} on the host" if share.how == HOST else ""
-    named = [f"{n} ({t})" if t else n for n, t in zip(share.nodes, share.types, strict=True)]
-    more = len(named) - MOST_NODES
-    return ", ".join(named[:MOST_NODES]) + (f" and {more} more" if more > 0 else "")
+    return describe_nodes(list(share.nodes), dict(zip(share.nodes, share.types, strict=True)))
 
 
 def grouped(segments: Sequence[HostSegment]) -> list[str]:

@@ -6,7 +6,6 @@ Times are in seconds, except those of tasks and buffers, which are in nanosecond
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +20,10 @@ from rammer.ir.names import shorten_name
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, counters_by_operator
 from rammer.ir.program_text import group_rows
-from rammer.ir.types import TensorType, itemsize
 from rammer.passes.pass_pipeline import PassReport
 from rammer.report.operator_times import OperatorShare
 from rammer.report.predicted_trace import chosen_kernel, task_seconds, task_spans
+from rammer.report.trace_events import operator_traffic
 
 #: Plain data for JSON.
 Data: TypeAlias = "dict[str, Any]"
@@ -212,21 +211,11 @@ def form_data(operator: ROperator, segment: ProgramSegment, device: VDevice, nod
         "tile": f"{_times(operator.tile)} of {_times(operator.anchor.shape)}",
         "tasks": operator.task_count,
         "flops": operator.flops,
-        "bytes": _traffic(operator, types),
+        "bytes": operator_traffic(operator, types),
         "task": _nano(kernel.crowded if kernel else 0.0),
         "seconds": _rounded(kernel.operator_time(device.veus) if kernel else 0.0),
         "origin": kernel.origin if kernel else "",
     }
-
-
-def _traffic(operator: ROperator, types: Mapping[str, TensorType]) -> int:
-    """Return the bytes of the outputs, and of the inputs as far as they are read: one element per load and evaluation."""
-    read = Counter[str]()
-    for c in operator.computes:
-        for load in c.loads:
-            read[load.tensor] += c.points
-    inputs = sum(min(read[t], types[t].size) * itemsize(types[t].dtype) for t in operator.inputs if t in types)
-    return inputs + sum(types[t].nbytes for t in operator.outputs if t in types)
 
 
 def _times(extents: Iterable[int]) -> str:

@@ -5,13 +5,13 @@ busy. Launches, transfers and memory traffic between tasks are not drawn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from rammer.device.manifest import Span
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram, counters_by_operator, waves
 from rammer.report.text_table import format_duration
+from rammer.report.trace_events import Event, TaskEvents, name_event, trace_json
 
 #: Columns of the text chart, and its maximum number of rows (a chip has a thousand).
 WIDTH = 72
@@ -83,23 +83,11 @@ def _chart_lines(rows: Sequence[Sequence[Span]], marks: Mapping[str, str], total
         yield f"  v{veu:<4}|{''.join(cells)}|"
 
 
-def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]]) -> str:
-    """Return JSON in the Chrome trace format, for Perfetto and chrome://tracing. It has one process per program and one thread
-    per vEU, with times in microseconds."""
-    events: list[dict[str, object]] = []
+def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]], kinds: Mapping[str, str]) -> str:
+    """Return a Chrome trace: one process per program, one thread per vEU. ``kinds`` has the types of ONNX nodes by name."""
+    events = list[Event]()
     for number, (program, seconds) in enumerate(programs):
-        events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": program.name}})
-        events += [
-            {
-                "name": s.operator,
-                "cat": "task",
-                "ph": "X",
-                "pid": number,
-                "tid": s.veu,
-                "ts": s.start * 1e6,
-                "dur": (s.end - s.start) * 1e6,
-                "args": {"task": s.index},
-            }
-            for s in task_spans(program, seconds)
-        ]
-    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})
+        tasks = TaskEvents.of(program, kinds)
+        events.append(name_event("process_name", program.name, number))
+        events += [tasks.event(s, number, s.veu) for s in task_spans(program, seconds)]
+    return trace_json(events)

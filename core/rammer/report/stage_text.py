@@ -31,8 +31,8 @@ def graph_text(compiled: Compiled, device: VDevice) -> str:
 
 
 def compute_text(compiled: Compiled, device: VDevice) -> str:
-    """Return the tensor expressions."""
-    return _join_segments(compiled, lambda s: str(s.compute))
+    """Return the tensor expressions after all passes, and the changes of each pass."""
+    return _join_segments(compiled, lambda s: "\n".join((str(s.compute), *(f"# pass {r}" for r in s.passes))))
 
 
 def tile_text(compiled: Compiled, device: VDevice) -> str:
@@ -84,7 +84,7 @@ def _segment_schedule(segment: ProgramSegment) -> str:
 def trace_text(compiled: Compiled, device: VDevice) -> str:
     """Return the predicted schedule as a Chrome trace (JSON), for Perfetto."""
     programs = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
-    return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs])
+    return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs], compiled.node_types)
 
 
 STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {

@@ -111,8 +111,8 @@ def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | Non
     """Pass, skip (declined, with the reason) or fail: evaluation in both precisions and on fresh data. ``reference`` returns the
     expected outputs of fresh inputs (default: ONNX Runtime), None if it cannot."""
     for given, expected in case.data_sets:
-        inputs = {v.name: _array(a) for v, a in zip(case.model.graph.input, given, strict=True)}
-        expected = [_array(a) for a in expected]
+        inputs = {v.name: case_array(a) for v, a in zip(case.model.graph.input, given, strict=True)}
+        expected = [case_array(a) for a in expected]
         try:
             graph = reloaded(lower_model(case.model, inputs))
             for precise in (False, True):
@@ -125,7 +125,7 @@ def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | Non
         _check_fresh(rng, graph, case.model, inputs, reference or ort_outputs)
 
 
-def _array(value: Any) -> Array:
+def case_array(value: Any) -> Array:
     """Return a test's value as an array; skip tests of sequences and optionals."""
     if isinstance(value, TensorProto):
         return numpy_helper.to_array(value)

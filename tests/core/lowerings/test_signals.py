@@ -36,11 +36,15 @@ def _parts(y: np.ndarray) -> np.ndarray:
     return np.stack([y.real, y.imag], axis=-1)
 
 
+@pytest.mark.parametrize("direct", [fourier.DIRECT, 3])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("inverse", [0, 1])
-def test_dft(inverse: int, parts: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_dft(inverse: int, parts: int, direct: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(STATIC_INPUTS, "DFT", (1, 2))
-    for count in some([None, 1, 4, 7, 30]):
+    if direct < fourier.DIRECT:  # short lengths are split, too
+        monkeypatch.setattr(fourier, "LEAST_FACTOR", 2)
+        monkeypatch.setattr(fourier, "DIRECT", direct)
+    for count in some([None, 1, 4, 7, 30, 264]):
         shape = (*(int(n) for n in rng.integers(1, 20, 3)), parts)
         axis = int(rng.integers(0, 3))
         x = rng.standard_normal(shape).astype(np.float32)
@@ -58,9 +62,10 @@ def test_dft(inverse: int, parts: int, monkeypatch: pytest.MonkeyPatch, rng: np.
 
 def test_long_transforms_keep_their_angles(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(STATIC_INPUTS, "DFT", (1, 2))
-    x = rng.standard_normal((1, 1500, 1)).astype(np.float32)
-    (y,) = run_node_model(node_model("DFT", {"x": x}, opset=20), {"x": x})
-    np.testing.assert_allclose(y, _parts(np.fft.fft(x[..., 0].astype(np.float64), axis=1)), rtol=1e-4, atol=2e-4)
+    for length in some([1500, 1499]):  # by two products, and a prime by one
+        x = rng.standard_normal((1, length, 1)).astype(np.float32)
+        (y,) = run_node_model(node_model("DFT", {"x": x}, opset=20), {"x": x})
+        np.testing.assert_allclose(y, _parts(np.fft.fft(x[..., 0].astype(np.float64), axis=1)), rtol=1e-4, atol=2e-4)
     monkeypatch.setattr(fourier, "MOST_TABLE", 1500)
     with pytest.raises(CannotLower, match="a table of"):
         lower_model(node_model("DFT", {"x": x}, opset=20), {"x": x})

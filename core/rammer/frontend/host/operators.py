@@ -73,6 +73,10 @@ def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | No
     return values, first, place[inverse.ravel()], counts[order]
 
 
+#: Boxes that are compared at once.
+_BLOCK: Final = 64
+
+
 def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
     """Return rows of batch, class and box by descending score. Omits "boxes with IOU overlap with previously selected boxes"
     above the threshold. The reference rejects scalar limits."""
@@ -83,14 +87,30 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     areas, chosen = np.prod(corners[..., 2:] - corners[..., :2], axis=-1), list[tuple[int, int, int]]()
     for batch, label in np.ndindex(*scores.shape[:2]):
         rated = scores[batch, label]
-        order, kept = np.argsort(-rated, kind="stable"), 0
-        order = order if least is None else order[~(rated[order] <= least)]
-        while order.size and kept < int(limit or 0):
-            best, order, kept = order[0], order[1:], kept + 1
-            chosen.append((batch, label, int(best)))
-            shared = _box_overlaps(corners[batch, best], corners[batch, order], areas[batch, best], areas[batch, order])
-            order = order[shared.astype(np.float32) <= np.float32(overlap or 0)]
+        able = np.flatnonzero(~(rated <= least)) if least is not None else np.arange(rated.size)
+        order = able[np.argsort(-rated[able], kind="stable")]
+        kept = _select_boxes(corners[batch].T, areas[batch], order, np.float32(overlap or 0), int(limit or 0))
+        chosen += [(batch, label, box) for box in kept]
     return (np.array(chosen, np.int64).reshape(-1, 3),)
+
+
+def _select_boxes(corners: Array, areas: Array, order: Array, overlap: Any, limit: int) -> list[int]:
+    """Return at most ``limit`` boxes in ``order`` that overlap no selected box by more than ``overlap``. Boxes are compared in
+    blocks, since few of many boxes are compared at all."""
+    kept = list[int]()
+    for start in range(0, order.size if limit > 0 else 0, _BLOCK):
+        block = order[start : start + _BLOCK]
+        if kept:
+            block = block[(_box_overlaps(corners, areas, np.array(kept), block) <= overlap).all(axis=0)]
+        rows = np.packbits(_box_overlaps(corners, areas, block, block) <= overlap, axis=1, bitorder="little")
+        free = (1 << block.size) - 1
+        while free:  # bit k: no selected box overlaps box k of the block
+            k = (free & -free).bit_length() - 1
+            kept.append(int(block[k]))
+            if len(kept) == limit:
+                return kept
+            free &= int.from_bytes(rows[k].tobytes(), "little") & ~((2 << k) - 1)
+    return kept
 
 
 def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
@@ -132,11 +152,15 @@ def _box_corners(boxes: Array, centred: bool) -> Array:
     return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
 
 
-def _box_overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
-    """Return the intersections over unions of a box with other boxes."""
-    sides = np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0)
-    shared, both = (sides[:, 0] * sides[:, 1]).astype(np.float64), (area + areas).astype(np.float64)
-    return np.asarray(np.divide(shared, both - shared, out=np.zeros_like(shared), where=both > shared))
+def _box_overlaps(corners: Array, areas: Array, ones: Array, others: Array) -> Array:
+    """Return the intersections over unions of boxes ``ones`` with boxes ``others`` (float32). ``corners`` are coordinates by box,
+    in four rows."""
+    (top, left, bottom, right), far = corners[:, ones, None], corners[:, None, others]
+    height = np.maximum(np.minimum(bottom, far[2]) - np.maximum(top, far[0]), 0)
+    width = np.maximum(np.minimum(right, far[3]) - np.maximum(left, far[1]), 0)
+    shared = (height * width).astype(np.float64)
+    rest = (areas[ones, None] + areas[others]).astype(np.float64) - shared
+    return np.asarray(np.divide(shared, rest, out=np.zeros_like(shared), where=rest > 0), np.float32)
 
 
 def _make_optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:

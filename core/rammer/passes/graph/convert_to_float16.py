@@ -17,7 +17,7 @@ from rammer.ir.graph import Graph, Node
 from rammer.ir.names import make_identifier, quote_text
 from rammer.ir.types import TensorType
 from rammer.passes.graph.value_bounds import PRODUCTS, Magnitudes
-from rammer.passes.pass_pipeline import Pass, PassReport, Pipeline
+from rammer.passes.pass_pipeline import AnyPass, PassReport, Pipeline
 
 #: Operators whose result is float32 by the model's definition, not because of their operands.
 TYPED: Final = frozenset(
@@ -216,7 +216,7 @@ class _Narrow:
 
 
 def narrow_graph(
-    graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY, keep: tuple[str, ...] = ()
+    graph: Graph, passes: Sequence[AnyPass], lowerings: Lowerings = REGISTRY, keep: tuple[str, ...] = ()
 ) -> tuple[Graph, list[PassReport]]:
     """Return ``graph`` with its floats in 16 bits, after the ``passes``, and the reports of all passes. The conversion runs once.
     If it were repeated, passes that move a cast before a reshape would alternate with it forever."""

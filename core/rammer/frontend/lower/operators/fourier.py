@@ -1,4 +1,6 @@
-"""DFT and STFT as products of the signal with constant tables of cosines and sines."""
+"""DFT and STFT as products of the signal with constant tables of cosines and sines.
+
+A long DFT of composite length takes two products (Cooley and Tukey, Math. Comp. 19, 1965)."""
 
 from __future__ import annotations
 
@@ -16,6 +18,9 @@ from rammer.ir.types import is_float
 
 #: Element limit of a table; longer transforms run on the host.
 MOST_TABLE: Final = 1 << 25
+#: Longest transform by a single table if its length is composite, and the least factor of a length that is split.
+DIRECT: Final = 256
+LEAST_FACTOR: Final = 8
 
 
 def _twiddle_table(length: int, kept: int, inverse: bool, shown: int) -> np.ndarray:
@@ -46,6 +51,9 @@ def lower_dft(ctx: Lowering) -> None:
     real = half and inverse
     kept = min(shape[dim], length // 2 + 1 if real else length)
     shown = axes[dim].extent
+    factor = max(f for f in range(1, math.isqrt(length) + 1) if length % f == 0)
+    if length > DIRECT and factor >= LEAST_FACTOR and not real:
+        return _emit_factored(ctx, dim, (factor, length // factor), inverse)
     _check_table(ctx, kept * shown)
     table = _twiddle_table(length, kept, inverse, shown)
     if real:
@@ -55,6 +63,52 @@ def lower_dft(ctx: Lowering) -> None:
             twice[-1] = 1.0
         table = table * twice[:, None]
     _emit_product(ctx, table, dim, kept, "float64" if dtype == "float64" else "float32")
+
+
+def _emit_factored(ctx: Lowering, dim: int, factors: tuple[int, int], inverse: bool) -> None:
+    """Emit a transform of ``n1 n2`` samples, with ``n = n2 m1 + m2`` and ``k = k1 + n1 k2``: products over m1, multiplied by
+    powers of the root of unity, and products over m2."""
+    (n1, n2), x, axes = factors, ctx.input(0), ctx.axes(ctx.node.outputs[0])
+    working, length, last = "float64" if ctx.out().dtype == "float64" else "float32", n1 * n2, axes[-1].name
+    parts, kept = ctx.shape(x)[-1], ctx.shape(x)[dim]
+
+    def around(*own: Expr | int | str, part: Expr | int | str) -> list[Expr | int | str]:
+        return [*(a.name for a in axes[:dim]), *own, *(a.name for a in axes[dim + 1 : -1]), part]
+
+    def between(*own: Axis) -> tuple[Axis, ...]:
+        return (*axes[:dim], *own, *axes[dim + 1 :])
+
+    def waves(angles: np.ndarray, scale: float, name: str) -> str:
+        """Add a table with two more axes: the part of the result, then the part of the operand."""
+        wave = np.exp((2j if inverse else -2j) * math.pi / length * (angles % length)) * scale
+        rows = np.stack([np.stack([wave.real, -wave.imag], -1), np.stack([wave.imag, wave.real], -1)], axis=-2)
+        return ctx.constant(rows.astype(working), name)
+
+    over = np.arange(n1), np.arange(n2)
+    first = waves(n2 * np.outer(over[0], over[0]), 1.0, "waves")  # [k1, m1, q, p]
+    turn = waves(np.outer(over[0], over[1]), 1 / length if inverse else 1.0, "turns")  # [k1, m2, q, p]
+    second = waves(n1 * np.outer(over[1], over[1]), 1.0, "waves")  # [k2, m2, q, p]
+    part: Expr | int | str = "p" if parts == 2 else 0
+    place = ex.make_add(ex.make_mul("m1", n2), "m2")
+    value: Expr = ctx.load(x, *around(place, part=part), fill=0.0 if kept < length else None)
+    value = value if ctx.type(x).dtype == working else Cast(working, value)
+    sums = ctx.emit(
+        between(Axis("k1", n1), Axis("m2", n2)),
+        make_op("mul", value, ctx.load(first, "k1", "m1", last, part)),
+        (Axis("m1", n1), *([Axis("p", 2)] if parts == 2 else [])),
+        "sum",
+        dtype=working,
+        into="inner",
+    )
+    terms = [make_op("mul", ctx.load(sums, *around("k1", "m2", part=p)), ctx.load(turn, "k1", "m2", last, p)) for p in (0, 1)]
+    turned = ctx.emit(between(Axis("k1", n1), Axis("m2", n2)), make_op("add", *terms), dtype=working, into="turned")
+    body = make_op("mul", ctx.load(turned, *around("k1", "m2", part="p")), ctx.load(second, "k2", "m2", last, "p"))
+    rows = Axis("k2", -(-axes[dim].extent // n1))
+    reduce = (Axis("m2", n2), Axis("p", 2))
+    outer = ctx.emit(between(rows, Axis("k1", n1)), body, reduce, "sum", dtype=working, into="outer")
+    own = axes[dim].name
+    total: Expr = ctx.load(outer, *around(ex.make_floordiv(own, n1), ex.make_mod(own, n1), part=last))
+    ctx.emit(axes, total if working == ctx.out().dtype else Cast(ctx.out().dtype, total), into=0)
 
 
 def _length_and_axis(ctx: Lowering, rank: int) -> tuple[int, int]:

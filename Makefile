@@ -17,7 +17,7 @@ TOOLS := -e tests/kit -e benchmarks
 LOCKS := pyproject.toml constraints.txt tests/kit/pyproject.toml benchmarks/pyproject.toml \
     $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check newest docs linkcheck dist clean
+.PHONY: demo test tests test-slow test-all test-torch corpus search search-at drawn drawn-at check newest docs linkcheck dist clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -40,6 +40,11 @@ test-slow: .venv/test
 
 test-all: check
 	$(PYTEST) -m "not cuda"
+
+# Models from torch: installs the extra, torchvision, timm and transformers.
+test-torch: .venv/test
+	$(PIP) -e '.[torch]' torchvision timm transformers
+	$(BIN)/python -m pytest tests/from_torch -m "not cuda"
 
 # Every model of tests/corpus on every device that works here but a GPU, in about half an hour.
 corpus: .venv/test

@@ -67,12 +67,12 @@ def devices() -> list[DeviceStatus]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "errors"])
+    return sorted([*__all__, "errors", "torch"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
+    if name in ("errors", "torch"):
         import importlib
 
-        return importlib.import_module("rammer.errors")
+        return importlib.import_module(f"rammer.{name}")
     raise AttributeError(f"module 'rammer' has no attribute {name!r}")

@@ -58,7 +58,7 @@ class Declaration:
     help: str
     values: str | tuple[str, ...] = ""
     flag: str = ""
-    listed: Literal["", "policies"] = ""
+    listed: Literal["", "policies", "device options"] = ""
     noun: str = ""
     parameter: str = ""
     convert: Callable[[Any], Any] = lambda value: value
@@ -205,8 +205,9 @@ class Request(Options[str | None]):
     )
     device_options: Mapping[str, str] = option(
         dict,
-        "Option of the device; repeatable. The error for an unknown option lists the known ones.",
+        "Option of the device; repeatable. Those of installed devices: {names}.",
         "KEY=VALUE",
+        listed="device options",
         flag="--option",
         parameter="options",
         convert=dict,

@@ -311,10 +311,10 @@ def test_bench_without_peers_says_what_to_install(rammer: Command, model: Path, 
 
 
 EXECUTORS = {
-    "executor=waves": "unknown executor 'waves'\n  at: --option executor\n"
-    "  hint: one of: auto, graph, wavewise, persistent, mixed",
-    "speed=1": "device cuda has no option 'speed'\n  at: --option\n"
-    "  hint: it takes executor=auto|graph|wavewise|persistent|mixed and watchdog=SECONDS",
+    "executor=waves": "option executor=waves: not one of auto, graph, wavewise, persistent, mixed\n"
+    "  hint: --option executor=auto|graph|wavewise|persistent|mixed",
+    "speed=1": "device cuda has no option 'speed'\n"
+    "  hint: it takes executor=auto|graph|wavewise|persistent|mixed, watchdog=FLOAT",
 }
 
 

@@ -130,14 +130,14 @@ BAD_OPTIONS = {
     "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
     ("--input", "x=a.npy"): "--input 'x=a.npy' is not NAME=@FILE.npy\n  hint: for example --input x=@image.npy",
     ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
-    ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
+    ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: it takes memory=INT",
     ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
     "  hint: did you mean wavefront? Known: sequential, greedy, wavefront, ios, auto",
     ("--precision", "float16"): "device toy (NumPy on the host) does not compute in float16\n  at: --precision\n"
     "  hint: it has float32",
     ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"
     "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
-    ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: --option memory=BYTES",
+    ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: it takes memory=INT",
     ("--range", "q:0..1"): "--range names 'q', which is not an input of the model\n  hint: its inputs are: i, x",
 }
 

@@ -62,7 +62,7 @@ class Counting(rammer_toy.ToyBackend):
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     Counting.opened, Counting.closed, Counting.inside = 0, 0, None
-    return registry_of(Device("toy", "", rammer_toy.probe, Counting, api=5))
+    return registry_of(Device("toy", "", rammer_toy.probe, Counting, options=(rammer_toy.MEMORY,), api=5))
 
 
 def counts() -> tuple[int, int]:

@@ -34,6 +34,8 @@ from rammer.device.manifest import (
     Hardware,
     IterationCost,
     Loaded,
+    OpenOptions,
+    Option,
     Profiler,
     Recorded,
 )
@@ -47,6 +49,7 @@ from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import Policy
 from rammer_testing.conformance import registry_of
 from rammer_testing.interface import optional_members
+from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ROOT / "core/rammer/compile_options.py"
@@ -241,3 +244,76 @@ def test_a_backend_of_another_class_is_refused() -> None:
     registry = registry_of(Device("odd", "", lambda: [Hardware(0, "a", "cpu", 1)], lambda options: object(), api=API_VERSION))  # type: ignore[arg-type, return-value]
     with pytest.raises(DeviceFailure, match=r"object is not a rammer\.device\.manifest\.Backend"):
         registry.open("odd")
+
+
+EXECUTOR = Option("executor", "", "Where it runs.", ("single", "waves"))
+TILES, SLOW, SPEED = (
+    Option("tiles", 8, "Tiles.", least=1, most=64),
+    Option("slow", False, "Slow."),
+    Option("speed", 1.5, "Speed."),
+)
+VALUES: dict[tuple[Option[Any], str], object] = {
+    (EXECUTOR, "waves"): "waves",
+    (TILES, "64"): 64,
+    (SLOW, ""): True,
+    (SLOW, "0"): False,
+    (SPEED, "2.5e1"): 25.0,
+}
+MALFORMED: dict[tuple[Option[Any], str], str] = {
+    (EXECUTOR, "other"): "option executor=other: not one of single, waves",
+    (TILES, "65"): "option tiles=65: not a whole number from 1 to 64",
+    (TILES, "1.5"): "option tiles=1.5: not a whole number from 1 to 64",
+    (SLOW, "7"): "option slow=7: not a truth value",
+    (SPEED, "fast"): "option speed=fast: not a number",
+    (SPEED, "nan"): "option speed=nan: not a number",
+}
+
+
+@pytest.mark.parametrize(("option", "text"), VALUES, ids=str)
+def test_options_of_devices_have_the_type_of_their_default(option: Option[Any], text: str) -> None:
+    found = OpenOptions(options={option.name: text}).value(option)
+    assert found == VALUES[option, text] and type(found) is type(option.default)
+    assert OpenOptions().value(option) == option.default
+
+
+@pytest.mark.parametrize(("option", "text"), MALFORMED, ids=str)
+def test_malformed_options_of_devices_are_refused_before_opening(option: Option[Any], text: str) -> None:
+    opened = list[OpenOptions]()
+
+    def opening(options: OpenOptions) -> Backend:
+        opened.append(options)
+        return Able()
+
+    hardware = [Hardware(0, "a", "cpu", 1)]
+    registry = registry_of(Device("able", "", lambda: hardware, opening, options=(option,), api=API_VERSION))
+    with pytest.raises(BadInput) as found:
+        registry.open("able", options={option.name: text})
+    assert (found.value.what, found.value.hint) == (MALFORMED[option, text], f"--option {option.spelling}")
+    with pytest.raises(BadInput, match="device able has no option 'other'") as unknown:
+        registry.open("able", options={"other": "1"})
+    assert unknown.value.hint == f"it takes {option.spelling}" and not opened
+    registry.open("able")
+    assert opened
+
+
+class Optional:
+    """A plugin with a device that has options."""
+
+    @hookimpl
+    def rammer_devices(self) -> Sequence[Device]:
+        return [Device("able", "", lambda: [], lambda options: Able(), options=(EXECUTOR, TILES), api=API_VERSION)]
+
+
+def test_help_lists_the_options_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "find_entry_points", lambda group: (Point("able", Optional()),))
+    group = LazyGroup()
+    command = group.get_command(click.Context(group), "run")
+    assert command is not None
+    text = "".join(command.get_help(click.Context(command)).split())
+    assert "able:executor=single|waves(Whereitruns);tiles=INT(Tiles)." in text
+
+
+def test_the_contract_page_names_every_field_of_devices() -> None:
+    page = (ROOT / "docs/device.md").read_text()
+    for entry in some((*fields(VDevice), *fields(Device), *fields(Option))):
+        assert f"`{entry.name}`" in page, entry.name

@@ -228,14 +228,6 @@ class NoFamilies(rammer_toy.ToyProgram):
         self.waves = [[[t for t in tasks if not t[0].family] for tasks in rows] for rows in self.waves]
 
 
-class AnyOption(rammer_toy.ToyBackend):
-    """A backend that ignores unsupported options."""
-
-    def __init__(self, options: OpenOptions) -> None:
-        known = {k: v for k, v in options.options.items() if k == "memory"}
-        super().__init__(replace(options, options=known))
-
-
 class AnyKind(rammer_toy.ToyBackend):
     """A backend that ignores the user's requirement."""
 

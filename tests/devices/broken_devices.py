@@ -118,7 +118,6 @@ MISTAKES = {
     "no candidates": Mistake(backends.Nothing, "model softmax", "no tile of operator"),
     "no time": Mistake(backends.NoTime, "kernels", "a task takes 0"),
     "unknown families": Mistake(backends.NoFamilies, "unknown family", "relative L2 error"),
-    "any option": Mistake(backends.AnyOption, "opening", "no_such_option"),
     "any kind": Mistake(backends.AnyKind, "opening", "abacus"),
     "another unit": Mistake(backends.AnotherUnit, "manifest", "another one"),
     "closing one stops all": Mistake(backends.StopsAll, "device closed", "the queue has gone"),
@@ -139,7 +138,8 @@ HARMLESS = {
 
 def subject(broken: type[Any]) -> Subject:
     """Return the toy or the simulator with the mistake ``broken``. It has float16, which the toy does not offer."""
-    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=5)))
+    device = Device("bad", "a mistake", rammer_toy.probe, _backend(broken), options=(rammer_toy.MEMORY,), api=5)
+    return Subject("bad", registry_of(device))
 
 
 def _backend(broken: type[Any]) -> type[Any]:

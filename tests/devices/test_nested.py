@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 import rammer
 from rammer.compiled.segments import Compiled
 from rammer.ir.program import RProgram
-from rammer.passes.loops.chunk_scan import LEAST_STEPS, MOST_STEPS
+from rammer.passes.loops.chunk_loop import LEAST_STEPS, MOST_STEPS
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 

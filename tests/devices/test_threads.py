@@ -156,7 +156,7 @@ def test_a_guard_is_what_it_stands_for() -> None:
 
 
 def test_every_device_of_a_registry_is_guarded() -> None:
-    registry = registry_of(Device("mine", "", rammer_toy.probe, rammer_toy.ToyBackend, api=5))
+    registry = registry_of(Device("mine", "", rammer_toy.probe, rammer_toy.ToyBackend, options=(rammer_toy.MEMORY,), api=5))
     assert issubclass(type(registry.open("mine")), GuardedBackend)
     plain = rammer_toy.ToyBackend(OpenOptions())
     exe = Executable(Subject("toy").executable(MODELS["softmax"]).source, plain, "toy")  # type: ignore[arg-type]

@@ -32,4 +32,4 @@ class BadBackend(rammer_toy.ToyBackend):
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("bad_device", "toy with faults", rammer_toy.probe, BadBackend, api=5)]
+    return [Device("bad_device", "toy with faults", rammer_toy.probe, BadBackend, options=(rammer_toy.MEMORY,), api=5)]

@@ -62,8 +62,21 @@ def policy_names() -> list[str]:
     return list(list_policies(Registry().policies()))
 
 
+def device_options() -> list[str]:
+    """Return the options of all devices, each with its meaning."""
+    from rammer.device.loader import Registry
+    from rammer.device.manifest import Device
+
+    devices = [d for d in Registry().devices.values() if isinstance(d, Device)]
+    shown = {d.name: "; ".join(f"{o.spelling} ({o.help.rstrip('.')})" for o in d.options) for d in devices}
+    return [f"{name}: {options}" for name, options in shown.items() if options]
+
+
 #: The names that help texts list, by the registry that a declaration names.
-REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {"policies": policy_names}
+REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
+    "policies": policy_names,
+    "device options": device_options,
+}
 
 
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:

@@ -15,7 +15,7 @@ from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.loops.control_operators import graph_of
 from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.ir.graph import Graph, Node
-from rammer.passes.loops.chunk_scan import nested_turns
+from rammer.passes.loops.chunk_loop import static_chunk
 from rammer.passes.loops.recurrent_stacks import STATES
 from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
@@ -34,8 +34,7 @@ class LoopSteps:
         if node.op == "Scan" and _many_steps(node):
             turn = rolled_turn(graph, node)
         else:
-            nested = nested_turns(graph, node)
-            graph, turn = nested.graph, nested.turn
+            graph, turn = static_chunk(graph, node)
         bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
         (nodes, why), *others = split_segments(bound, self.lowerings)
         if why or others:

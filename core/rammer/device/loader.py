@@ -196,6 +196,7 @@ class Registry:
             raise _unavailable_error(device)
         if device.api != API_VERSION:
             raise _unavailable_error(_mismatch_status(name, device))
+        device.check_options(request.options)
         try:
             # Plugins passed as arguments exist in this process only.
             opening = Opening(name, request) if self.points is None else None

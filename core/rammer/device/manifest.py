@@ -11,19 +11,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from math import inf
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from rammer.device.arrays import HostRoom
 from rammer.device.bound import Bound as Bound  # re-exported for plugins
-from rammer.errors import DeviceFailure
+from rammer.errors import BadInput, DeviceFailure
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
+from rammer.ir.untrusted_json import whole_number
 
 __all__ = [
     "ALIGNED_ELEMENTS",
@@ -38,6 +40,7 @@ __all__ = [
     "Loaded",
     "MissingDependency",
     "OpenOptions",
+    "Option",
     "Profiler",
     "Recorded",
     "RunResult",
@@ -51,6 +54,7 @@ API_VERSION = 5
 ALIGNED_ELEMENTS = 16
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Value = TypeVar("Value", bound=bool | int | float | str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,72 @@ class Hardware:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Option(Generic[Value]):
+    """An option of a device, set by ``--option NAME=VALUE``. The manifest lists all, help texts show them, and the core rejects
+    any other.
+
+    The type of ``default`` is that of the value. ``choices`` are the values that a user may write, and ``least`` and ``most`` the
+    bounds of a number. A text's default may be none of the choices: the device then decides."""
+
+    name: str
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    least: float = -inf
+    most: float = inf
+
+    @property
+    def spelling(self) -> str:
+        """The form on the command line, such as ``executor=single|waves`` or ``tiles=INT``."""
+        kind = type(self.default)
+        return f"{self.name}={'|'.join(self.choices) or ('0|1' if kind is bool else kind.__name__.upper())}"
+
+    def parse(self, text: str) -> Value:
+        """Return the value that ``text`` spells. Raises BadInput for another form, type or choice."""
+        kind, hint = type(self.default), f"--option {self.spelling}"
+        problem = BadInput(f"option {self.name}={text}: not one of {', '.join(self.choices)}", hint=hint)
+        if self.choices:
+            if text not in self.choices:
+                raise problem
+        elif kind is bool:
+            if text.lower() not in _TRUTH:
+                raise BadInput(f"option {self.name}={text}: not a truth value", hint=hint)
+            return cast(Value, _TRUTH[text.lower()])
+        elif kind is not str:
+            number = whole_number(text) if kind is int else _parse_float(text)
+            if number is None or not self.least <= number <= self.most:
+                bounds = f" from {self.least:g} to {self.most:g}" if self.most < inf else f" of at least {self.least:g}"
+                what = f"{'a whole number' if kind is int else 'a number'}{bounds if self.least > -inf else ''}"
+                raise BadInput(f"option {self.name}={text}: not {what}", hint=hint)
+            return cast(Value, number)
+        return cast(Value, text)
+
+
+#: Spellings of a truth value. A name without a value (``--option no_stream=``) is true.
+_TRUTH: Final = {"": True, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def _parse_float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
     """The unit to open. ``target`` names hardware to compile for without running it; ``require`` rejects any other ``kind``;
-    ``options`` are the device's ``--option key=value`` pairs."""
+    ``options`` are the texts of the device's ``--option key=value`` pairs."""
 
     index: int = 0
     target: str = ""
     require: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, option: Option[Value]) -> Value:
+        """Return the value of ``option``: the user's, or its default. Raises BadInput if it is malformed."""
+        return option.parse(self.options[option.name]) if option.name in self.options else option.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +447,8 @@ class Backend(ABC):
 class Device:
     """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
 
-    ``targets`` are the values of ``OpenOptions.target``. ``several`` is an option by which one name denotes several units.
-    ``api`` is the API version that the plugin was written for, as a literal number."""
+    ``targets`` are the values of ``OpenOptions.target``. ``options`` are all that the device takes; ``several`` names the one
+    by which a name denotes several units. ``api`` is the API version that the plugin was written for, as a literal number."""
 
     name: str
     summary: str
@@ -396,8 +457,21 @@ class Device:
     targets: tuple[str, ...] = ()
     simulated: bool = False
     several: str = ""
+    options: tuple[Option[Any], ...] = ()
     api: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"device name {self.name!r} is not an identifier")
+        for option in self.options:
+            if not option.name.isidentifier():
+                raise ValueError(f"option name {option.name!r} of device {self.name} is not an identifier")
+
+    def check_options(self, given: Mapping[str, str]) -> None:
+        """Raise BadInput for an option that the device does not take, and for a malformed value."""
+        known = {o.name: o for o in self.options}
+        for name, text in given.items():
+            if name not in known:
+                takes = f"it takes {', '.join(o.spelling for o in self.options)}" if known else "it takes none"
+                raise BadInput(f"device {self.name} has no option {name!r}", hint=takes)
+            known[name].parse(text)

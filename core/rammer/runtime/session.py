@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from rammer.cache.cache_location import cache_folder
 from rammer.compile_options import ANY, Progress, Request, check_choices, check_precision, ignore_progress
 from rammer.compiled.artifact import is_artifact
 from rammer.device.loader import PLUGINS, Registry
+from rammer.device.manifest import Array
 from rammer.errors import DeviceUnavailable
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
@@ -32,6 +34,7 @@ def open_executable(
     registry: Registry | None = None,
     progress: Progress = ignore_progress,
     store: KernelStore | None = None,
+    weights: Mapping[str, Array] | None = None,
 ) -> Executable:
     """Open a model on a device; see ``rammer.compile``.
 
@@ -39,13 +42,16 @@ def open_executable(
 
     A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching, fusion and
     precision are fixed. A request for a layout, batching, fusion or a different precision is refused.
+
+    ``weights`` are values of a ModelProto's initialisers that have none; they are not copied. With them, even if there are none,
+    compiled programs are cached by content.
     """
     check_choices(request)
     check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         return open_artifact(Path(model), device, request, registry, ModelSpecialiser)
-    source = open_source(model, registry.operators)
+    source = open_source(model, registry.operators, weights)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_kept(request.chosen, source)
     spec = device or first_measured(registry)

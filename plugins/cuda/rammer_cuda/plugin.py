@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
+from rammer.device.manifest import Backend, Device, Hardware, OpenOptions, Option
 from rammer.distributed.transport import Fabric, Party, Site, Transport
 
 from rammer_cuda.gpu import TARGETS
@@ -25,12 +25,18 @@ def open_device(options: OpenOptions) -> Backend:
     return open_backend(options)
 
 
+EXECUTOR = Option(
+    "executor", "auto", "Form in which programs run; auto measures.", ("auto", "graph", "wavewise", "persistent", "mixed")
+)
+WATCHDOG = Option("watchdog", 2.0, "Seconds after which persistent kernels report a hang.", least=1e-9, most=86400.0)
+
 DEVICE = Device(
     name="cuda",
     summary="NVIDIA GPUs: NVRTC kernels in a CUDA graph",
     probe=probe,
     open=open_device,
     targets=tuple(TARGETS),
+    options=(EXECUTOR, WATCHDOG),
     api=5,
 )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rammer.device.manifest import Hardware
+from rammer.device.manifest import Hardware, OpenOptions, Option
 from rammer.errors import BadInput
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.untrusted_json import whole_number
 
 #: The source of each figure of ``Chip``.
 SOURCES: Mapping[str, str] = {
@@ -75,34 +74,26 @@ GC2 = Chip()
 MOST_CHIPS = 64
 #: Maximum tiles of a chip, and bytes of a tile: tables have one row per tile.
 MOST_TILES, MOST_SRAM = 1 << 16, 1 << 40
-_MOST = {"tiles": MOST_TILES, "sram": MOST_SRAM, "chips": MOST_CHIPS}
-_UNITS = {"tiles": "tiles", "sram": "bytes a tile", "chips": "chips"}
+#: The options of the device.
+TILES = Option("tiles", GC2.tiles, "Tiles of a chip.", least=1, most=MOST_TILES)
+SRAM = Option("sram", GC2.sram, "Bytes of a tile, a multiple of 8.", least=1, most=MOST_SRAM)
+CHIPS = Option("chips", 1, "Chips that run one model together.", least=1, most=MOST_CHIPS)
+NO_STREAM = Option("no_stream", False, "Refuse programs whose constants do not fit in the tiles.")
+OPTIONS = (TILES, SRAM, CHIPS, NO_STREAM)
 #: Fraction of a tile's memory that one task may use; the rest holds the homes of the program's buffers.
 TASK_SHARE = 0.5
 
 
 def configure_chip(options: Mapping[str, str], base: Chip = GC2) -> Chip:
-    """Return ``base`` with ``tiles``, ``sram`` (bytes, a multiple of 8) and ``chips`` from ``--option`` pairs. Raises BadInput
-    unless they are positive integers."""
-    values = {}
-    for key in ("tiles", "sram", "chips"):
-        if key in options:
-            values[key] = _parse_positive(key, options[key])
+    """Return ``base`` with the values of its options. Raises BadInput for a malformed value."""
+    given = OpenOptions(options=options)
+    values = {o.name: given.value(o) for o in (TILES, SRAM, CHIPS) if o.name in options}
     if values.get("sram", 8) % 8:
         raise BadInput(f"option sram={options['sram']}: not a multiple of 8 bytes", "ipu_sim")
     if not values:
         return base
     name = f"{base.name} variant" if values.keys() & {"tiles", "sram"} else base.name
     return replace(base, name=name, **values)
-
-
-def _parse_positive(key: str, text: str) -> int:
-    number = whole_number(text)
-    if not number:
-        raise BadInput(f"option {key}={text}: not a positive integer", "ipu_sim", f"--option {key}=8")
-    if number > (most := _MOST[key]):
-        raise BadInput(f"option {key}={text}: more than {most} {_UNITS[key]}", "ipu_sim")
-    return number
 
 
 def make_vdevice(chip: Chip) -> VDevice:

@@ -7,14 +7,14 @@ from functools import cached_property
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, OpenOptions, Recorded, Span
 from rammer.device.shared_constants import SharedConstants
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.fusion.tile_search import candidates
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written, prologue_variants
 from rammer.ir.program import RProgram
 
-from rammer_ipu_sim.chip import Chip, configure_chip, make_hardware, make_vdevice
+from rammer_ipu_sim.chip import NO_STREAM, Chip, configure_chip, make_hardware, make_vdevice
 from rammer_ipu_sim.codelet import emit_codelet
 from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, counted_seconds, operator_times, task_resources
@@ -30,22 +30,17 @@ LEAST_RATE = 1e-4
 #: More than the number of tilings.
 EVERY = 1 << 20
 
-OPTIONS = ("tiles", "sram", "chips", "no_stream")
-
 
 class SimulatorBackend(Backend):
     """A backend of an opened simulated chip."""
 
     def __init__(self, options: OpenOptions) -> None:
-        unknown = sorted(set(options.options) - set(OPTIONS))
-        if unknown:
-            raise BadInput(f"unknown option {unknown[0]!r}", "ipu_sim", f"known: {', '.join(OPTIONS)}")
         if options.require not in ("", "simulator"):
             raise DeviceUnavailable(f"ipu_sim is a simulator, not a {options.require}", "--require")
         if options.index != 0:
             raise DeviceUnavailable(f"ipu_sim has no unit {options.index}", "ipu_sim", "use ipu_sim:0")
         self.chip: Chip = configure_chip(options.options)
-        self.stream = not _parse_flag(options.options.get("no_stream", "0"))
+        self.stream = not options.value(NO_STREAM)
         self.constants: SharedConstants[HeldConstant] = SharedConstants()
         self.profiler = SimulatedProfiler(self.chip, self.stream)
         self.iteration_cost = IterationCost()  # the supersteps of an iteration can be repeated
@@ -121,12 +116,6 @@ class SimulatorBackend(Backend):
 
     def close(self) -> None:
         """Do nothing: a simulated chip has no resources."""
-
-
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in ("", "0", "1", "true", "false", "yes", "no"):
-        raise BadInput(f"option no_stream={text}: not a truth value", "ipu_sim", "--option no_stream=1")
-    return text.lower() in ("", "1", "true", "yes")
 
 
 def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:

@@ -11,7 +11,7 @@ from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport import LOCAL, Site, Transport
 
-from rammer_ipu_sim.chip import make_hardware
+from rammer_ipu_sim.chip import OPTIONS, make_hardware
 
 
 def probe() -> Sequence[Hardware]:
@@ -34,6 +34,7 @@ DEVICE = Device(
     targets=(),
     simulated=True,
     several="chips",
+    options=OPTIONS,
     api=5,
 )
 

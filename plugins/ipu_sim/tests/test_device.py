@@ -61,7 +61,7 @@ def test_vdevice() -> None:
     assert all(layer.source for layer in some(device.layers))
 
 
-@pytest.mark.parametrize("options", [{"tiles": "0"}, {"sram": "x"}, {"sram": "1001"}, {"colour": "red"}, {"no_stream": "7"}])
+@pytest.mark.parametrize("options", [{"tiles": "0"}, {"sram": "x"}, {"sram": "1001"}, {"no_stream": "7"}])
 def test_bad_options(options: dict[str, str]) -> None:
     with pytest.raises(BadInput):
         SimulatorBackend(OpenOptions(options=options))

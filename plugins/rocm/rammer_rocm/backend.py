@@ -24,14 +24,10 @@ from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.placement import ROOM
+from rammer_rocm.plugin import EXECUTOR, WINOGRAD
 from rammer_rocm.resources import measure_resources
 from rammer_rocm.trace import TracedProgram, record_trace
 from rammer_rocm.units import make_hardware, virtual_device
-
-#: ``--option executor=...``: one launch per program (CPUs only), or one launch per wave.
-EXECUTORS = ("single", "waves")
-#: ``--option winograd=...``: the Winograd kernel for 3 x 3 convolutions may be used.
-WINOGRAD = ("on", "off")
 
 
 def open_backend(options: OpenOptions) -> Backend:
@@ -56,9 +52,9 @@ class OpenClBackend(OpenClKernels):
 
     def __init__(self, device: Any, options: OpenOptions) -> None:
         cl = import_opencl()
-        super().__init__(virtual_device(device), _excluded_families(options.options))
+        super().__init__(virtual_device(device), _excluded_families(options))
         self.hardware: Hardware = make_hardware(options.index, device)
-        self.single = _is_single_launch(options.options, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
+        self.single = _is_single_launch(options, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -115,25 +111,17 @@ class OpenClBackend(OpenClKernels):
         del self.constants, self.builder, self.queue, self.context
 
 
-def _is_single_launch(options: Mapping[str, str], able: bool) -> bool:
+def _is_single_launch(options: OpenOptions, able: bool) -> bool:
     """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
-    unknown = sorted(set(options) - {"executor", "winograd"})
-    if unknown:
-        raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves, winograd=on|off")
-    executor = options.get("executor", "single" if able else "waves")
-    if executor not in EXECUTORS:
-        raise BadInput(f"unknown executor {executor!r}", hint=f"one of: {', '.join(EXECUTORS)}")
+    executor = options.value(EXECUTOR) or ("single" if able else "waves")
     if executor == "single" and not able:
         raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
     return executor == "single"
 
 
-def _excluded_families(options: Mapping[str, str]) -> tuple[str, ...]:
+def _excluded_families(options: OpenOptions) -> tuple[str, ...]:
     """Return the families that are excluded from the search."""
-    asked = options.get("winograd", "on")
-    if asked not in WINOGRAD:
-        raise BadInput(f"unknown winograd {asked!r}", hint=f"one of: {', '.join(WINOGRAD)}")
-    return ("winograd",) if asked == "off" else ()
+    return ("winograd",) if options.value(WINOGRAD) == "off" else ()
 
 
 class OpenClProfiler(Profiler):

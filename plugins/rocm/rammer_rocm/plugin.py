@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
+from rammer.device.manifest import Backend, Device, Hardware, OpenOptions, Option
 
 
 def probe() -> Sequence[Hardware]:
@@ -30,12 +30,16 @@ def open_device(options: OpenOptions) -> Backend:
 #: AMD architectures that kernels can be compiled for without the card.
 TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
+EXECUTOR = Option("executor", "", "One launch per program (CPUs only) or per wave.", ("single", "waves"))
+WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
+
 DEVICE = Device(
     name="rocm",
     summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
     probe=probe,
     open=open_device,
     targets=TARGETS,
+    options=(EXECUTOR, WINOGRAD),
     api=5,
 )
 

@@ -360,7 +360,7 @@ def test_refusals() -> None:
     with pytest.raises(DeviceUnavailable, match="does not exist"):
         DEVICE.open(OpenOptions(index=99))
     with pytest.raises(BadInput, match="no option 'speed'"):
-        DEVICE.open(OpenOptions(options={"speed": "1"}))
+        DEVICE.check_options({"speed": "1"})
 
 
 def test_too_large_a_program_is_refused(backend: Backend) -> None:

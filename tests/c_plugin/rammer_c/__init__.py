@@ -28,7 +28,7 @@ from rammer.codegen.emit import emit_operator
 from rammer.codegen.writer import KernelWriter
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Backend, Binding, Bound, Device, Hardware, Loaded, OpenOptions, Profiler, RunResult
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency
+from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
@@ -206,8 +206,6 @@ class CProfiler(Profiler):
 # 5. The opened device.
 class CBackend(Backend):
     def __init__(self, options: OpenOptions) -> None:
-        if options.options:
-            raise BadInput(f"device c has no option {min(options.options)!r}", hint="it has none at all")
         if options.require not in ("", "cpu"):
             raise DeviceUnavailable(f"c is a cpu, not a {options.require}")
         self.hardware = probe()[options.index]

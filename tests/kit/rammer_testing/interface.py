@@ -22,7 +22,7 @@ __all__ = ["GROUPS", "MEMBERS", "names_of", "private_uses", "signatures"]
 
 #: Public modules by purpose. The names in ``__all__`` of each are public.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend"),
+    "To use rammer": ("rammer", "rammer.errors", "rammer.onnx_backend", "rammer.torch"),
     "To write a device": (
         "rammer.child_processes",
         "rammer.cache",

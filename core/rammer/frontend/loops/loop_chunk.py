@@ -59,8 +59,7 @@ class LoopChunk:
 
     @cached_property
     def _unique_prefix(self) -> str:
-        taken = {n for g in model_checks.graphs_below([self.graph]) for n in _all_names(g)}
-        return next(p for p in (f"turns{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
+        return model_checks.unused_prefix(self.graph, "turns")
 
     def name(self, what: str, index: int | str = "") -> str:
         """Return a name that is unused in the body. ``what`` is ``first``, ``left``, ``state`` or ``slices`` for inputs;
@@ -180,8 +179,3 @@ def has_steady_condition(body: SubGraph) -> bool:
 
 def _value_names(values: Any) -> list[str]:
     return [v.name for v in values]
-
-
-def _all_names(graph: GraphProto) -> list[str]:
-    made = [n for node in graph.node for n in (*node.input, *node.output)]
-    return [*made, *_value_names(graph.input), *_value_names(graph.output), *_value_names(graph.initializer)]

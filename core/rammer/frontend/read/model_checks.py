@@ -321,6 +321,15 @@ def _visit_dependencies(
             path[before] = (producer[n] for n in reads[before] if n in producer)
 
 
+def unused_prefix(graph: GraphProto, word: str) -> str:
+    """Return a prefix that begins with ``word`` and that no name of a graph or of its inner graphs has."""
+    taken = set[str]()
+    for inner in graphs_below([graph]):
+        taken.update(name for node in inner.node for name in (*node.input, *node.output))
+        taken.update(value.name for value in (*inner.input, *inner.output, *inner.initializer))
+    return next(p for p in (f"{word}{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
+
+
 def node_reads(node: NodeProto) -> list[str]:
     """Return the distinct values that a node reads, including outer values that its sub-graphs capture."""
     names = dict.fromkeys(n for n in node.input if n)

@@ -68,14 +68,17 @@ def read_model(
     plugins: CustomOperators = NONE,
     files: Mapping[Path, Mapped] = MappingProxyType({}),
     noted: Callable[[Mapped], object] = lambda file: None,
+    values: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Model:
     """Read a model from a path, its bytes or a protobuf. Raises BadInput for an invalid model.
 
     A ModelProto is not changed, but the Model may share it. ``plugins`` holds the operators that plugins declare; functions of
-    the model have priority over them. ``files`` holds open files; ``noted`` is called with each other file before it is read."""
+    the model have priority over them. ``files`` holds open files; ``noted`` is called with each other file before it is read.
+    ``values`` are contiguous arrays of initialisers that have a type and a shape only; they are not copied."""
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
     mapped_weights = MappedWeights(files=dict(files), noted=noted)
+    mapped_weights.values |= {name: array.reshape(-1).view(np.uint8).data.toreadonly() for name, array in values.items()}
     proto = source if isinstance(source, ModelProto) else _parse_source(source, where, mapped_weights)
     model_checks.check_version(proto, where)
     proto = placed(proto)

@@ -146,7 +146,7 @@ class Rolling:
             starts = np.append(np.arange(self.count) * self.turn, steps)[:, None].astype(kind.dtype)
             most = np.array([[self.turn]] * self.count + [[self.rest]], kind.dtype)
             left = TensorType(kind.dtype, (self.count + 1, *kind.shape))
-            parts = self._clipped(name, made.constant(starts, f"{name}_starts"), made.constant(most, f"{name}_most"), left)
+            parts = valid_steps(made, name, made.constant(starts, f"{name}_starts"), made.constant(most, f"{name}_most"), left)
             main = made.cut(parts, 0, self.count, left)
             tail = made.cut(parts, self.count, self.count + 1, left) if self.rest else ""
             return main, made.shaped(tail, kind, make_identifier(f"{name}_rest", made.names)) if tail else ""
@@ -154,13 +154,6 @@ class Rolling:
         tail = made.cut(name, steps, self.stack.steps, kind) if self.rest else ""
         shape = TensorType(kind.dtype, (self.count, self.turn, *kind.shape[1:]))
         return made.shaped(main, shape, make_identifier(f"{name}_turns", made.names)), tail
-
-    def _clipped(self, name: str, starts: str, most: str, kind: TensorType) -> str:
-        """Return the number of valid steps in each part."""
-        made, zero = self.made, self.made.constant(np.zeros((), kind.dtype), f"{name}_none")
-        left = made.node("Sub", [name, starts], kind, make_identifier(f"{name}_left", made.names))
-        some = made.node("Max", [left, zero], kind, make_identifier(f"{name}_some", made.names))
-        return made.node("Min", [some, most], kind, make_identifier(f"{name}_parts", made.names))
 
     def _part(
         self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
@@ -258,6 +251,15 @@ class Rolling:
         graph = replace(self.whole, types={**self.whole.types, **self.made.types})
         known = {*self.whole.constants, *self.made.constants, *(v.name for v in graph.inputs)}
         return rebuild_graph(graph, in_order(nodes, known), self.made.constants)
+
+
+def valid_steps(made: MadeNodes, lens: str, starts: str, most: str, kind: TensorType) -> str:
+    """Add the number of valid steps in each part of sequences of lengths ``lens``: parts begin at ``starts`` and have at most
+    ``most`` steps. ``kind`` is the type of the result, whose name is returned."""
+    zero = made.constant(np.zeros((), kind.dtype), f"{lens}_none")
+    left = made.node("Sub", [lens, starts], kind, make_identifier(f"{lens}_left", made.names))
+    some = made.node("Max", [left, zero], kind, make_identifier(f"{lens}_some", made.names))
+    return made.node("Min", [some, most], kind, make_identifier(f"{lens}_parts", made.names))
 
 
 def _sequence_lens(cell: Node) -> str:

@@ -19,11 +19,11 @@ from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import Names, make_identifier
+from rammer.ir.names import Names
 from rammer.ir.port import InputPort
 from rammer.ir.types import TensorType
-from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order
-from rammer.passes.loops.dynamic_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
+from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
+from rammer.passes.loops.chunk_recurrent import MOST_TURN, MadeNodes, Rolling, in_order, valid_steps
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
 from rammer.passes.rewrite import rebuild_graph
@@ -97,7 +97,8 @@ def open_loops(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str
 def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Graph, OpenStack]:
     turn, count, lens = size.turn, size.count, _Lens(graph, stack, size)
     given = replace(stack, nodes=lens.nodes)
-    whole = replace(graph, types=lens.types, constants={**graph.constants, **lens.constants})
+    added = lens.made.constants
+    whole = replace(graph, types={**graph.types, **lens.made.types}, constants={**graph.constants, **added})
     rolling = Rolling(whole, given, turn)
     rolling.count, rolling.rest, made = count, 0, rolling.made
     states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
@@ -113,9 +114,9 @@ def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple
     node = Node(TURNS, tuple(outside.get(i, i) for i in scan.inputs), outputs, {}, scan.name, DOMAIN, scan.version)
     types = {**whole.types, **made.types}
     inside = {id(n) for n, _ in stack.nodes}
-    nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made, *made.nodes, node]
-    known = {*graph.constants, *lens.constants, *made.constants, *(v.name for v in graph.inputs)}
-    result = rebuild_graph(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
+    nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made.nodes, *made.nodes, node]
+    known = {*graph.constants, *added, *made.constants, *(v.name for v in graph.inputs)}
+    result = rebuild_graph(replace(graph, types=types), in_order(nodes, known), {**added, **made.constants})
     found = _make_chunk(result, scan, types, outside, named, turn) if told else None
     if found is not None and lens.starts:
         found = _count_remaining_steps(found, lens.starts, lens.steps, turn)
@@ -175,52 +176,36 @@ class _Lens:
     are a length, a chunk computes them from ``steps`` and its ``starts``."""
 
     def __init__(self, graph: Graph, stack: Stack, size: OpenSize) -> None:
-        self.graph, self.names, self.types, self.plain = graph, Names(graph.types), dict(graph.types), size.plain
-        self.starts = self.steps = ""
-        self.constants: dict[str, np.ndarray] = {}
+        self.graph, self.size, self.starts, self.steps = graph, size, "", ""
+        self.made = MadeNodes(Names(graph.types), max(n.version for n, _ in stack.nodes))
         self.parts: dict[str, str] = {}  #: Lengths -> valid steps per chunk.
-        self.made: list[Node] = []
-        self.turn, self.count, self.version = size.turn, size.count, max(n.version for n, _ in stack.nodes)
         self.nodes = tuple((self._add_lengths(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
 
     def _add_lengths(self, cell: Node, steps: int) -> Node:
-        inputs = [*cell.inputs, *[""] * (5 - len(cell.inputs))]
+        inputs, constants = [*cell.inputs, *[""] * (5 - len(cell.inputs))], self.made.constants
         if not inputs[4]:
             batch = self.graph.types[cell.inputs[0]].shape[1]
-            inputs[4] = next((n for n, a in self.constants.items() if a.shape == (batch,)), "") or self._add_constant(
+            inputs[4] = next((n for n, a in constants.items() if a.shape == (batch,)), "") or self.made.constant(
                 np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
             )
         if inputs[4] not in self.parts:
-            whole = inputs[4] in self.constants and self.plain
+            whole = inputs[4] in constants and self.size.plain
             self.parts[inputs[4]] = self._chunk_starts() if whole else self._split_lengths(inputs[4])
         return replace(cell, inputs=tuple(inputs))
 
     def _chunk_starts(self) -> str:
         """Return the name of the first step of each chunk."""
         if not self.starts:
-            self.starts = self._add_constant(np.arange(self.count) * self.turn, "turn_starts")
-            self.steps = make_identifier("turn_steps", self.names)
-            self.types[self.steps] = TensorType("int64", ())
+            self.starts = self.made.constant(np.arange(self.size.count) * self.size.turn, "turn_starts")
+            self.steps = self.made.fresh("turn_steps", TensorType("int64", ()))
         return self.starts
 
     def _split_lengths(self, lens: str) -> str:
         """Return the name of the number of valid steps in each chunk."""
-        dtype = self.types[lens].dtype
-        if len(self.types[lens].shape) != 1:
+        made, size = self.made, self.size
+        known = {**self.graph.types, **made.types}[lens]
+        if len(known.shape) != 1:
             raise BadInput("sequence_lens must have one length for each sequence of the batch")
-        kind = TensorType(dtype, (self.count, *self.types[lens].shape))
-        starts = self._add_constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
-        zero, most = (self._add_constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))
-        left = self._add_node("Sub", [lens, starts], f"{lens}_left", kind)
-        return self._add_node("Min", [self._add_node("Max", [left, zero], f"{lens}_some", kind), most], f"{lens}_parts", kind)
-
-    def _add_constant(self, value: np.ndarray, hint: str) -> str:
-        name = make_identifier(hint, self.names)
-        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
-        return name
-
-    def _add_node(self, op: str, inputs: list[str], hint: str, kind: TensorType) -> str:
-        name = make_identifier(hint, self.names)
-        self.types[name] = kind
-        self.made.append(Node(op, tuple(inputs), (name,), {}, name, "", self.version))
-        return name
+        starts = made.constant((np.arange(size.count) * size.turn)[:, None].astype(known.dtype), f"{lens}_starts")
+        most = made.constant(np.array(size.turn, known.dtype), f"{lens}_most")
+        return valid_steps(made, lens, starts, most, TensorType(known.dtype, (size.count, *known.shape)))

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Array, Backend, Binding, Bound, Device, Hardware, Loaded, OpenOptions, Profiler, RunResult
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.device.manifest import Array, Backend, Binding, Device, Hardware, Loaded, OpenOptions, Option, Profiler, RunResult
+from rammer.errors import DeviceUnavailable
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
@@ -29,6 +29,8 @@ from rammer.runtime.host_memory import HostMemory
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = 2  # tasks that run at a time: threads of this process
+# `--option memory=BYTES` sets it. The core checks the value, whose type is that of the default.
+MEMORY = Option("memory", 0, "Bytes that a program may use; 0: all of the machine's.", least=0)
 
 
 # 1. The hardware as data. Layers are listed from the largest to the fastest memory. The figures rank tiles until tuning measures
@@ -67,7 +69,7 @@ class ToyProgram(Loaded):
         seconds = time.perf_counter() - start
         return RunResult(self.memory.read_outputs(), seconds)
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> HostBound:
         """Bind fixed host arrays, which the core's adapter reads and writes around ``run``."""
         return HostBound(self.program, self.run, inputs, outputs, stream)
 
@@ -103,17 +105,10 @@ class ToyProfiler(Profiler):
 # 4. The open device, which joins the parts. Capabilities that the base class declares are optional.
 class ToyBackend(Backend):
     def __init__(self, options: OpenOptions) -> None:
-        unknown = sorted(set(options.options) - {"memory"})
-        memory = options.options.get("memory", str(probe()[0].memory))
-        if unknown or not (memory.isascii() and memory.isdecimal()):
-            raise BadInput(
-                f"device toy has no option {unknown[0]!r}" if unknown else "option memory is not a number",
-                hint="--option memory=BYTES",
-            )
         if options.require not in ("", "cpu"):
             raise DeviceUnavailable(f"toy is a cpu, not a {options.require}")
         self.hardware = probe()[options.index]
-        self.limit = int(memory)
+        self.limit = options.value(MEMORY) or self.hardware.memory
         self.vdevice = virtual_device(self.limit)
         self.profiler = ToyProfiler(self)
         # Kernels tuned under one fingerprint are not reused under another.
@@ -144,4 +139,5 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=5)]  # the API version that this was written for: a literal
+    # `api` is the API version that this was written for: a literal.
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, options=(MEMORY,), api=5)]

@@ -1,0 +1,336 @@
+"""Chunks of a model's Scan or Loop, for devices that repeat programs.
+
+One light step per iteration would be a launch for a few operators. An iteration therefore runs a chunk of steps in a nested Scan,
+which becomes part of its program. The chunk is small enough to have few operators.
+
+A loop is a Scan over its indices. If its trip count depends on a length, the steps of a chunk past the trip count are masked: the
+loop of ``n`` steps becomes one of more steps, which keep its states from step ``n`` on. Their other results are undefined, since
+they are past the length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind.bind_state import MOST_UNROLLED
+from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.trip_count import always_goes
+from rammer.frontend.read import model_checks
+from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.names import Names, make_identifier
+from rammer.ir.types import TensorType
+from rammer.passes.loops.chunk_recurrent import MadeNodes, turn_of
+from rammer.passes.loops.recurrent_stacks import STATES
+from rammer.passes.rewrite import rebuild_graph
+
+#: Maximum steps of a chunk, and minimum steps that are worth a launch.
+MOST_STEPS: Final = 128
+LEAST_STEPS: Final = 16
+#: Maximum trip count of a Loop that the host does not supervise.
+MOST_TRIPS: Final = 1 << 16
+#: Number of operators that an operator with inner steps counts as.
+HEAVY: Final = 32
+
+
+def is_loop(node: Node) -> bool:
+    """Return True if a node is a Loop or Scan."""
+    return node.op in ("Loop", "Scan") and not node.domain
+
+
+def loop_title(node: Node) -> str:
+    """Return the name that identifies a loop: its first result."""
+    return next(filter(None, node.outputs), "")
+
+
+def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """Return ``graph`` with forward Scans along first axes, and the constant trip counts of loops by title."""
+    made, nodes, steps = MadeNodes(Names(graph.types), 0), list[Node](), dict[str, int]()
+    for node in graph.nodes:
+        count = trip_count(graph, node) if is_loop(node) and not carried_dtypes(node) else None
+        if count is None or not loop_title(node):
+            nodes.append(node)
+            continue
+        made.nodes = list[Node]()
+        ahead = _Ahead(graph, node, made).scan() if node.op == "Scan" else node
+        nodes += made.nodes or [node]
+        steps[loop_title(ahead)] = count
+    return rebuild_graph(replace(graph, types={**graph.types, **made.types}), nodes, made.constants), steps
+
+
+def trip_count(graph: Graph, node: Node) -> int | None:
+    """Return the constant trip count of a loop, or None if it is decided at run time."""
+    formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
+    body = graph_of(node.attributes["body"])
+    if node.op == "Loop":
+        trips, going = (graph.constant(n) if n else None for n in formal[:2])
+        held = not formal[1] or (going is not None and bool(going.all()))
+        outer = zip(captured_names(node), node.inputs[len(formal) :], strict=True)
+        known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
+        return max(int(trips.item()), 0) if trips is not None and held and always_goes(body, known) else None
+    scanned = int(node.attributes["num_scan_inputs"])
+    axes = node.attributes.get("scan_input_axes") or (0,) * scanned
+    found = {graph.types[n].shape[a] for n, a in zip(formal[len(formal) - scanned :], axes, strict=True)}
+    return found.pop() if len(found) == 1 and len(formal) == len(body.input) else None
+
+
+class _Ahead:
+    """Rewrite of a Scan to run forward along first axes, with its inputs and results reordered outside."""
+
+    def __init__(self, graph: Graph, node: Node, made: MadeNodes) -> None:
+        self.graph, self.node, self.made, made.version = graph, node, made, node.version
+        self.scanned = int(node.attributes["num_scan_inputs"])
+        self.formal = len(node.inputs) - len(captured_names(node))
+        self.states = self.formal - self.scanned
+
+    def _each(self, what: str, count: int) -> Sequence[int]:
+        return [int(n) for n in self.node.attributes.get(what) or (0,) * count]
+
+    def scan(self) -> Node:
+        """Return the rewritten Scan; all nodes are added to ``made``."""
+        node, graph, made = self.node, self.graph, self.made
+        inputs, outputs, restoring = list(node.inputs), list(node.outputs), list[Node]()
+        ways = zip(self._each("scan_input_axes", self.scanned), self._each("scan_input_directions", self.scanned), strict=True)
+        for i, (axis, back) in enumerate(ways, self.states):
+            inputs[i] = self._turned(inputs[i], graph.types[inputs[i]], axis, back)
+        gathered = len(graph_of(node.attributes["body"]).output) - self.states
+        ends = list(zip(self._each("scan_output_axes", gathered), self._each("scan_output_directions", gathered), strict=True))
+        for i, name in enumerate(outputs[self.states :], self.states):
+            axis, back = ends[i - self.states]
+            if name and (axis or back):
+                restoring += self._restore_axis(outputs, i, axis, back)
+        kept = {k: v for k, v in node.attributes.items() if k in ("body", "num_scan_inputs")}
+        found = replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=kept)
+        made.nodes += [found, *restoring]
+        return found
+
+    def _turned(self, name: str, kind: TensorType, axis: int, back: int) -> str:
+        """Return ``name`` with ``axis`` moved first and, if ``back``, reversed."""
+        rank = len(kind.shape)
+        order = (axis % rank, *(d for d in range(rank) if d != axis % rank))
+        if axis % rank:
+            kind = TensorType(kind.dtype, tuple(kind.shape[d] for d in order))
+            name = self.made.node("Transpose", [name], kind, self.made.fresh(f"{name}_ahead", kind), perm=order)
+        return self._reverse_steps(name, kind, self.made.fresh(f"{name}_back", kind)) if back else name
+
+    def _reverse_steps(self, name: str, kind: TensorType, result: str) -> str:
+        bounds = [self.made.constant(np.array([n], np.int64), f"{result}_bound") for n in (-1, -(1 << 31), 0, -1)]
+        return self.made.node("Slice", [name, *bounds], kind, result)
+
+    def _restore_axis(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
+        """Return the nodes that restore an output from the values that the Scan gathers along the first axis."""
+        name, made, before = outputs[place], self.made, len(self.made.nodes)
+        kind, rank = self.graph.types[name], len(self.graph.types[name].shape)
+        axis %= rank
+        first = TensorType(kind.dtype, (kind.shape[axis], *kind.shape[:axis], *kind.shape[axis + 1 :]))
+        found = outputs[place] = made.fresh(f"{name}_ahead", first)
+        if back:
+            found = self._reverse_steps(found, first, made.fresh(f"{name}_back", first) if axis else name)
+        if axis:
+            made.node("Transpose", [found], kind, name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
+        restoring = made.nodes[before:]
+        del made.nodes[before:]
+        return restoring
+
+
+# --- chunks ----------------------------------------------------------------------------------------
+
+
+def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) -> RolledTurn:
+    """Return one of ``count`` chunks of ``step`` steps of a Scan with ``states`` states. Values have their names in ``graph``."""
+    names, types = Names(graph.types), dict(graph.types)
+    scanned = int(node.attributes["num_scan_inputs"])
+    first, slices = node.inputs[:states], node.inputs[states : states + scanned]
+
+    def turned(name: str) -> str:
+        kind, made = graph.types[name], make_identifier(f"{name}_turns", names)
+        types[made] = TensorType(kind.dtype, (count, step, *kind.shape[1:]))
+        return made
+
+    given = {turned(n): n for n in slices}
+    shown = [(turned(n) if n else "", n) for n in node.outputs[states:]]
+    stacked = dict(shown)
+    body = replace(node.attributes["body"], proto=_wrap_body(node).SerializeToString())
+    outer = replace(
+        node,
+        inputs=(*first, *given, *node.inputs[states + scanned :]),
+        outputs=(*node.outputs[:states], *(made for made, _ in shown)),
+        attributes={**node.attributes, "body": body},
+    )
+    read = {i for n in graph.nodes for i in n.inputs} | {v.name for v in graph.outputs}
+    ends = tuple(Value(o, types[o]) for o in outer.outputs if stacked.get(o, o) in read)
+    found = rolled_turn(replace(graph, nodes=(outer,), outputs=ends, types=types), outer)
+    return replace(
+        found,
+        slices=tuple((i, given[value], back) for i, value, back in found.slices),
+        gathered=tuple((r, stacked.get(value, ""), back) for r, value, back in found.gathered),
+        step=step,
+    )
+
+
+def _wrap_body(node: Node) -> GraphProto:
+    """Return the body of a chunk: a Scan over its steps."""
+    body = graph_of(node.attributes["body"])
+    given, made = (_numbered_names(body, what, len(values)) for what, values in (("in", body.input), ("out", body.output)))
+    kept = {k: v for k, v in node.attributes.items() if k != "body" and v}
+    inner: NodeProto = helper.make_node("Scan", given, made, f"{node.name}.turn", body=body, **kept)
+    return helper.make_graph([inner], f"{body.name}_turn", _make_ports(given, body.input), _make_ports(made, body.output))
+
+
+def _numbered_names(body: GraphProto, what: str, count: int) -> list[str]:
+    return [f"{body.name}.turn.{what}{i}" for i in range(count)]
+
+
+def _make_ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
+    found = []
+    for name, port in zip(names, like, strict=True):
+        value = helper.make_empty_tensor_value_info(name)
+        value.type.tensor_type.elem_type = port.type.tensor_type.elem_type
+        found.append(value)
+    return found
+
+
+# --- constant trip counts ---------------------------------------------------------------------------
+
+
+def static_chunk(graph: Graph, node: Node) -> tuple[Graph, RolledTurn]:
+    """Return the chunks of a Scan or Loop of ``graph``, and the graph that computes their initial values. Raises BadInput unless
+    the trip count is constant and divisible into chunks."""
+    if any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
+        raise BadInput("it scans along an axis other than the first")
+    steps, made = trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
+    if steps is None:
+        raise BadInput("its trip count is unknown, or its inputs differ in length")
+    if node.op == "Loop" and not 0 < steps <= MOST_TRIPS:
+        raise BadInput(f"its trip count is {steps}")
+    step = _chunk_steps(graph_of(node.attributes["body"]), steps)
+    scan, states = (node, _split_inputs(node)[1]) if node.op == "Scan" else _to_scan(node, made, steps, "")
+    nodes = tuple(scan if n is node else n for n in graph.nodes)
+    constants, types = {**graph.constants, **made.constants}, {**graph.types, **made.types}
+    whole = replace(graph, nodes=nodes, types=types, constants=constants)
+    return whole, turn_of_steps(whole, scan, states, step, steps // step)
+
+
+def _chunk_steps(body: GraphProto, steps: int) -> int:
+    """Return the steps of a chunk, or raise BadInput."""
+    nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
+    most = min(MOST_STEPS, MOST_UNROLLED // max(len(nodes), 1))
+    if any(n.op_type in (*STATES, "Loop", "Scan", "If") for n in nodes):
+        raise BadInput("its body has recurrent layers or control flow")
+    turn = turn_of(steps, most)
+    if turn < LEAST_STEPS or steps < 2 * turn or steps % turn:
+        raise BadInput(f"{steps} steps cannot be split into chunks of {LEAST_STEPS} to {most}")
+    return turn
+
+
+# --- trip counts that depend on a length ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """A loop in a graph: the ``node`` in its place, one ``turn`` (chunk) as a model, and the int64 scalar of its trip count."""
+
+    node: Node
+    turn: RolledTurn
+    steps: str
+
+
+def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
+    """Return the steps of a chunk of a loop of ``least`` to ``most`` steps; ``between`` is the cost between chunks, in steps."""
+    body = graph_of(node.attributes["body"])
+    found = [n for g in model_checks.graphs_below([body]) for n in g.node]
+    size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
+    turn = min(MOST_STEPS, max(MOST_UNROLLED // size, 1), isqrt(between * (max(least, 1) + most)), most)
+    turn = max(turn, 1)
+    return -(-most // -(-most // turn))
+
+
+def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:
+    """Return ``graph`` with a node for ``count`` chunks of ``turn`` steps in place of a loop.
+
+    If ``plain``, its trip count is a length that is named later; otherwise it is computed. ``same`` are constants that are equal
+    at all lengths, up to their extent."""
+    steps, made = trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
+    assert steps is not None, "forward_loops reports the known ones"
+    first, _, formal = _split_inputs(node)
+    given = [_wrap_varying_constant(graph, made, n, same) for n in node.inputs[first:formal]]
+    left = made.fresh(f"{loop_title(node)}_steps", TensorType("int64", ()))
+    if not plain:
+        known = made.constant(np.array(steps, np.int64), f"{loop_title(node)}_known")
+        made.node("Identity", [known], made.types[left], left)
+    wrapped = replace(node, inputs=(*node.inputs[:first], *given, *node.inputs[formal:]))
+    scan, states = _to_scan(wrapped, made, count * turn, left)
+    whole = replace(graph, types={**graph.types, **made.types}, constants={**graph.constants, **made.constants})
+    rolled = turn_of_steps(whole, scan, states, turn, count)
+    read = tuple(i for i in scan.inputs if i and not (plain and i == left))
+    placed = Node(TURNS, read, tuple(filter(None, node.outputs)), {}, node.name, DOMAIN, node.version)
+    nodes = [m for n in graph.nodes for m in ([*made.nodes, placed] if n is node else [n])]
+    return rebuild_graph(replace(graph, types=whole.types), nodes, made.constants), OpenLoop(placed, rolled, left)
+
+
+def _wrap_varying_constant(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
+    """Return ``name``, or an Identity of it if the constant differs between lengths."""
+    if name not in graph.constants or name in same:
+        return name
+    kind = graph.types[name]
+    return made.node("Identity", [name], kind, made.fresh(f"{name}_value", kind))
+
+
+# --- Scans over indices -----------------------------------------------------------------------------
+
+
+def _split_inputs(node: Node) -> tuple[int, int, int]:
+    """Return the number of inputs before a loop's first state, the number of its states, and the number of inputs in all,
+    without captured values."""
+    first, formal = 2 if node.op == "Loop" else 0, len(node.inputs) - len(captured_names(node))
+    return first, formal - int(node.attributes.get("num_scan_inputs", 0)) - first, formal
+
+
+def _to_scan(node: Node, made: MadeNodes, extent: int, left: str) -> tuple[Node, int]:
+    """Return a loop of ``extent`` steps as a Scan whose last input is the index of the step, and its number of states. If
+    ``left`` names the trip count, steps past it keep the states."""
+    first, states, formal = _split_inputs(node)
+    body = node.attributes["body"]
+    index = made.constant(np.arange(extent, dtype=np.int64), f"{loop_title(node) or node.name}_indices")
+    proto = _scan_body(body, node.op == "Loop", states, bool(left)).SerializeToString()
+    captures = (*body.captures, *([f"{_prefix_of(body)}steps"] if left else ()))
+    scan = replace(
+        node,
+        op="Scan",
+        inputs=(*node.inputs[first:formal], index, *node.inputs[formal:], *([left] if left else ())),
+        attributes={
+            "body": replace(body, proto=proto, captures=captures),
+            "num_scan_inputs": formal - first - states + 1,
+        },
+    )
+    return scan, states
+
+
+def _prefix_of(body: SubGraph) -> str:
+    return model_checks.unused_prefix(graph_of(body), "open")
+
+
+def _scan_body(body: SubGraph, loop: bool, states: int, masked: bool) -> GraphProto:
+    """Return a body whose last input is the step's number. If ``masked``, its states are kept from the trip count on."""
+    made, prefix = GraphProto(), _prefix_of(body)
+    made.CopyFrom(graph_of(body))
+    formal, results = list(made.input)[2 if loop else 0 :], list(made.output)[1 if loop else 0 :]
+    at = helper.make_tensor_value_info(made.input[0].name if loop else f"{prefix}at", TensorProto.INT64, [])
+    nodes, ends = list(made.node), list[Any](results)
+    if loop:
+        yes = numpy_helper.from_array(np.array(True))
+        nodes.insert(0, helper.make_node("Constant", [], [made.input[1].name], value=yes))
+    if masked:
+        nodes.insert(0, helper.make_node("Less", [at.name, f"{prefix}steps"], [f"{prefix}on"]))
+    for i, (old, new) in enumerate(zip(formal[:states], results[:states], strict=True) if masked else ()):
+        ends[i] = helper.make_empty_tensor_value_info(f"{prefix}state{i}")
+        ends[i].type.CopyFrom(new.type)
+        nodes.append(helper.make_node("Where", [f"{prefix}on", new.name, old.name], [ends[i].name]))
+    return helper.make_graph(nodes, made.name or "body", [*formal, at], ends, made.initializer)

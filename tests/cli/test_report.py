@@ -14,6 +14,7 @@ import pytest
 from command import Command
 from onnx import helper, numpy_helper
 
+from rammer.device.loader import Registry
 from rammer.report.html_page import embed_json, render_page
 from rammer_testing.browser import NAMES, Page, find_browser, open_browser
 from rammer_testing.models import light_model
@@ -123,9 +124,16 @@ def test_a_missing_device_is_shown_with_the_reason(
     assert not (tmp_path / "none.html").exists()
 
 
-def test_a_target_applies_to_the_device_that_it_names(rammer: Command, model: Path, tmp_path: Path) -> None:
-    done = rammer("report", model, "--device", "toy", "--target", "cuda.sm_90a", "-o", tmp_path / "page.html")
-    assert done.code == 0 and "target" not in page_json(tmp_path / "page.html")["devices"][0]["options"]
+def test_options_and_targets_apply_to_the_device_that_they_name(rammer: Command, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    words = ("--target", "cuda.sm_90a", "--option", "ipu_sim.tiles=4", "--option", "cuda.executor=graph")
+    assert rammer("report", model, "--device", "ipu_sim", *words, "-o", path).code == 0
+    (device,) = page_json(path)["devices"]
+    assert device["veus"] == 4 and "target" not in device["options"] and "executor" not in device["options"]
+    done = rammer("report", model, "--device", "all", *words, "-o", path)
+    assert done.code == 0, done.err
+    found = {d["name"]: d for d in page_json(path)["devices"]}
+    assert found.keys() == set(Registry().devices) and found["ipu_sim"]["veus"] == 4 and "programs" in found["toy"]
 
 
 # --- safety -------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import pytest
 from bound_calls import Foreign, executable, normal
 
 from rammer.device.arrays import host_view, on_host
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer_testing.bound_checks import HOSTED
 from rammer_testing.small_models import SmallModel
+
+import rammer_toy
 
 THROUGH = SmallModel(
     "through",
@@ -85,3 +87,47 @@ class Gradient:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise RuntimeError("no gradient")
+
+
+COUNTED = SmallModel(
+    "counted",
+    """(int64 n, float[4] x) => (float[4] y) {
+    yes = Constant<value = int64 {1}>()
+    going = Cast<to = 9>(yes)
+    y = Loop(n, going, x) <body = step (int64 i, bool on, float[4] s) => (bool still, float[4] t) {
+        still = Identity(on)
+        t = Add(s, s)
+    }>
+}""",
+)
+
+
+def test_bodies_of_a_bound_call_run_on_the_device(rng: np.random.Generator) -> None:
+    exe = executable("toy", COUNTED)
+    x = normal(rng, 4)
+    bound = exe.bind({"n": np.array(3), "x": x})
+    for count in (3, 5, 0):
+        bound.write({"n": np.array(count)})
+        bound.run()
+        assert np.array_equal(bound.to_host()["y"], x * 2**count)
+    assert exe.bodies.residents.held and not exe.bodies.on_host
+    exe.close()
+
+
+def test_a_call_of_fixed_shapes_refuses_lengths(rng: np.random.Generator) -> None:
+    exe = executable("toy", THROUGH)
+    bound = exe.bind({"x": normal(rng, 3)})
+    assert bound.lengths == {}
+    for call in (bound.run, bound.seconds):
+        with pytest.raises(BadInput, match="the bound call has no length 'past'") as found:
+            call(past=3)
+        assert found.value.hint == "all of its shapes are fixed"
+    exe.close()
+
+
+def test_a_plugin_returns_a_bound(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    exe = executable("toy", THROUGH)
+    monkeypatch.setattr(rammer_toy.ToyProgram, "bind", lambda self, inputs, outputs, stream=None: object())
+    with pytest.raises(DeviceFailure, match="device toy returned an object of class object as bound call, not a Bound"):
+        exe.bind({"x": normal(rng, 3)})
+    exe.close()

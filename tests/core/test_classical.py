@@ -16,9 +16,8 @@ from rammer.frontend.lower.contrib import FUNCTIONS
 from rammer.frontend.lower.graph_lowering import can_lower
 from rammer.frontend.read.reader import read_model
 from rammer_testing.nonempty import some
-from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators import DESCRIBED, drawn
 from rammer_testing.operators.oracles import onnxruntime, ours
-from rammer_testing.operators.search import MODULES
 
 ML = "ai.onnx.ml"
 
@@ -81,13 +80,12 @@ def said(model: ModelProto, x: np.ndarray) -> list[Any]:
 
 
 def test_every_function_is_searched_against_onnx_runtime() -> None:
-    assert MODULES
     names = {op for domain, op in FUNCTIONS if domain == ML}
     assert len(names) > 10
-    assert names == {op.rpartition(".")[2] for op in FAMILIES if op.startswith(ML)}
+    assert names == {op.rpartition(".")[2] for op in DESCRIBED if op.startswith(ML)}
 
 
-@pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith(ML)))
+@pytest.mark.parametrize("op", sorted(op for op in DESCRIBED if op.startswith(ML)))
 def test_no_operator_of_a_drawn_case_runs_on_the_host(op: str, seed: int) -> None:
     judged = 0
     for number in range(8):

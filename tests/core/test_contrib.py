@@ -18,9 +18,8 @@ from rammer.frontend.read import schemas
 from rammer.frontend.read.model_rewrites import EVERYWHERE, WITHDRAWN
 from rammer.frontend.read.reader import read_model
 from rammer_testing.nonempty import some
-from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators import DESCRIBED, drawn
 from rammer_testing.operators.oracles import difference, on_device, onnxruntime
-from rammer_testing.operators.search import MODULES
 
 MICROSOFT = schemas.MICROSOFT
 #: Operators without a CPU kernel in ONNX Runtime; their meaning is tested elsewhere.
@@ -40,20 +39,19 @@ def model_of(node: onnx.NodeProto, opset: int = 17, **arrays: np.ndarray) -> Mod
 
 
 def test_every_function_is_searched_against_onnx_runtime() -> None:
-    assert MODULES
     names = {op for domain, op in FUNCTIONS if domain == MICROSOFT}
     assert len(names) > 15
-    assert names - ONLY_GPU - ELSEWHERE - BESIDE == {op.rpartition(".")[2] for op in FAMILIES if op.startswith(MICROSOFT)}
+    assert names - ONLY_GPU - ELSEWHERE - BESIDE == {op.rpartition(".")[2] for op in DESCRIBED if op.startswith(MICROSOFT)}
 
 
-@pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith(MICROSOFT)))
+@pytest.mark.parametrize("op", sorted(op for op in DESCRIBED if op.startswith(MICROSOFT)))
 def test_onnx_runtime_runs_most_cases(op: str) -> None:
     """Check that ONNX Runtime runs enough cases to judge the search."""
     ran = [onnxruntime(drawn(op, 1, number)).values is not None for number in range(6)]
     assert sum(ran) >= 3
 
 
-DECIDED = sorted(op for (domain, op), f in FUNCTIONS.items() if f.deciding and f"{domain}.{op}" in FAMILIES)
+DECIDED = sorted(op for (domain, op), f in FUNCTIONS.items() if f.deciding and f"{domain}.{op}" in DESCRIBED)
 
 
 @pytest.mark.slow

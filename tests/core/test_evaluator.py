@@ -25,9 +25,9 @@ from rammer.frontend.spec_rulings.ruling import Decision
 from rammer.frontend.spec_rulings.rulings import BY_OPERATOR
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer_testing.operators.case import FAMILIES, OperatorCase, drawn
+from rammer_testing.operators import DESCRIBED, drawn
+from rammer_testing.operators.case import OperatorCase
 from rammer_testing.operators.oracles import judge, onnxruntime, ours
-from rammer_testing.operators.search import MODULES
 
 F32 = np.float32
 #: Verified operators without a generator, and their tests: control flow below, constants by their definition, optionals in
@@ -41,9 +41,8 @@ MAY_REFUSE = {"MaxRoiPool", "Erf"}
 
 
 @pytest.mark.sampled(60)
-@pytest.mark.parametrize("op", sorted(FAMILIES))
+@pytest.mark.parametrize("op", sorted(DESCRIBED))
 def test_folded_as_the_voices_say(op: str) -> None:
-    assert MODULES
     verdict = judge(drawn(op, 2, 0).folded())
     allowed = {"ok", "alone", "runtime", "reference"} | ({"refused"} if op in MAY_REFUSE else set())
     assert verdict.kind in allowed, f"{verdict.kind}: {verdict.case}: {verdict.text}"
@@ -52,7 +51,7 @@ def test_folded_as_the_voices_say(op: str) -> None:
 def test_every_operator_is_lowered_judged_or_named() -> None:
     newest = {s.name: s for s in defs.get_all_schemas() if s.domain == ""}
     assert len(newest) > 180
-    assert {*JUDGED, *OPERATORS} - ELSEWHERE <= set(FAMILIES)
+    assert {*JUDGED, *OPERATORS} - ELSEWHERE <= set(DESCRIBED)
     for op, schema in newest.items():
         judged = op in JUDGED or op in OPERATORS
         said = host_caveat(Node(op, (), ("y",)))

@@ -17,8 +17,7 @@ from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
 from rammer_testing.nonempty import some
-from rammer_testing.operators import search  # noqa: F401  (importing it registers all families)
-from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators import DESCRIBED, drawn
 
 
 def test_upgrade_keeps_the_meaning(rng: np.random.Generator) -> None:
@@ -112,7 +111,7 @@ def test_operator_without_shape_inference() -> None:
 @pytest.mark.slow
 def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the converter runs only if an operator of the model has changed."""
-    older = [m for op in sorted(FAMILIES)[::3] if (m := drawn(op, 0, 1).model()).opset_import[0].version < TARGET_OPSET]
+    older = [m for op in sorted(DESCRIBED)[::3] if (m := drawn(op, 0, 1).model()).opset_import[0].version < TARGET_OPSET]
     calls = list[int]()
     real = version_converter.convert_version
     monkeypatch.setattr(version_converter, "convert_version", lambda m, o: [calls.append(o), real(m, o)][1])

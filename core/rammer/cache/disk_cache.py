@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -149,7 +150,7 @@ def list_entries(root: Path) -> Iterator[Entry]:
         with suppress(OSError):  # another process removes it
             found = path.lstat()
             if KEY.fullmatch(path.name):
-                files = [p.lstat() for p in path.iterdir()] if path.is_dir() and not path.is_symlink() else [found]
+                files = [p.lstat() for p in path.iterdir()] if stat.S_ISDIR(found.st_mode) else [found]
                 kind = path.parts[-3]
                 yield Entry(path, kind, sum(map(_disk_bytes, files)), found.st_mtime, found.st_atime)
 

@@ -50,15 +50,15 @@ def command(
 ) -> None:
     """Write an HTML page with the graph, passes, fusion, schedule, memory and operators of MODEL.
 
-    The page needs no network and no other file. Several devices are shown side by side. With several devices, the option
+    The page needs no network and no other file. Several devices are shown side by side. The option
     cuda.executor=graph and the target cuda.sm_90a apply to one of them. A device that is missing is shown with the reason.
 
     Example: rammer report model.onnx --device rocm --device ipu_sim -o page.html
     """
     pages, name, problems = list[DevicePage](), model.stem, list[RammerError]()
     for device in device_names(devices) or ("",):
-        mine = replace(request, target=_target_for(device, request.target))
-        mine = replace(mine, device_options=options_for(device, request.device_options)) if len(devices) > 1 else mine
+        own = options_for(device, request.device_options) if device else request.device_options
+        mine = replace(request, target=_target_for(device, request.target), device_options=own)
         try:
             with show_progress(f"{model.name} for {device or 'the first device'}") as sink:
                 exe = open_model(model, device, mine, sink)

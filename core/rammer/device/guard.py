@@ -204,7 +204,9 @@ class GuardedLoaded(Guard):
         with ProgramGuard(self):
             bound = self._plain.bind(inputs, outputs, stream)
             if not isinstance(bound, Bound):
-                raise DeviceFailure(f"device {self._device} returned a {type(bound).__name__} as bound call, not a Bound")
+                raise DeviceFailure(
+                    f"device {self._device} returned an object of class {type(bound).__name__} as bound call, not a Bound"
+                )
         bound.guard = ProgramGuard(self)
         return bound
 

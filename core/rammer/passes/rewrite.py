@@ -1,14 +1,16 @@
-"""Helpers of passes: replacing nodes, renaming values, counting readers."""
+"""The rewriter of graphs, and helpers of passes: replacing nodes, renaming values, counting readers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 
 
@@ -59,3 +61,81 @@ def rebuild_graph(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, n
 def is_filled_with(value: np.ndarray | None, number: float) -> bool:
     """Return True if every element of a constant is ``number``."""
     return value is not None and value.size > 0 and bool(np.all(value == number))
+
+
+class GraphRewriter:
+    """The graph that a pass builds, node by node.
+
+    A subclass is a pass: ``rule`` matches a node, checks it, and adds its replacement. ``producers`` contains the new nodes, and
+    ``counts`` the reads of each value in the original graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.nodes, self.changed = graph, list[Node](), False
+        self.types: dict[str, TensorType] = dict(graph.types)
+        self.constants: dict[str, np.ndarray] = dict(graph.constants)
+        self.outputs, self.counts, self.producers = output_names(graph), count_readers(graph), find_producers(graph)
+        self.names: dict[str, str] = {}  #: Values that were replaced by other values.
+        self._taken = Names(graph.types)
+
+    def rule(self, node: Node) -> bool:
+        """Add the replacement of ``node``, or return False to keep it."""
+        raise NotImplementedError
+
+    def rewritten(self) -> Graph:
+        """Return the graph after the rule for each node, or the graph itself if nothing changed."""
+        for node in self.graph.nodes:
+            node = rename_values([node], self.names)[0] if self.names else node
+            if self.rule(node):
+                self.changed = True
+            else:
+                self.append(node)
+        nodes = rename_values(self.nodes, self.names)
+        return rebuild_graph(replace(self.graph, types=self.types), nodes, self.constants) if self.changed else self.graph
+
+    def append(self, node: Node) -> None:
+        """Add a node as it is."""
+        self.nodes.append(node)
+        self.producers.update({o: node for o in node.outputs if o})
+
+    def produced(self, value: str, op: str) -> Node | None:
+        """Return the node that computes ``value`` if it is the standard operator ``op``, else None."""
+        node = self.producers.get(value)
+        return node if node is not None and is_operator(node, op) else None
+
+    def new_value(self, near: str, kind: TensorType) -> str:
+        """Return a new name, derived from ``near``, for a value of type ``kind``."""
+        name = make_identifier(near, self._taken)
+        self.types[name] = kind
+        return name
+
+    def add_constant(self, near: str, value: np.ndarray) -> str:
+        """Add a constant and return its name."""
+        name = self.new_value(near, TensorType(str(value.dtype), value.shape))
+        self.constants[name] = np.asarray(value, order="C")
+        return name
+
+    def reshape(self, value: str, shape: tuple[int, ...], result: str) -> str:
+        """Add a Reshape of ``value`` to ``shape`` and return its ``result``."""
+        size = self.add_constant(f"{result}_shape", np.array(shape, np.int64))
+        self.append(Node("Reshape", (value, size), (result,), {}, version=21))
+        return result
+
+
+@dataclass(frozen=True)
+class RewritePass:
+    """A pass that runs a ``GraphRewriter`` once over a graph."""
+
+    name: ClassVar[str]
+    rewriter: ClassVar[type[GraphRewriter]]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        return self.rewriter(graph).rewritten()
+
+
+def is_operator(node: Node, *ops: str) -> bool:
+    """Return True if ``node`` is one of these operators of the standard domain."""
+    return node.op in ops and not node.domain

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from functools import cache
-from pathlib import Path
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-import platformdirs
-
-from rammer.cache import why_shared
-from rammer.errors import DeviceFailure, print_warning
+from rammer.cache import Cache
+from rammer.errors import DeviceFailure
 
 from rammer_rocm.opencl_runtime import import_opencl
 
@@ -23,13 +20,14 @@ ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 LOG_LINES = 12
 #: Maximum number of built programs cached in memory.
 REMEMBERED = 4
+#: Entries: binaries of programs, by source, options and driver.
+_CACHE: Final = Cache("rocm-binaries")
 #: Held while a build filters warnings, because warning filters are process-wide.
 _FILTERED: Final = Lock()
 
 
 class Builder:
-    """An LRU cache of built programs for one context. Measuring a kernel loads the same source repeatedly. pyopencl also caches
-    binaries on disk."""
+    """An LRU cache of built programs for one context. Measuring a kernel loads the same source repeatedly."""
 
     def __init__(self, context: Any, options: tuple[str, ...]) -> None:
         self.context, self.options = context, options
@@ -46,27 +44,26 @@ class Builder:
 
 
 def build_program(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
-    """Build a program, or load it from pyopencl's binary cache.
+    """Build a program, or load its binary from the cache.
 
     Raises DeviceFailure with the first error lines of the build log."""
     cl = import_opencl()
+    (device,) = context.devices
+    about = [device.platform.name, device.platform.version, device.name, device.version, device.driver_version]
+    key = _CACHE.key(source, *options, *about)
     with _FILTERED, warnings.catch_warnings():
         # Runtimes print a banner into every build log, and pyopencl warns of any output.
         warnings.simplefilter("ignore")
+        known = _CACHE.get(key, bytes)
+        if known is not None:
+            with suppress(cl.Error):  # another driver of the same version refuses it
+                return cl.Program(context, [device], [known]).build(list(options))
         try:
-            return cl.Program(context, source).build(options=list(options), cache_dir=None if _binaries_trusted() else False)
+            program = cl.Program(context, source).build(list(options), cache_dir=False)
         except cl.Error as problem:
             raise DeviceFailure("an OpenCL kernel does not compile", where=_extract_errors(str(problem))) from problem
-
-
-@cache
-def _binaries_trusted() -> bool:
-    """Return True if only this user can write to pyopencl's binary cache; otherwise print a warning."""
-    folder = Path(platformdirs.user_cache_dir("pyopencl", "pyopencl"))
-    why = why_shared(folder)
-    if why:
-        print_warning(f"cache folder {folder} is not used: {why} (remove it and its content)")
-    return not why
+        _CACHE.put(key, program.get_info(cl.program_info.BINARIES)[0])
+        return program
 
 
 def _extract_errors(log: str) -> str:

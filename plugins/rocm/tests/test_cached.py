@@ -20,6 +20,7 @@ from rammer_testing.cache_files import entries
 pytest.importorskip("pyopencl")
 
 from rammer_rocm import families
+from rammer_rocm.build import build_program
 from rammer_rocm.executor import task_functions
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
@@ -67,3 +68,23 @@ def test_functions_are_cached_but_those_that_pack_constants(
     assert {first[n].entry for n in noted} == packed != {f.entry for f in first.values()}
     file.write_text(whole.replace('"types"', '"type"', 1))
     assert told(task_functions(OpenClKernels(backend.vdevice), table, binding)) == told(first) and file.read_text() == whole
+
+
+def test_binaries_are_cached(
+    program: tuple[OpenClKernels, RProgram, Binding],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Check that a source is compiled once, that other options are another entry, and that a damaged binary is compiled again."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
+    context, source = program[0].context, "__kernel void f(__global float *x) { x[0] += TWICE; }"  # type: ignore[attr-defined]
+    for number in (1, 1, 2, 1):
+        assert build_program(context, source, (f"-DTWICE={number}",)).kernel_names == "f"
+    paths = entries(tmp_path, "rocm-binaries")
+    assert len(paths) == 2
+    for junk in (b"", paths[0].read_bytes()[:-1], paths[1].read_bytes()):
+        paths[0].write_bytes(junk)
+        for number in (1, 2):
+            assert build_program(context, source, (f"-DTWICE={number}",)).kernel_names == "f"
+        assert capsys.readouterr().err.count(f"cached file {paths[0]} is not used: it is damaged") == 1

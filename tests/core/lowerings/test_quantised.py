@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from rammer.ir.expr import Cast, Op
 from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import default_passes
 from rammer_testing.nonempty import some
-from rammer_testing.operators.case import OperandDraw, OperatorCase
+from rammer_testing.operators.case import OperatorCase
+from rammer_testing.operators.draw import Draw
 
 #: Random cases of each operator.
 COUNT = 40
@@ -30,63 +30,63 @@ def lowered(case: OperatorCase) -> ComputeGraph:
     return lower(bind(read_model(case.model()), {}))
 
 
-def codes(draw: OperandDraw, shape: tuple[int, ...], kind: str) -> np.ndarray:
+def codes(draw: Draw, shape: tuple[int, ...], kind: str) -> np.ndarray:
     """Draw codes of all sizes, many at the ends of the range of ``kind``."""
     return draw.array(shape, kind, 0.3, -60, 60 if kind == "int8" else 200)
 
 
-def point(draw: OperandDraw, kind: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+def point(draw: Draw, kind: str, shape: tuple[int, ...] = ()) -> np.ndarray:
     """Draw zero points, often at the ends of the range."""
     return draw.array(shape, kind, 0.5, -9, 9)
 
 
-def scales(draw: OperandDraw, shape: tuple[int, ...] = ()) -> np.ndarray:
+def scales(draw: Draw, shape: tuple[int, ...] = ()) -> np.ndarray:
     """Draw scales, sometimes powers of two, which give ties."""
     bits = draw.chance(0.3)
-    values = [draw.pick(2.0**-7, 2.0**-6) if bits else draw.random.uniform(0.003, 0.05) for _ in range(int(np.prod(shape)))]
+    values = [draw.either(2.0**-7, 2.0**-6) if bits else draw.uniform(0.003, 0.05) for _ in range(int(np.prod(shape)))]
     return np.array(values, np.float32).reshape(shape)
 
 
-def convolution(draw: OperandDraw, op: str) -> OperatorCase:
-    group, rank = draw.pick(1, 1, 2, 3), draw.pick(1, 2, 2, 3)
+def convolution(draw: Draw, op: str) -> OperatorCase:
+    group, rank = draw.either(1, 1, 2, 3), draw.either(1, 2, 2, 3)
     each, features, kernel = draw.size(1, 4), group * draw.size(1, 3), draw.ints(rank, 1, 3)
-    one, two = draw.pick(*BYTES), draw.pick(*BYTES)
+    one, two = draw.either(*BYTES), draw.either(*BYTES)
     x = codes(draw, (draw.size(1, 2), group * each, *draw.ints(rank, 3, 7)), one)
     w = codes(draw, (features, each, *kernel), two)
     attributes = {
         "group": group,
-        "strides": draw.pick(None, draw.ints(rank, 1, 2)),
-        "dilations": draw.pick(None, [1] * rank),
-        "pads": draw.pick(None, draw.ints(2 * rank, 0, 2)),
+        "strides": draw.either(None, draw.ints(rank, 1, 2)),
+        "dilations": draw.either(None, [1] * rank),
+        "pads": draw.either(None, draw.ints(2 * rank, 0, 2)),
     }
-    zx = point(draw, one, draw.pick((), (1,)))
-    zw = draw.pick(np.zeros((), two), point(draw, two), point(draw, two, (features,)))
+    zx = point(draw, one, draw.either((), (1,)))
+    zw = draw.either(np.zeros((), two), point(draw, two), point(draw, two, (features,)))
     if op == "ConvInteger":
-        operands: tuple[Any, ...] = (x, w, *draw.pick((None, None), (zx, None), (zx, zw)))
+        operands: tuple[Any, ...] = (x, w, *draw.either((None, None), (zx, None), (zx, zw)))
     else:
         bias = draw.array((features,), "int32", low=-5000, high=5000) if draw.chance() else None
-        each_scale = scales(draw, draw.pick((), (features,)))
+        each_scale = scales(draw, draw.either((), (features,)))
         operands = (x, scales(draw), zx, w, each_scale, zw, scales(draw) * 300, point(draw, one), bias)
     return OperatorCase(op, 19, operands, attributes, static=static(draw, operands, 3 if op == "QLinearConv" else 1))
 
 
-def product(draw: OperandDraw, op: str) -> OperatorCase:
-    one, two = draw.pick(*BYTES), draw.pick(*BYTES)
+def product(draw: Draw, op: str) -> OperatorCase:
+    one, two = draw.either(*BYTES), draw.either(*BYTES)
     m, k, n, batch = draw.size(), draw.size(1, 40), draw.size(), draw.shape(0, 2)
-    a, b = codes(draw, (*batch, m, k), one), codes(draw, (*draw.pick((), batch), k, n), two)
-    za, zb = draw.pick(point(draw, one), point(draw, one, (m,))), draw.pick(point(draw, two), point(draw, two, (n,)))
+    a, b = codes(draw, (*batch, m, k), one), codes(draw, (*draw.either((), batch), k, n), two)
+    za, zb = draw.either(point(draw, one), point(draw, one, (m,))), draw.either(point(draw, two), point(draw, two, (n,)))
     if op == "MatMulInteger":
-        operands: tuple[Any, ...] = (a, b, *draw.pick((None, None), (za, None), (za, zb)))
+        operands: tuple[Any, ...] = (a, b, *draw.either((None, None), (za, None), (za, zb)))
     else:
-        rows = draw.pick((), (m,))
-        operands = (a, scales(draw, rows), za, b, scales(draw, draw.pick((), (n,))), zb, scales(draw) * 300, point(draw, one))
+        rows = draw.either((), (m,))
+        operands = (a, scales(draw, rows), za, b, scales(draw, draw.either((), (n,))), zb, scales(draw) * 300, point(draw, one))
     return OperatorCase(op, 21, operands, static=static(draw, operands, 3 if op == "QLinearMatMul" else 1))
 
 
-def static(draw: OperandDraw, operands: tuple[Any, ...], weights: int) -> frozenset[int]:
+def static(draw: Draw, operands: tuple[Any, ...], weights: int) -> frozenset[int]:
     """Draw the static operands: none, all but the data, or all but data and weights."""
     parameters = frozenset(range(1, len(operands)))
-    return draw.pick(frozenset(), parameters, parameters, parameters - {weights})
+    return draw.either(frozenset(), parameters, parameters, parameters - {weights})
 
 
 MAKERS = {"ConvInteger": convolution, "QLinearConv": convolution, "MatMulInteger": product, "QLinearMatMul": product}
@@ -96,7 +96,7 @@ MAKERS = {"ConvInteger": convolution, "QLinearConv": convolution, "MatMulInteger
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_products_of_codes_are_exact(op: str, seed: int) -> None:
     for number in range(COUNT):
-        case = MAKERS[op](OperandDraw(Random(f"{seed} {number}")), op)
+        case = MAKERS[op](Draw(np.random.default_rng([seed, number]), 21, largest=6, alone="any"), op)
         graph = lowered(case)
         feeds = {n: case.feeds[graph.aliases[n]] for n in graph.inputs}
         (have,) = (run_graph(graph, feeds, precise=False)[n] for n in graph.outputs)
@@ -184,22 +184,22 @@ def test_scales_keep_their_precision(op: str) -> None:
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 def test_codes_and_numbers(op: str, seed: int) -> None:
     for number in range(COUNT):
-        draw = OperandDraw(Random(f"{seed} {number}"))
-        kind, shape = draw.pick("uint8", "int8", "uint16", "int16"), draw.shape(1, 4)
-        axis, block = draw.random.randrange(-len(shape), len(shape)), 0
-        grain = draw.pick((), (shape[axis],))
+        draw = Draw(np.random.default_rng([seed, number]), 21, largest=6, alone="any")
+        kind, shape = draw.either("uint8", "int8", "uint16", "int16"), draw.shape(1, 4)
+        axis, block = draw.integer(-len(shape), len(shape) - 1), 0
+        grain = draw.either((), (shape[axis],))
         if draw.chance(0.3):
-            block = draw.random.randint(1, shape[axis])
+            block = draw.integer(1, shape[axis])
             grain = tuple(-(-n // block) if d == axis % len(shape) else n for d, n in enumerate(shape))
         scale, zero = scales(draw, grain) * 9, draw.array(grain, kind, 0.4, -9, 9)
         x = draw.array(shape, "float32", 0.2, -40, 40) if op == "QuantizeLinear" else draw.array(shape, kind, 0.4, -99, 99)
         if op == "QuantizeLinear" and draw.chance(0.3):  # ties
             scale, x = (
-                np.full(grain, draw.pick(0.25, 0.5), np.float32),
+                np.full(grain, draw.either(0.25, 0.5), np.float32),
                 np.round(np.nan_to_num(np.clip(x, -99, 99)) * 8) / np.float32(8),
             )
         attributes = {"axis": axis, "block_size": block or None}
-        case = OperatorCase(op, 21, (x, scale, zero), attributes, static=draw.pick(frozenset(), frozenset((1, 2))))
+        case = OperatorCase(op, 21, (x, scale, zero), attributes, static=draw.either(frozenset(), frozenset((1, 2))))
         graph = lowered(case)
         assert [c.kind for c in some(graph.computes)] == ["map"]
         (have,) = (run_graph(graph, {n: case.feeds[graph.aliases[n]] for n in graph.inputs}, False)[n] for n in graph.outputs)

@@ -9,42 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
 
 from rammer.frontend.lower.operators.integer import DOMAIN
-from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
+from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import find_producers, rebuild_graph
+from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 _BYTES: Final = ("uint8", "int8")
 #: Relative difference below which the scale of a bias equals that of the sum: the float32 rounding error of a product.
 _SAME: Final = 2.0**-22
 #: Largest signed 32-bit integer.
 _MOST: Final = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class FuseQdqProducts:
-    """A rewrite of ``Conv``, ``MatMul`` or ``Gemm`` of two DequantizeLinear results to an integer product times ``sa * sb``.
-
-    Codes have 8 bits. Data have one scale, weights have one scale or one per output channel. The sum must fit into 32 bits for
-    any data. A bias of int32 with the scale ``sa * sb`` joins the sum; other biases are added after it."""
-
-    name: ClassVar[str] = "fuse_qdq_products"
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, graph: Graph) -> Graph:
-        state = _Integers(graph)
-        for node in graph.nodes:
-            if not state.replaced(node):
-                state.nodes.append(node)
-        return state.result() if state.changed else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +36,9 @@ class _CodeOperand:
     each: bool
 
 
-@dataclass
-class _Integers:
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-    changed: bool = False
-
-    def __post_init__(self) -> None:
-        self.made = find_producers(self.graph)
-        self.types: dict[str, TensorType] = dict(self.graph.types)
-        self.constants: dict[str, np.ndarray] = dict(self.graph.constants)
-        self.taken = set(self.graph.types)
-
-    def result(self) -> Graph:
-        """Return the rewritten graph."""
-        return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
-
-    def replaced(self, node: Node) -> bool:
-        """Replace ``node`` by an integer product. Return True if it was replaced."""
-        if node.domain or node.op not in ("Conv", "MatMul", "Gemm") or self.types[node.outputs[0]].dtype != "float32":
+class _Fusing(GraphRewriter):
+    def rule(self, node: Node) -> bool:
+        if not is_operator(node, "Conv", "MatMul", "Gemm") or self.types[node.outputs[0]].dtype != "float32":
             return False
         turned = [bool(node.attributes.get(t, 0)) and node.op == "Gemm" for t in ("transA", "transB")]
         rank = len(self.types[node.inputs[1]].shape)
@@ -89,17 +52,16 @@ class _Integers:
         inputs = (a, b, data.zero, weights.zero, bias, scale)
         attributes = {k: v for k, v in node.attributes.items() if node.op == "Conv"}
         op, result = "IntegerConv" if node.op == "Conv" else "IntegerMatMul", node.outputs[0]
-        total = self._new(result, self.types[result]) if rest else result
-        self.nodes.append(Node(op, inputs, (total,), attributes, node.name, DOMAIN, 1))
+        total = self.new_value(result, self.types[result]) if rest else result
+        self.append(Node(op, inputs, (total,), attributes, node.name, DOMAIN, 1))
         if rest:
-            self.nodes.append(Node("Add", (total, self._align_bias(node, rest)), (result,), {}, node.name, "", 14))
-        self.changed = True
+            self.append(Node("Add", (total, self._align_bias(node, rest)), (result,), {}, node.name, "", 14))
         return True
 
     def _codes(self, name: str, along: int | None) -> _CodeOperand | None:
         """Return the codes that ``name`` is decoded from, with one scale or one per index of the axis ``along``."""
-        node = self.made.get(name)
-        if node is None or node.domain or node.op != "DequantizeLinear" or node.attributes.get("block_size", 0):
+        node = self.produced(name, "DequantizeLinear")
+        if node is None or node.attributes.get("block_size", 0):
             return None
         codes, scale, zero = (*node.inputs, "")[:3]
         each = self.types[scale].size != 1
@@ -142,20 +104,20 @@ class _Integers:
         assert one == 1, "data have one scale"
         if all(v is not None for v in known):
             a, b = (np.asarray(v, np.float32).reshape(-1) for v in known)
-            return self._add_constant(np.float32(alpha) * (a * b), f"{node.outputs[0]}_scale")
+            return self.add_constant(f"{node.outputs[0]}_scale", np.float32(alpha) * (a * b))
         size = self.types[weights.scale].size
         flat = [self._flatten_value(c.scale, node) for c in (data, weights)]
         product = self._add_node("Mul", flat, TensorType("float32", (size,)), {}, version=14, near=f"{node.outputs[0]}_scale")
         if alpha == 1.0:
             return product
-        factor = self._add_constant(np.array([alpha], np.float32), f"{product}_alpha")
+        factor = self.add_constant(f"{product}_alpha", np.array([alpha], np.float32))
         return self._add_node("Mul", (product, factor), TensorType("float32", (size,)), {}, version=14)
 
     def _flatten_value(self, name: str, node: Node) -> str:
         kind = self.types[name]
         if len(kind.shape) == 1:
             return name
-        target = self._add_constant(np.array([kind.size], np.int64), f"{name}_shape")
+        target = self.add_constant(f"{name}_shape", np.array([kind.size], np.int64))
         return self._add_node("Reshape", (name, target), TensorType(kind.dtype, (kind.size,)), {}, version=21)
 
     def _bias(self, node: Node, scale: str) -> tuple[str, str]:
@@ -164,8 +126,8 @@ class _Integers:
         beta = float(node.attributes.get("beta", 1.0)) if node.op == "Gemm" else 1.0
         if not name:
             return "", ""
-        found, sums = self.made.get(name), self.constants.get(scale)
-        if found is not None and found.op == "DequantizeLinear" and not found.domain and sums is not None:
+        found, sums = self.produced(name, "DequantizeLinear"), self.constants.get(scale)
+        if found is not None and sums is not None:
             whole, own = found.inputs[0], self.constants.get(found.inputs[1])
             zero = self._known(found.inputs[2] if len(found.inputs) > 2 else "")
             plain = self.types[whole].dtype == "int32" and len(self.types[whole].shape) == 1 and whole in self.constants
@@ -173,7 +135,7 @@ class _Integers:
                 return whole, ""
         if beta == 1.0:
             return "", name
-        factor = self._add_constant(np.array(beta, np.float32), f"{name}_beta")
+        factor = self.add_constant(f"{name}_beta", np.array(beta, np.float32))
         return "", self._add_node("Mul", (name, factor), self.types[name], {}, version=14)
 
     def _is_close(self, one: np.ndarray, other: np.ndarray) -> bool:
@@ -185,22 +147,22 @@ class _Integers:
         if node.op != "Conv":
             return bias
         shape = (self.types[bias].size, *(1,) * (len(self.types[node.outputs[0]].shape) - 2))
-        target = self._add_constant(np.array(shape, np.int64), f"{bias}_shape")
+        target = self.add_constant(f"{bias}_shape", np.array(shape, np.int64))
         return self._add_node("Reshape", (bias, target), TensorType("float32", shape), {}, version=21)
-
-    def _add_constant(self, value: np.ndarray, near: str) -> str:
-        name = self._new(near, TensorType(str(value.dtype), value.shape))
-        self.constants[name] = value
-        return name
 
     def _add_node(
         self, op: str, inputs: Sequence[str], kind: TensorType, attributes: dict[str, object], version: int, near: str = ""
     ) -> str:
-        name = self._new(near or f"{inputs[0]}_{op.lower()}", kind)
-        self.nodes.append(Node(op, tuple(inputs), (name,), attributes, name, "", version))
+        name = self.new_value(near or f"{inputs[0]}_{op.lower()}", kind)
+        self.append(Node(op, tuple(inputs), (name,), attributes, name, "", version))
         return name
 
-    def _new(self, near: str, kind: TensorType) -> str:
-        name = make_identifier(near, self.taken)
-        self.types[name] = kind
-        return name
+
+class FuseQdqProducts(RewritePass):
+    """A rewrite of ``Conv``, ``MatMul`` or ``Gemm`` of two DequantizeLinear results to an integer product times ``sa * sb``.
+
+    Codes have 8 bits. Data have one scale, weights have one scale or one per output channel. The sum must fit into 32 bits for
+    any data. A bias of int32 with the scale ``sa * sb`` joins the sum; other biases are added after it."""
+
+    name: ClassVar[str] = "fuse_qdq_products"
+    rewriter = _Fusing

@@ -6,16 +6,15 @@ network then moves bytes, and every product reads and writes codes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait, moved_operands
-from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
+from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import count_readers, find_producers, output_names, rebuild_graph, rename_values
+from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 #: Code types that every lowering above moves unchanged.
 _CODES: Final = frozenset(("uint8", "int8"))
@@ -24,69 +23,25 @@ _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
 _LEAST, _MOST = 1e-30, 1e30
 
 
-@dataclass(frozen=True, slots=True)
-class PropagateQuantization:
-    """A pass that moves DequantizeLinear after movers and QuantizeLinear before them.
-
-    ``Move(DequantizeLinear(x))`` becomes ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` becomes
-    ``Move(QuantizeLinear(x))``, and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters becomes ``x``. Scales are per
-    tensor; along a Transpose, they may be per axis or per block along an axis. Codes have 8 bits."""
-
-    name: ClassVar[str] = "propagate_quantization"
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, graph: Graph) -> Graph:
-        state = _Moving(graph)
-        for node in graph.nodes:
-            state.visit(node)
-        return state.result() if state.changed else graph
-
-
-@dataclass
-class _Moving:
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-    #: Values that were replaced by other values.
-    names: dict[str, str] = field(default_factory=dict)
-    changed: bool = False
-
-    def __post_init__(self) -> None:
-        self.outputs, self.counts = output_names(self.graph), count_readers(self.graph)
-        self.made, self.types = dict(find_producers(self.graph)), dict(self.graph.types)
-        self.taken = set(self.graph.types)
-
-    def result(self) -> Graph:
-        """Return the rewritten graph."""
-        return rebuild_graph(replace(self.graph, types=self.types), rename_values(self.nodes, self.names))
-
-    def visit(self, node: Node) -> None:
-        """Append ``node`` or its replacement."""
-        node = replace(node, inputs=tuple(self.names.get(i, i) for i in node.inputs))
-        if not (self._try_cancel_pair(node) or self._before(node) or self._try_sink_dequantize(node)):
-            self._append_node(node)
-
-    def _append_node(self, node: Node) -> None:
-        self.nodes.append(node)
-        self.made.update({o: node for o in node.outputs if o})
+class _Moving(GraphRewriter):
+    def rule(self, node: Node) -> bool:
+        return self._try_cancel_pair(node) or self._before(node) or self._try_sink_dequantize(node)
 
     # --- cancelling pairs ---------------------------------------------------------------------
 
     def _try_cancel_pair(self, node: Node) -> bool:
         """Remove the QuantizeLinear ``node`` if it undoes an equal DequantizeLinear. Return True on success."""
-        if not _is_standard_op(node, _QUANTIZE):
+        if not is_operator(node, _QUANTIZE):
             return False
-        source = self.made.get(node.inputs[0])
-        if source is None or not _is_standard_op(source, _DEQUANTIZE) or not self._has_same_parameters(source, node):
+        source = self.produced(node.inputs[0], _DEQUANTIZE)
+        if source is None or not self._has_same_parameters(source, node):
             return False
         if self.types[source.inputs[0]] != self.types[node.outputs[0]]:
             return False
         if node.outputs[0] in self.outputs:
-            self._append_node(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
+            self.append(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
         else:
             self.names[node.outputs[0]] = source.inputs[0]
-        self.changed = True
         return True
 
     def _has_same_parameters(self, one: Node, other: Node) -> bool:
@@ -105,9 +60,9 @@ class _Moving:
 
     def _before(self, node: Node) -> bool:
         """Move the QuantizeLinear ``node`` before the mover that it reads. Return True on success."""
-        if not _is_standard_op(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
+        if not is_operator(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
             return False
-        mover = self.made.get(node.inputs[0])
+        mover = self.producers.get(node.inputs[0])
         if mover is None or not self._is_mover(mover) or len(mover.outputs) != 1:
             return False
         if mover.op == "Where":  # quantising both operands costs more than quantising the result
@@ -120,10 +75,9 @@ class _Moving:
         del self.nodes[next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is mover)]
         for i in moved_operands(mover) or (0,):
             source = moved[i]
-            moved[i] = self._new(f"{source}_codes", TensorType(dtype, self.types[source].shape))
-            self._append_node(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
-        self._append_node(replace(mover, inputs=tuple(moved), outputs=node.outputs))
-        self.changed = True
+            moved[i] = self.new_value(f"{source}_codes", TensorType(dtype, self.types[source].shape))
+            self.append(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
+        self.append(replace(mover, inputs=tuple(moved), outputs=node.outputs))
         return True
 
     # --- DequantizeLinear after movers --------------------------------------------------------
@@ -133,11 +87,10 @@ class _Moving:
         if not self._is_mover(node):
             return False
         moved = moved_operands(node) or (0,)
-        sources = [self.made.get(node.inputs[i]) for i in moved]
-        first = sources[0]
-        if first is None or any(s is None or not _is_standard_op(s, _DEQUANTIZE) for s in sources):
+        found = [s for i in moved if (s := self.produced(node.inputs[i], _DEQUANTIZE)) is not None]
+        if len(found) < len(moved):
             return False
-        found = [s for s in sources if s is not None]
+        first = found[0]
         kind = self.types[first.inputs[0]].dtype
         if kind not in _CODES or any(self.types[s.inputs[0]].dtype != kind for s in found):
             return False
@@ -146,17 +99,16 @@ class _Moving:
         attributes = self._moved_attributes(node, first)
         if attributes is None or (node.op == "MaxPool" and not self._is_increasing(first)):
             return False
-        inside = [self._new(f"{o}_codes", TensorType(kind, self.types[o].shape)) if o else "" for o in node.outputs]
+        inside = [self.new_value(f"{o}_codes", TensorType(kind, self.types[o].shape)) if o else "" for o in node.outputs]
         if node.op == "MaxPool":
             inside[1:] = node.outputs[1:]
         codes = {i: s.inputs[0] for i, s in zip(moved, found, strict=True)}
         inputs = tuple(codes.get(i, name) for i, name in enumerate(node.inputs))
-        self._append_node(replace(node, inputs=inputs, outputs=tuple(inside)))
+        self.append(replace(node, inputs=inputs, outputs=tuple(inside)))
         parameters = first.inputs[1:] if not first.attributes.get("block_size", 0) else self._turned(node, first.inputs[1:])
         for inner, result in zip(inside, node.outputs, strict=True):
             if inner != result:
-                self._append_node(replace(first, inputs=(inner, *parameters), outputs=(result,), attributes=attributes))
-        self.changed = True
+                self.append(replace(first, inputs=(inner, *parameters), outputs=(result,), attributes=attributes))
         return True
 
     def _moved_attributes(self, node: Node, source: Node) -> Mapping[str, Any] | None:
@@ -177,8 +129,8 @@ class _Moving:
             kind = self.types[name] if name else None
             if kind is not None:
                 order = tuple(node.attributes.get("perm") or reversed(range(len(kind.shape))))
-                turned = self._new(name, TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
-                self._append_node(replace(node, inputs=(name,), outputs=(turned,)))
+                turned = self.new_value(name, TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
+                self.append(replace(node, inputs=(name,), outputs=(turned,)))
             result.append(turned if kind is not None else "")
         return result
 
@@ -192,18 +144,20 @@ class _Moving:
         if node.op == "Resize" and not node.domain:
             mode = str(node.attributes.get("mode", "nearest"))
             return mode == "nearest" and node.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
-        return has_trait(node, Trait.MOVES) or _is_standard_op(node, "MaxPool")
+        return has_trait(node, Trait.MOVES) or is_operator(node, "MaxPool")
 
     def _is_increasing(self, node: Node) -> bool:
         """Return True if greater codes decode to greater values."""
         scale = self.graph.constants.get(node.inputs[1])
         return scale is not None and bool(np.all(scale > _LEAST))
 
-    def _new(self, near: str, kind: TensorType) -> str:
-        name = make_identifier(near, self.taken)
-        self.types[name] = kind
-        return name
 
+class PropagateQuantization(RewritePass):
+    """A pass that moves DequantizeLinear after movers and QuantizeLinear before them.
 
-def _is_standard_op(node: Node, op: str) -> bool:
-    return node.op == op and not node.domain
+    ``Move(DequantizeLinear(x))`` becomes ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` becomes
+    ``Move(QuantizeLinear(x))``, and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters becomes ``x``. Scales are per
+    tensor; along a Transpose, they may be per axis or per block along an axis. Codes have 8 bits."""
+
+    name: ClassVar[str] = "propagate_quantization"
+    rewriter = _Moving

@@ -6,63 +6,26 @@ residual) then read it through a reshape. They cannot be fused into the product'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
-
-import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import find_producers, output_names, rebuild_graph
+from rammer.passes.rewrite import GraphRewriter, RewritePass
 
 
-@dataclass(frozen=True, slots=True)
-class SinkReshapes:
-    """A rewrite of ``Op(Reshape(x), y)`` to ``Reshape(Op(x, Reshape(y)))`` if ``x`` is a product or element-wise operators after
-    one.
+class _Sinking(GraphRewriter):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.after_product = {o for n in graph.nodes if has_trait(n, Trait.MATRIX_PRODUCT) for o in n.outputs}
 
-    ``Op`` is element-wise. Other operands of full size are also reshaped, which is free or cancels a reshape. Operands that vary
-    only along the last axis stay unchanged if that axis does.
-    """
-
-    name: ClassVar[str] = "sink_reshapes"
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, graph: Graph) -> Graph:
-        state = _Sunk(graph)
-        for node in graph.nodes:
-            state.visit(node)
-        return state.result() if state.changed else graph
-
-
-@dataclass
-class _Sunk:
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-    changed: bool = False
-
-    def __post_init__(self) -> None:
-        graph = self.graph
-        self.outputs, self.made = output_names(graph), dict(find_producers(graph))
-        self.types: dict[str, TensorType] = dict(graph.types)
-        self.constants: dict[str, np.ndarray] = dict(graph.constants)
-        self.taken = set(graph.types)
-        self.after_product: set[str] = {o for n in graph.nodes if has_trait(n, Trait.MATRIX_PRODUCT) for o in n.outputs}
-
-    def result(self) -> Graph:
-        """Return the rewritten graph."""
-        return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
-
-    def visit(self, node: Node) -> None:
-        """Append ``node`` or its replacement."""
-        if not self._try_sink(node):
-            self.nodes.append(node)
-            if self._is_elementwise(node) and any(i in self.after_product for i in node.inputs):
-                self.after_product.update(node.outputs)
+    def rule(self, node: Node) -> bool:
+        if self._try_sink(node):
+            return True
+        if self._is_elementwise(node) and any(i in self.after_product for i in node.inputs):
+            self.after_product.update(node.outputs)
+        return False
 
     def _is_elementwise(self, node: Node) -> bool:
         return has_trait(node, Trait.ELEMENTWISE) and not has_trait(node, Trait.RESHAPES)
@@ -80,16 +43,15 @@ class _Sunk:
         operands = [self._reshape_operand(i, result.shape, shape) for i in node.inputs]
         if any(o is None for o in operands):
             return False
-        inner = self._new(node.outputs[0], TensorType(result.dtype, shape))
-        self.nodes.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
+        inner = self.new_value(node.outputs[0], TensorType(result.dtype, shape))
+        self.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
         self.after_product.add(inner)
-        self._add_reshape(inner, node.outputs[0], result.shape)
-        self.changed = True
+        self.reshape(inner, result.shape, node.outputs[0])
         return True
 
     def _reshape_source(self, value: str) -> str:
         """Return the source of the reshape ``value`` if it follows a product, else ""."""
-        node = self.made.get(value)
+        node = self.producers.get(value)
         if node is None or not has_trait(node, Trait.RESHAPES):
             return ""
         return node.inputs[0] if node.inputs[0] in self.after_product else ""
@@ -111,18 +73,16 @@ class _Sunk:
         return value if len(shape) <= len(new) else self._reshape_to(value, shape[-1:])
 
     def _reshape_to(self, value: str, shape: tuple[int, ...]) -> str:
-        return self._add_reshape(value, self._new(value, TensorType(self.types[value].dtype, shape)), shape)
+        return self.reshape(value, shape, self.new_value(value, TensorType(self.types[value].dtype, shape)))
 
-    def _add_reshape(self, value: str, result: str, shape: tuple[int, ...]) -> str:
-        """Append a reshape of ``value`` named ``result``."""
-        size = self._new(f"{result}_shape", TensorType("int64", (len(shape),)))
-        self.constants[size] = np.array(shape, np.int64)
-        node = Node("Reshape", (value, size), (result,), {}, version=21)
-        self.nodes.append(node)
-        self.made[result] = node
-        return result
 
-    def _new(self, near: str, kind: TensorType) -> str:
-        name = make_identifier(near, self.taken)
-        self.types[name] = kind
-        return name
+class SinkReshapes(RewritePass):
+    """A rewrite of ``Op(Reshape(x), y)`` to ``Reshape(Op(x, Reshape(y)))`` if ``x`` is a product or element-wise operators after
+    one.
+
+    ``Op`` is element-wise. Other operands of full size are also reshaped, which is free or cancels a reshape. Operands that vary
+    only along the last axis stay unchanged if that axis does.
+    """
+
+    name: ClassVar[str] = "sink_reshapes"
+    rewriter = _Sinking

@@ -5,7 +5,7 @@ along the summed axis. Scales and zero points are per tensor, per column, or per
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -14,30 +14,12 @@ from rammer.frontend.bind.evaluator import evaluate_node
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
-from rammer.ir.types import TensorType
-from rammer.passes.rewrite import find_producers, rebuild_graph
+from rammer.passes.rewrite import GraphRewriter, RewritePass
 
 #: Minimum number of weights: below it, products of floats have better kernels.
 LEAST: Final = 1 << 12
 #: Types of the other operand. With float16, decoded values are not rounded before the product, which is more exact.
 FLOATS: Final = ("float32", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightOnlyQuant:
-    """A rewrite of ``MatMul(x, DequantizeLinear(codes))`` or Gemm, with constant codes, to ``StoredMatMul(x, codes, scale,
-    zero)``. Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``."""
-
-    name: ClassVar[str] = "weight_only_quant"
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, graph: Graph) -> Graph:
-        state = _Stored(graph)
-        nodes = [made for node in graph.nodes for made in state.replaced(node)]
-        return rebuild_graph(replace(graph, types=state.types), nodes, state.constants) if state.changed else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +32,46 @@ class _Weights:
     block: int
 
 
-@dataclass
-class _Stored:
-    graph: Graph
-    changed: bool = False
-    types: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.made = find_producers(self.graph)
-        self.types, self.constants = dict(self.graph.types), dict(self.graph.constants)
-        self.taken = set(self.graph.types)
+class _Storing(GraphRewriter):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
         self.known: dict[tuple[str, bool], tuple[str, ...]] = {}
 
-    def replaced(self, node: Node) -> list[Node]:
-        """Return ``node`` or its replacements."""
+    def rule(self, node: Node) -> bool:
         gemm = node.op == "Gemm"
         if not has_trait(node, Trait.MATRIX_PRODUCT):
-            return [node]
+            return False
         turned = gemm and bool(node.attributes.get("transB", 0))
         fits = self.types[node.inputs[0]].dtype == self.types[node.inputs[1]].dtype and node.inputs[0] not in self.graph.constants
         fits = fits and not (gemm and (node.attributes.get("transA", 0) or not _has_unit_scales(node)))
         weights = self._weights(node.inputs[1], turned) if fits else None
         if weights is None:
-            return [self._fold_codes(node)]
+            return self._fold_codes(node)
         operands, bits = self._packed_operands(node.inputs[1], turned, weights)
         attributes = {"bits": bits, "signed": int(weights.codes.dtype == np.int8), "block": weights.block}
         result, rest = node.outputs[0], node.inputs[2:] if gemm else ()
-        total = make_identifier(result, self.taken) if rest else result
-        self.types[total] = self.types[result]
-        self.changed = True
-        made = [Node("StoredMatMul", (node.inputs[0], *operands), (total,), attributes, node.name, DOMAIN, 1)]
-        return [*made, Node("Add", (total, rest[0]), (result,), {}, node.name, "", 14)] if rest else made
+        total = self.new_value(result, self.types[result]) if rest else result
+        self.append(Node("StoredMatMul", (node.inputs[0], *operands), (total,), attributes, node.name, DOMAIN, 1))
+        if rest:
+            self.append(Node("Add", (total, rest[0]), (result,), {}, node.name, "", 14))
+        return True
 
-    def _fold_codes(self, node: Node) -> Node:
-        """Return ``node`` with codes that cannot stay codes decoded into constants."""
+    def _fold_codes(self, node: Node) -> bool:
+        """Decode codes of ``node`` that cannot stay codes into constants. Return True if there are any."""
         inputs = list(node.inputs)
         for i, name in enumerate(inputs[:2]):
-            source = self.made.get(name)
-            if source is None or source.domain or source.op != "DequantizeLinear":
-                continue
-            if all(not n or n in self.graph.constants for n in source.inputs):
-                inputs[i] = self._add_constant(evaluate_node(source, self.graph.constants, self.graph.types)[name], name)
-                self.changed = True
-        return replace(node, inputs=tuple(inputs))
+            source = self.produced(name, "DequantizeLinear")
+            if source is not None and all(not n or n in self.graph.constants for n in source.inputs):
+                inputs[i] = self.add_constant(name, evaluate_node(source, self.graph.constants, self.graph.types)[name])
+        if tuple(inputs) == node.inputs:
+            return False
+        self.append(replace(node, inputs=tuple(inputs)))
+        return True
 
     def _weights(self, name: str, turned: bool) -> _Weights | None:
         """Return the weights that a DequantizeLinear decodes if its scales vary along the sum or the columns, else None."""
-        node = self.made.get(name)
-        if node is None or node.domain or node.op != "DequantizeLinear" or self.types[name].dtype not in FLOATS:
+        node = self.produced(name, "DequantizeLinear")
+        if node is None or self.types[name].dtype not in FLOATS:
             return None
         codes, scale = (self.graph.constants.get(n) for n in node.inputs[:2])
         zero = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else np.zeros((), np.int8)
@@ -125,16 +98,18 @@ class _Stored:
         created once for all consumers."""
         bits = _code_bits(weights)
         if (name, turned) not in self.known:
-            zero = self._add_constant(weights.zero, f"{name}_zero") if np.any(weights.zero) else ""
-            codes = self._add_constant(pack_codes(weights.codes, bits), f"{name}_codes")
-            self.known[name, turned] = (codes, self._add_constant(weights.scale, f"{name}_scale"), zero)
+            zero = self.add_constant(f"{name}_zero", weights.zero) if np.any(weights.zero) else ""
+            codes = self.add_constant(f"{name}_codes", pack_codes(weights.codes, bits))
+            self.known[name, turned] = (codes, self.add_constant(f"{name}_scale", weights.scale), zero)
         return self.known[name, turned], bits
 
-    def _add_constant(self, value: np.ndarray, near: str) -> str:
-        name = make_identifier(near, self.taken)
-        self.constants[name] = np.ascontiguousarray(value)
-        self.types[name] = TensorType(str(value.dtype), value.shape)
-        return name
+
+class WeightOnlyQuant(RewritePass):
+    """A rewrite of ``MatMul(x, DequantizeLinear(codes))`` or Gemm, with constant codes, to ``StoredMatMul(x, codes, scale,
+    zero)``. Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``."""
+
+    name: ClassVar[str] = "weight_only_quant"
+    rewriter = _Storing
 
 
 def _has_unit_scales(node: Node) -> bool:

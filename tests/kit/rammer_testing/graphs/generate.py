@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from rammer_testing.graphs.case import LOCAL, Array, Call, Function, GraphCase
-from rammer_testing.graphs.draw import Draw, Reject, schema_of
-from rammer_testing.graphs.operators import DESCRIBED
+from rammer_testing.operators import DESCRIBED
+from rammer_testing.operators.draw import Draw, Reject, schema_of
 
 #: The opsets of drawn graphs.
 OPSETS: Final = range(7, 28)
@@ -138,7 +138,7 @@ def _grow(d: Draw, only: tuple[str, ...]) -> None:
 @lru_cache(256)
 def offered(opset: int, only: tuple[str, ...]) -> tuple[list[str], np.ndarray[tuple[int], np.dtype[np.float64]]]:
     """Return the described operators that exist at ``opset``, with their probabilities."""
-    names = [op for op in DESCRIBED if schema_of(op, opset) is not None and (not only or op in only)]
+    names = [op for op, e in DESCRIBED.items() if e.weight and schema_of(op, opset) is not None and (not only or op in only)]
     if not names:
         names = ["Identity"]
     weights = np.array([DESCRIBED[op].weight for op in names])

@@ -29,9 +29,9 @@ from rammer.runtime.shape_buckets import Lengths
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.graphs.call_forms import FORMS
 from rammer_testing.graphs.case import Array, GraphCase
-from rammer_testing.graphs.draw import schema_of
 from rammer_testing.graphs.outside import Outside
 from rammer_testing.graphs.perturbed_reference import Expected, tracker
+from rammer_testing.operators.draw import schema_of
 
 Outputs: TypeAlias = "Mapping[str, Array]"
 #: Outcomes that are not faults of rammer.

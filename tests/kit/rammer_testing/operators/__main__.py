@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import click
 
 from rammer.commands import gather_options
-from rammer_testing.operators.case import FAMILIES
+from rammer_testing.operators import DESCRIBED
 from rammer_testing.operators.search import search
 from rammer_testing.operators.survey import survey
 
@@ -44,7 +44,7 @@ class Shown:
 def main(ops: tuple[str, ...], seed: int, seconds: float, how: How, shown: Shown) -> None:
     """Compare single operators with ONNX Runtime and onnx.reference."""
     if how.misused:
-        found_faults = survey(ops or sorted(FAMILIES), seed, seconds, cases=1_000_000)
+        found_faults = survey(ops or sorted(DESCRIBED), seed, seconds, cases=1_000_000)
         click.echo(f"{found_faults}\nseed {seed}")
         sys.exit(int(bool(found_faults.faults)))
     counts, found = search(ops, seed, seconds, how.fold, how.device)

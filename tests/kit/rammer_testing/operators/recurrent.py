@@ -1,96 +1,78 @@
-"""Recurrent layers RNN, GRU and LSTM: directions, activations with parameters, clipping, lengths, layouts, initial states."""
+"""Recurrent layers with all their optional features."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
+from rammer_testing.operators.draw import FLOATS, Draw, DrawnValue
+from rammer_testing.operators.elementwise import small
+from rammer_testing.operators.registry import describe
 
-from rammer_testing.operators.case import OperandDraw, OperatorCase, family
+#: Gates, activations and biases of each layer.
+GATES: Final = {"RNN": 1, "GRU": 3, "LSTM": 4}
+DEFAULTS: Final = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+ACTIVATIONS: Final = (
+    "Relu",
+    "Tanh",
+    "Sigmoid",
+    "Affine",
+    "LeakyRelu",
+    "ThresholdedRelu",
+    "ScaledTanh",
+    "HardSigmoid",
+    "Elu",
+    "Softsign",
+    "Softplus",
+)
+#: Parameters of each activation; they are passed even if the activation has defaults.
+ALPHA: Final = {"Affine": 1.0, "LeakyRelu": 0.1, "ThresholdedRelu": 0.5, "ScaledTanh": 1.5, "HardSigmoid": 0.2, "Elu": 1.0}
+BETA: Final = {"Affine": 0.1, "ScaledTanh": 0.75, "HardSigmoid": 0.5}
 
-_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-_FUNCTIONS = {"RNN": 1, "GRU": 2, "LSTM": 3}
-#: Number of parameters of each activation (alpha, beta).
-_ACTIVATIONS = {
-    "Relu": 0,
-    "Tanh": 0,
-    "Sigmoid": 0,
-    "Affine": 2,
-    "LeakyRelu": 1,
-    "ThresholdedRelu": 1,
-    "ScaledTanh": 2,
-    "HardSigmoid": 2,
-    "Elu": 1,
-    "Softsign": 0,
-    "Softplus": 0,
-}
 
-
-@family("RNN", "GRU", "LSTM")
-def recurrent(draw: OperandDraw, op: str) -> OperatorCase:
-    """Draw a case of a recurrent layer."""
-    opset = draw.opset(op)
-    direction = draw.pick(None, "forward", "reverse", "bidirectional")
-    many = 2 if direction == "bidirectional" else 1
-    steps, batch, inputs, hidden = draw.size(1, 4), draw.size(1, 3), draw.size(1, 3), draw.size(1, 3)
-    gates, dtype = _GATES[op], draw.pick("float32", "float32", "float32", "float64")
-    layout = draw.pick(None, None, None, 1) if opset >= 14 else None
-    state = (batch, many, hidden) if layout else (many, batch, hidden)
-    x = draw.array((batch, steps, inputs) if layout else (steps, batch, inputs), dtype, low=-2, high=2)
-    operands: list[Any] = [
-        x,
-        draw.array((many, gates * hidden, inputs), dtype, low=-1, high=1),
-        draw.array((many, gates * hidden, hidden), dtype, low=-1, high=1),
-        draw.array((many, 2 * gates * hidden), dtype, low=-1, high=1) if draw.chance() else None,
-        np.array(draw.ints(batch, 1, steps), np.int32) if draw.chance(0.4) else None,
-        draw.array(state, dtype, low=-1, high=1) if draw.chance(0.4) else None,
-    ]
-    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "layout": layout}
-    if op == "LSTM":
-        operands.append(draw.array(state, dtype, low=-1, high=1) if draw.chance(0.4) else None)
-        operands.append(draw.array((many, 3 * hidden), dtype, low=-1, high=1) if draw.chance(0.3) else None)
-        attributes["input_forget"] = draw.pick(None, None, None, 1)
+@describe("RNN", "GRU", "LSTM", weight=0.8)
+def recurrent(d: Draw, op: str) -> DrawnValue:
+    x = d.pick(FLOATS[: d.one([1, 1, 1, 2, 3])], (3, 3), where=lambda v: small(v) and v.size > 0 and max(v.shape) <= 8)
+    direction = d.one(["forward", "forward", "reverse", "bidirectional"])
+    ways, hidden, layout = 2 if direction == "bidirectional" else 1, d.integer(1, 5), 0
+    if d.takes(op, "layout") and d.chance(0.2):
+        layout = 1
+    steps, batch = (x.shape[1], x.shape[0]) if layout else x.shape[:2]
+    gates = GATES[op] * hidden
+    state = (batch, ways, hidden) if layout else (ways, batch, hidden)
+    given: dict[str, Any] = {"hidden_size": hidden, "layout": layout or None}
+    given["direction"] = None if direction == "forward" and d.chance(0.7) else direction
+    names = [x.name, _weight(d, x, (ways, gates, x.shape[2])), _weight(d, x, (ways, gates, hidden))]
+    names.append(_weight(d, x, (ways, 2 * gates)) if d.chance(0.6) else "")
+    lengths = d.chance(0.2)
+    names.append(d.fresh("int32", (batch,), 1, steps, constant=d.chance(0.7)).name if lengths else "")
+    names += [d.fresh(x.dtype, state, -1, 1).name if d.chance(0.4) else "" for _ in range(2 if op == "LSTM" else 1)]
+    if op == "LSTM" and d.chance(0.3):
+        names.append(_weight(d, x, (ways, 3 * hidden)))
     if op == "GRU":
-        attributes["linear_before_reset"] = draw.pick(None, 0, 1)
-    attributes["clip"] = draw.pick(None, None, 0.5, 2.0)
-    if draw.chance(0.4):
-        _activations(draw, attributes, _FUNCTIONS[op] * many)
-    static = frozenset(draw.pick((), (1, 2, 3), (1, 2, 3, 4, 7)))
-    return OperatorCase(op, opset, tuple(operands), attributes, 3 if op == "LSTM" else 2, static)
+        given["linear_before_reset"] = d.one([None, 0, 1])
+    if op == "LSTM":
+        given["input_forget"] = d.one([None, None, None, 1])
+    if d.chance(0.15):
+        given["clip"] = d.one([0.5, 2.0])
+    if d.chance(0.3):
+        given |= activations(d, op, ways)
+    wanted = [d.chance(0.8), d.chance(0.6), *([d.chance(0.5)] if op == "LSTM" else [])]
+    if not any(wanted):
+        wanted[0] = True
+    return d.add(op, names, wanted, **given)
 
 
-def _activations(draw: OperandDraw, attributes: dict[str, Any], count: int) -> None:
-    names = [draw.pick(*_ACTIVATIONS) for _ in range(count)]
-    attributes["activations"] = names
-    if draw.chance(0.6) or {"ScaledTanh", "Affine"} & set(names):
-        # These two have no ONNX operator with defaults to use. Values are consumed in the order of the activations that have
-        # parameters.
-        alphas = [draw.pick(0.3, 0.7, 1.2) for n in names if _ACTIVATIONS[n] >= 1]
-        betas = [draw.pick(0.2, 0.6, 1.1) for n in names if _ACTIVATIONS[n] == 2]
-        attributes["activation_alpha"] = alphas or None
-        attributes["activation_beta"] = betas or None
+def _weight(d: Draw, x: DrawnValue, shape: tuple[int, ...]) -> str:
+    return d.fresh(x.dtype, shape, -0.8, 0.8, constant=d.chance(0.85)).name
 
 
-@family("com.microsoft.DynamicQuantizeLSTM")
-def quantised_lstm(draw: OperandDraw, op: str) -> OperatorCase:
-    """Draw a layer of 8-bit products. Signed weights have 7 bits: ONNX Runtime's 16-bit sums overflow on CPUs without VNNI."""
-    direction = draw.pick("forward", "reverse", "bidirectional")
-    many = 2 if direction == "bidirectional" else 1
-    steps, batch, inputs, hidden = draw.size(1, 4), draw.size(1, 3), draw.size(1, 5), draw.size(1, 6)
-    kind, wide = draw.pick("uint8", "int8"), (many, 4 * hidden) if draw.chance() else (many,)
-    low, high, zero = (0, 255, draw.random.randint(100, 150)) if kind == "uint8" else (-63, 63, 0)
-    point = np.full(wide, zero, kind)
-    operands: list[Any] = [
-        draw.array((steps, batch, inputs), low=-2, high=2),
-        *(draw.array((many, n, 4 * hidden), kind, low=low, high=high) for n in (inputs, hidden)),
-        draw.array((many, 8 * hidden), low=-1, high=1) if draw.chance() else None,
-        np.array(draw.ints(batch, 0 if draw.chance(0.2) else 1, steps), np.int32) if draw.chance(0.4) else None,
-        *(draw.array((many, batch, hidden), low=-1, high=1) if draw.chance(0.4) else None for _ in range(2)),
-        draw.array((many, 3 * hidden), low=-1, high=1) if draw.chance(0.3) else None,
-        *(a for _ in range(2) for a in (draw.array(wide, low=0.002, high=0.01), point)),
-    ]
-    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
-    attributes |= {"input_forget": draw.pick(None, None, 1), "clip": draw.pick(None, None, 0.5, 2.0)}
-    if draw.chance(0.4):
-        _activations(draw, attributes, 3 * many)
-    return OperatorCase(op, 17, tuple(operands), attributes, 3, frozenset((1, 2, 3, 7, 8, 9, 10, 11)))
+def activations(d: Draw, op: str, ways: int) -> dict[str, Any]:
+    """Return activation names, and the parameters of those that need some, in the order of the names."""
+    names = [d.one(ACTIVATIONS) if d.chance(0.5) else name for name in DEFAULTS[op] * ways]
+    given: dict[str, Any] = {"activations": names}
+    for key, table in (("activation_alpha", ALPHA), ("activation_beta", BETA)):
+        numbers = [round(table[n] * d.one([1.0, 0.5, 2.5]), 3) if d.alone else table[n] for n in names if n in table]
+        # ScaledTanh and Affine have no ONNX operator with defaults to use.
+        if numbers and not (d.alone and not {"ScaledTanh", "Affine"} & {*names} and d.chance(0.4)):
+            given[key] = numbers
+    return given

@@ -7,37 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from rammer_testing.operators import (
-    attention,
-    classical,
-    contrib,
-    contrib_models,
-    contrib_quantised,
-    contrib_tensors,
-    elementwise,
-    hosted,
-    places,
-    recurrent,
-    rows,
-    windows,
-)
-from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators import DESCRIBED, drawn
 from rammer_testing.operators.oracles import VoicesVerdict, judge, judge_device
-
-MODULES = (
-    attention,
-    classical,
-    contrib,
-    contrib_models,
-    contrib_quantised,
-    contrib_tensors,
-    elementwise,
-    hosted,
-    places,
-    recurrent,
-    rows,
-    windows,
-)
 
 
 def verdicts(
@@ -59,7 +30,7 @@ def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False, de
     counts: Counter[tuple[str, str]] = Counter()
     found: list[tuple[int, VoicesVerdict]] = []
     end = time.monotonic() + seconds
-    for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold, device):
+    for number, verdict in verdicts(ops or sorted(DESCRIBED), seed, 1_000_000, fold, device):
         counts[verdict.case.op, verdict.kind] += 1
         if verdict.kind != "ok":
             found.append((number, verdict))

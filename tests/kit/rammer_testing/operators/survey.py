@@ -22,7 +22,7 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import read_model
-from rammer_testing.operators.case import drawn
+from rammer_testing.operators import drawn
 from rammer_testing.operators.misuse import Misuse, misuses
 from rammer_testing.sandbox import MEMORY, forked, limit_memory
 

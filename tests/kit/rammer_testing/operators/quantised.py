@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 from onnx import helper
 
-from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
-from rammer_testing.graphs.operators.elementwise import small
-from rammer_testing.graphs.operators.images import image, window
-from rammer_testing.graphs.operators.registry import describe
+from rammer_testing.graphs.case import Array
+from rammer_testing.operators.draw import Draw, DrawnValue, Reject
+from rammer_testing.operators.elementwise import small
+from rammer_testing.operators.images import image, window
+from rammer_testing.operators.registry import describe
 
 #: Powers of two: quantisation is then often exact, and the evaluation detects ties.
 STEPS: Final = (0.03125, 0.0625, 0.25, 1.0)
@@ -20,18 +21,37 @@ COARSE: Final = (0.25, 1.0, 8.0)
 
 
 def point(d: Draw, dtype: str) -> int:
-    """Return a random zero point."""
+    """Return a random zero point; that of a single operator may be the largest code."""
+    if d.alone and dtype != "int32" and d.chance(0.1):
+        return int(np.iinfo(dtype).max)
     return d.integer(0, 200) if dtype.startswith("uint") else 0 if dtype == "int32" else d.integer(-50, 50)
 
 
 def steps(d: Draw, dtype: str = "float32", shape: tuple[int, ...] = ()) -> str:
-    """Return an operand of scales."""
-    return d.plain(np.asarray(d.rng.choice(STEPS, shape), dtype))
+    """Return an operand of scales: of a single operator any number, and also computed."""
+    values = d.rng.uniform(0.05, 3, shape) if d.alone else d.rng.choice(STEPS, shape)
+    return _scaled(d, np.asarray(values, dtype))
+
+
+def coarse(d: Draw) -> str:
+    """Return an operand of one scale for sums of products."""
+    return _scaled(d, np.asarray(d.rng.uniform(0.1, 8) if d.alone else d.one(COARSE), np.float32))
+
+
+def _scaled(d: Draw, array: Array) -> str:
+    return d.with_elements(array).name if d.alone else d.plain(array)
 
 
 def points(d: Draw, dtype: str, shape: tuple[int, ...] = ()) -> str:
     """Return an operand of zero points."""
-    return d.plain(np.asarray(d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9).reshape(shape), dtype))
+    numbers = d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9)
+    return _scaled(d, np.asarray(np.minimum(numbers, np.iinfo(dtype).max).reshape(shape), dtype))
+
+
+def result(d: Draw, x: DrawnValue) -> list[str]:
+    """Return the operands of a result's scale and zero point."""
+    kind = x.dtype if d.alone and d.chance(0.7) else d.one(["uint8", "int8"])
+    return [coarse(d), points(d, kind)]
 
 
 @dataclass(frozen=True)
@@ -61,10 +81,11 @@ def grain(d: Draw, op: str, x: DrawnValue) -> Grain:
 
 @describe("QuantizeLinear", weight=1.4)
 def quantize(d: Draw, op: str) -> DrawnValue:
-    if d.chance(0.6):
+    if not d.alone and d.chance(0.6):
         return group(d)
     narrow = d.since(op) >= 19 and d.chance(0.2)
     x = d.pick(("float16",) if narrow else ("float32",), (0, 4), where=small)
+    x = d.fresh(x.dtype, x.shape, -40, 40) if d.alone else x
     if not narrow and d.chance(0.1):  # beyond the range of 32 bits
         x = d.fresh("float32", x.shape, -1e11, 1e11)
     target = d.one(["uint8", "int8", "uint16", "int16"] if d.since(op) >= 21 else ["uint8", "int8"])
@@ -80,7 +101,7 @@ def quantize(d: Draw, op: str) -> DrawnValue:
 
 @describe("DequantizeLinear", weight=0.7)
 def dequantize(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(("uint8", "int8", "int32", *(("uint16", "int16") if d.since(op) >= 21 else ())), (0, 4))
+    x = d.pick(("uint8", "int8", "int32", *(("uint16", "int16") if d.since(op) >= 21 else ())), (0, 4), special=0.3)
     g = grain(d, op, x)
     zero = points(d, x.dtype, g.shape) if x.dtype != "int32" and d.chance(0.7) else ""
     scale = steps(d, "float16" if d.since(op) >= 19 and d.chance(0.2) else "float32", g.shape)
@@ -90,6 +111,8 @@ def dequantize(d: Draw, op: str) -> DrawnValue:
 @describe("DynamicQuantizeLinear", weight=0.4)
 def dynamic(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("float32",), (1, 4), where=lambda v: small(v) and v.size > 0)
+    if d.alone:
+        return d.add(op, [d.fresh("float32", x.shape, d.one([-3, 0, 1])).name], [True, True, True])
     # Other implementations deviate from ONNX for all-zero tensors only; a row of other numbers prevents this.
     row = d.fresh("float32", (1, *x.shape[1:]), 1, 2)
     joined = d.add("Concat", [x.name, row.name], axis=0)
@@ -98,8 +121,8 @@ def dynamic(d: Draw, op: str) -> DrawnValue:
 
 @describe("MatMulInteger", weight=0.5)
 def matmul_integer(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(("uint8", "int8"), (2, 3))
-    y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -20, 20)
+    x = d.pick(("uint8", "int8"), (2, 3), special=0.3)
+    y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -20, 20, special=0.3)
     return d.add(op, [x.name, y.name, *(points(d, v.dtype) if d.chance(0.5) else "" for v in (x, y))])
 
 
@@ -111,34 +134,32 @@ def quantised_conv(d: Draw, op: str) -> DrawnValue:
     channels, kernel = x.shape[1], [d.integer(1, min(n, 3)) for n in x.shape[2:]]
     group = d.one([g for g in range(1, channels + 1) if channels % g == 0])
     features = group * d.integer(1, 3)
+    fixed = None if d.alone else True
     kinds = ["uint8"] if x.dtype == "uint8" and d.chance(0.5) else ["int8"]
-    w = d.fresh(d.one(kinds), (features, channels // group, *kernel), -20, 20, constant=True)
+    w = d.fresh(d.one(kinds), (features, channels // group, *kernel), -20, 20, constant=fixed)
     if op == "ConvInteger":
         each = (features,) if d.chance(0.3) else ()
         names = [x.name, w.name, points(d, x.dtype) if d.chance(0.4) else "", points(d, w.dtype, each) if d.chance(0.4) else ""]
     else:
         each = (features,) if d.chance(0.4) else ()
         names = [x.name, steps(d), points(d, x.dtype), w.name, steps(d, shape=each), points(d, w.dtype, each)]
-        names += [d.scalar("float32", d.one(COARSE)), points(d, d.one(["uint8", "int8"]))]
-        names += [d.fresh("int32", (features,), -500, 500, constant=True).name] if d.chance(0.5) else []
+        names += result(d, x)
+        names += [d.fresh("int32", (features,), -500, 500, constant=fixed).name] if d.chance(0.5) else []
     given = window(d, op, x.shape[2:], kernel)
-    return d.add(op, names, group=group if group > 1 else None, kernel_shape=kernel if d.chance(0.5) else None, **given)
+    return d.add(
+        op, names, group=group if group > 1 or d.chance(0.2) else None, kernel_shape=kernel if d.chance(0.5) else None, **given
+    )
 
 
 @describe("QLinearMatMul", weight=0.6)
 def qlinear_matmul(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(("uint8", "int8"), (2, 3))
-    y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -50, 50, constant=True)
+    x = d.pick(("uint8", "int8"), (2, 3), special=0.3)
+    # ONNX Runtime multiplies operands of one type only.
+    kind = x.dtype if d.alone and d.chance(0.8) else d.one(["uint8", "int8"])
+    y = d.fresh(kind, (x.shape[-1], d.extent()), -50, 50, constant=None if d.alone else True, special=0.3)
     each = (y.shape[1],) if y.shape[1] and d.chance(0.3) else ()
     names = [x.name, steps(d), points(d, x.dtype), y.name, steps(d, shape=each), points(d, y.dtype, each)]
-    return d.add(op, [*names, d.scalar("float32", d.one(COARSE)), points(d, d.one(["uint8", "int8"]))])
-
-
-@describe("Det", weight=0.4)
-def determinant(d: Draw, op: str) -> DrawnValue:
-    n = d.integer(1, 4)
-    x = d.fresh("float32", (*d.shape(0, 2), n, n))
-    return d.add(op, [x.name])
+    return d.add(op, [*names, *result(d, x)])
 
 
 # --- quantised groups: dequantised codes, operators on them, codes again -------------------------------------------
@@ -178,7 +199,7 @@ def group(d: Draw) -> DrawnValue:
     if d.chance(0.5):
         y = d.add("Relu", [y.name])
     same = d.chance(0.4)
-    return d.add("QuantizeLinear", [y.name, x.scale if same else d.scalar("float32", d.one(COARSE)), x.zero])
+    return d.add("QuantizeLinear", [y.name, x.scale if same else coarse(d), x.zero])
 
 
 def _product(d: Draw, x: DrawnValue, kind: str) -> DrawnValue:

@@ -1,13 +1,14 @@
 """The drawing context of operator descriptions: earlier values, fresh inputs and constants, ranges, sizes, types.
 
-ONNX's inference types every node when it is added, and ``onnx.reference`` computes it if it can. The result only steers the
-drawing (values that are small enough for Exp, positive values); it judges nothing."""
+In a graph, ONNX's inference types every node when it is added, and ``onnx.reference`` computes it if it can. The result only
+steers the drawing (values that are small enough for Exp, positive values); it judges nothing. A single operator is neither typed
+nor computed, so it may be invalid, and its operands hold special values."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from rammer.ir.types import SHORT, is_float
 from rammer_testing.graphs.case import Array, Call, Function, GraphCase
+from rammer_testing.operators.case import OperatorCase
 
 T = TypeVar("T")
 Kind: TypeAlias = "tuple[str, tuple[int, ...]]"
@@ -31,6 +33,11 @@ _SPELLED: Final = {"float": "float32", "double": "float64"}
 WEIGHT: Final = {"float32": 24, "float16": 4, "float64": 3, "int64": 4, "int32": 4, "bool": 3, "uint8": 2, "int8": 2}
 #: Most elements of a tensor, and of all operands and results of one node.
 MOST: Final = 4096
+#: Values at which formulas break: zeros of both signs, tiny, large and huge values, infinities and NaN.
+SPECIAL: Final = (
+    *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-8, -1e-8, 1e-4, 6.0, -6.0, 20.0, -20.0, 50.0, -50.0),
+    *(88.0, -104.0, 710.0, -750.0, 6e4, 1e30, -1e30, np.inf, -np.inf, np.nan),
+)
 
 
 class Reject(Exception):
@@ -67,16 +74,17 @@ class DrawnValue:
 @dataclass
 class Draw:
     """A graph under construction. ``empty`` is the frequency of extents of 0, ``prime`` that of primes from 7 to 31, ``renew``
-    that of fresh operands. ``wild`` permits NaN and infinities in inputs. ``level`` draws all element types equally often."""
+    that of fresh operands. ``level`` draws all element types equally often. ``alone`` names a single operator, which is drawn
+    without the restrictions that keep the values of a graph in range."""
 
     rng: np.random.Generator
     opset: int
     empty: float = 0.0
-    wild: bool = False
     largest: int = 8
     prime: float = 0.0
     level: bool = False
     renew: float = 0.25
+    alone: str = ""
     values: list[DrawnValue] = field(default_factory=list)
     inputs: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -86,7 +94,7 @@ class Draw:
 
     # Chance -----------------------------------------------------------------------------------------------------
 
-    def chance(self, share: float) -> bool:
+    def chance(self, share: float = 0.5) -> bool:
         """Return True for this share of calls."""
         return bool(self.rng.random() < share)
 
@@ -97,6 +105,22 @@ class Draw:
     def real(self, low: float, high: float) -> float:
         """Return a short decimal number in [low, high], exact in float32 after rounding to 1/64."""
         return round(float(self.rng.uniform(low, high)) * 64) / 64
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a uniform number."""
+        return float(self.rng.uniform(low, high))
+
+    def ints(self, count: int, low: int, high: int) -> list[int]:
+        """Return uniform integers in low..high."""
+        return [self.integer(low, high) for _ in range(count)]
+
+    def either(self, *options: Any) -> Any:
+        """Return one of the arguments."""
+        return self.one(options)
+
+    def size(self, low: int = 1, high: int = 6) -> int:
+        """Return an extent in low..high, ``low`` and the next more often."""
+        return self.integer(low, self.either(min(low + 1, high), high))
 
     def one(self, options: Sequence[T]) -> T:
         """Return a random element of ``options``."""
@@ -156,17 +180,17 @@ class Draw:
         dtypes: Sequence[str],
         rank: tuple[int, int] = (0, 5),
         where: Callable[[DrawnValue], bool] | None = None,
-        fresh: float | None = None,
+        special: float = 0.0,
     ) -> DrawnValue:
-        """Return a graph value of one of these types, later values more often, or a fresh one."""
+        """Return a graph value of one of these types, later values more often, or a fresh one (``special`` as in ``fresh``)."""
         fits = [v for v in self.values if v.dtype in dtypes and rank[0] <= v.rank <= rank[1] and (where is None or where(v))]
-        if fits and not self.chance(self.renew if fresh is None else fresh):
+        if fits and not self.chance(self.renew):
             weights = np.arange(1, len(fits) + 1, dtype=float)
             return fits[int(self.rng.choice(len(fits), p=weights / weights.sum()))]
         for _ in range(8):
             made = self.fresh(self.dtype(dtypes), self.shape(*rank), keep=False)
             if where is None or where(made):
-                return self._keep(made)
+                return self._keep(self._made_special(made, special))
         raise Reject("no value fits")
 
     def fresh(
@@ -177,23 +201,40 @@ class Draw:
         high: float = 3.0,
         constant: bool | None = None,
         keep: bool = True,
+        special: float = 0.0,
     ) -> DrawnValue:
-        """Return a new input or constant with elements in [low, high]."""
+        """Return a new input or constant with elements in [low, high]. Of a single operator, some operands have a share of
+        ``special`` elements: values of SPECIAL, or the least and largest integers (not below ``low`` if that is positive)."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
-        made = DrawnValue(f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}", dtype, tuple(shape), known, array)
-        return self._keep(made) if keep else made
+        made = DrawnValue(self._free_name(known), dtype, tuple(shape), known, array)
+        return self._keep(self._made_special(made, special, low)) if keep else made
+
+    def _made_special(self, made: DrawnValue, share: float, low: float = 0.0) -> DrawnValue:
+        if not self.alone or made.array is None or made.dtype == "bool" or not self.chance(0.5 if share else 0.0):
+            return made
+        if is_float(made.dtype):
+            values: Array = np.asarray(SPECIAL)
+        else:
+            bounds = np.iinfo(made.dtype)
+            values = np.array([n for n in (bounds.min, bounds.max, bounds.max - 1) if low <= 0 or n >= low], made.dtype)
+        with np.errstate(over="ignore"):
+            mixed = np.where(self.rng.random(made.shape) < share, self.rng.choice(values, made.shape), made.array)
+            return replace(made, array=np.asarray(mixed, made.dtype))
+
+    def _free_name(self, known: bool) -> str:
+        return f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}"
 
     def _keep(self, made: DrawnValue) -> DrawnValue:
         if made.array is None or made.name in self.inputs or made.name in self.constants:
             return made
         if not made.known:
             self.inputs[made.name] = made.array
-        elif self.chance(0.15) and made.size and (self.opset >= 9 or is_float(made.dtype)):
+        elif not self.alone and self.chance(0.15) and made.size and (self.opset >= 9 or is_float(made.dtype)):
             return self._constant_node(made)
         else:
             self.constants[made.name] = made.array
-            if made.rank and made.dtype in ("float32", "int64") and self.opset >= 11 and self.chance(0.05):
+            if not self.alone and made.rank and made.dtype in ("float32", "int64") and self.opset >= 11 and self.chance(0.05):
                 self.sparse.add(made.name)
         self.values.append(made)
         return made
@@ -225,15 +266,27 @@ class Draw:
             values = np.clip(self.rng.standard_normal(shape) * (high - low) / 6 + (high + low) / 2, low, high)
         else:
             values = self.rng.uniform(low, high, shape)
-        values = np.asarray(values, np.float64)
-        if self.wild and values.size and self.chance(0.5):
-            places = self.rng.random(shape) < 0.1
-            values = np.where(places, self.rng.choice([np.nan, np.inf, -np.inf, -0.0], size=shape), values)
-        return values.astype(dtype)
+        return np.asarray(values, np.float64).astype(dtype)
+
+    def array(
+        self, shape: tuple[int, ...], dtype: str = "float32", special: float = 0.0, low: float = -3, high: float = 3
+    ) -> Array:
+        """Return uniform elements of a single operator in [low, high]; ``special`` as in ``fresh``."""
+        values: Array = self.rng.uniform(low, high, shape)
+        if dtype == "bool":
+            values = values < (low + high) / 2
+        elif not is_float(dtype):
+            bounds = np.iinfo(dtype)
+            values = self.rng.integers(max(int(low), int(bounds.min)), min(int(high), int(bounds.max)) + 1, shape)
+        array = self._made_special(DrawnValue("", dtype, shape, False, np.asarray(values, dtype)), special).array
+        assert array is not None
+        return array
 
     def static(self, values: Sequence[int] | Array, dtype: str = "int64") -> str:
         """Return an operand that ONNX needs at compile time (axes, shapes, pads): a constant or a foldable expression."""
         array = np.asarray(values, dtype)
+        if self.alone:
+            return self.plain(array)
         made = DrawnValue(f"s{len(self.nodes)}_{len(self.constants)}_{len(self.inputs)}", dtype, array.shape, True, array)
         if array.ndim == 1 and array.size > 1 and self.chance(0.1):
             at = self.integer(1, array.size - 1)
@@ -250,9 +303,9 @@ class Draw:
 
     def bounded(self, value: DrawnValue, low: float, high: float) -> DrawnValue:
         """Return ``value``, or a value computed from it, with elements in [low, high]."""
-        if value.within(low, high) or (self.chance(0.03) and is_float(value.dtype)):
+        if value.within(low, high) or self.chance(0.5 if self.alone else 0.03 if is_float(value.dtype) else 0.0):
             return value
-        if not is_float(value.dtype):
+        if self.alone or not is_float(value.dtype):
             return self.fresh(value.dtype, value.shape, low, high)
         if value.dtype not in self.types("Sigmoid") or value.dtype not in self.types("Mul"):
             raise Reject("no bound for this type")
@@ -261,6 +314,12 @@ class Draw:
         if span != 1:
             made = self.add("Mul", [made.name, self.scalar(made.dtype, span)])
         return made if low == 0 else self.add("Add", [made.name, self.scalar(made.dtype, max(low, -1e3))])
+
+    def with_elements(self, array: Array) -> DrawnValue:
+        """Return a new input or constant with these elements."""
+        known = self.chance(0.4)
+        made = DrawnValue(self._free_name(known), str(array.dtype), array.shape, known, array)
+        return self._keep(made)
 
     def scalar(self, dtype: str, value: float) -> str:
         """Return a scalar constant of rank 0."""
@@ -277,6 +336,9 @@ class Draw:
         given = {k: _exact(schema, k, v) for k, v in attributes.items() if v is not None}
         names = tuple(f"v{len(self.nodes)}{'abcdef'[i] if i else ''}" if w else "" for i, w in enumerate(wanted))
         call = Call(op, tuple(inputs), names, given)
+        if op == self.alone:
+            self.nodes.append(call)
+            return DrawnValue(names[0], "", ())
         operands = {n: self.value(n) for n in inputs if n}
         types = _inferred(schema, call.proto(), operands, self.opset)
         arrays = _computed(call.proto(), operands, self.opset) if all(v.array is not None for v in operands.values()) else {}
@@ -300,6 +362,17 @@ class Draw:
             return found
         array = self.constants[name]
         return DrawnValue(name, str(array.dtype), array.shape, True, array)
+
+    def use(self) -> OperatorCase:
+        """Return the last node as a case of a single operator. Constants are its static operands."""
+        call = self.nodes[-1]
+        values = [self.value(name) if name else None for name in call.inputs]
+        if any(v is not None and v.array is None for v in values):
+            raise Reject("an operand could not be computed")
+        operands = tuple(None if v is None else v.array for v in values)
+        static = frozenset(i for i, name in enumerate(call.inputs) if name in self.constants)
+        absent = frozenset(i for i, name in enumerate(call.outputs) if not name)
+        return OperatorCase(call.op, self.opset, operands, call.attributes, len(call.outputs), static, absent)
 
     def case(self, outputs: Sequence[str], name: str) -> GraphCase:
         """Return the current graph with these outputs."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
-from rammer_testing.graphs.operators.elementwise import small
-from rammer_testing.graphs.operators.images import image
-from rammer_testing.graphs.operators.registry import describe
-from rammer_testing.graphs.operators.shapes import axis_of, some_axes
+from rammer_testing.operators.draw import Draw, DrawnValue, Reject
+from rammer_testing.operators.elementwise import small
+from rammer_testing.operators.images import image
+from rammer_testing.operators.registry import describe
+from rammer_testing.operators.shapes import axis_of, some_axes
 
 
 def parameter(d: Draw, dtype: str, shape: tuple[int, ...], positive: bool = False) -> str:
@@ -24,7 +24,7 @@ def spread(v: DrawnValue) -> bool:
 @describe("Softmax", "LogSoftmax", "Hardmax", weight=1.3)
 def softmax(d: Draw, op: str) -> DrawnValue:
     old = d.since(op) < 13
-    x = d.bounded(d.pick(d.types(op), (1, 5)), -50, 50)
+    x = d.bounded(d.pick(d.types(op), (1, 5), special=0.2), -50, 50)
     axis = d.integer(-x.rank if d.opset >= 11 else 0, x.rank - 1)
     if old and d.opset < 11 and d.chance(0.1):
         axis = x.rank
@@ -48,7 +48,7 @@ def instance_normalization(d: Draw, op: str) -> DrawnValue:
 
 def _spread_image(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
-    if not spread(x):
+    if not spread(x) and not d.alone:
         raise Reject("all equal")
     return x
 
@@ -69,13 +69,15 @@ def layer_normalization(d: Draw, op: str) -> DrawnValue:
     names = [parameter(d, x.dtype, shape)]
     if op == "LayerNormalization" and d.chance(0.5):
         names.append(parameter(d, x.dtype, shape))
-    wanted = [True, d.chance(0.15), d.chance(0.15)] if op == "LayerNormalization" else [True]
+    wanted = [True, d.chance(0.2), d.chance(0.2)] if op == "LayerNormalization" else [True]
     return d.add(op, [x.name, *names], wanted, axis=axis if axis != -1 or d.chance(0.5) else None, epsilon=d.one([None, 1e-3]))
 
 
 @describe("MeanVarianceNormalization")
 def mean_variance(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (4, 4), where=spread) if d.chance(0.5) else d.pick(d.types(op), (1, 4), where=spread)
+    if x.rank == 4 and d.chance(0.3):
+        return d.add(op, [x.name])
     axes = [a % x.rank for a in some_axes(d, x.rank, 1)]
     # The operator has no effective epsilon: for equal elements along the axes, libraries differ on 0 / 0.
     if x.array is None or float(x.array.astype(np.float64).std(axis=tuple(axes)).min()) < 0.05:
@@ -85,5 +87,7 @@ def mean_variance(d: Draw, op: str) -> DrawnValue:
 
 @describe("LpNormalization")
 def lp_normalization(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 4), where=spread)
+    x = d.pick(d.types(op), (1, 4), where=None if d.alone else spread)
+    if d.alone and x.array is not None and d.chance(0.2):  # rows of zeros stay zeros
+        x = d.with_elements(np.where(np.arange(x.shape[-1]) < 1, np.asarray(0, x.dtype), x.array))
     return d.add(op, [x.name], axis=axis_of(d, x.rank) if d.chance(0.8) else None, p=d.one([None, 1, 2]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
-from rammer_testing.graphs.operators.images import image
-from rammer_testing.graphs.operators.registry import describe
+from rammer_testing.operators.draw import Draw, DrawnValue, Reject
+from rammer_testing.operators.images import image
+from rammer_testing.operators.registry import describe
 
 
 @describe("GridSample")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
-from rammer_testing.graphs.operators.registry import describe
+from rammer_testing.operators.draw import Draw, DrawnValue, Reject
+from rammer_testing.operators.registry import describe
 
 
 @describe("DFT")
@@ -19,7 +19,7 @@ def dft(d: Draw, op: str) -> DrawnValue:
     names = [x.name, d.plain(np.asarray(d.integer(1, 9))) if d.chance(0.4) else ""]
     one = 1 if parts == 1 and d.chance(0.5) else None
     if d.since(op) >= 20:
-        names.append(d.plain(np.asarray(axis - d.one([0, x.rank]))))
+        names.append(d.plain(np.asarray(axis - d.one([0, x.rank]))) if axis != x.rank - 2 or d.chance(0.7) else "")
         return d.add(op, names, inverse=int(inverse), onesided=one)
     return d.add(op, [n for n in names if n], inverse=int(inverse), onesided=one, axis=axis)
 
@@ -59,4 +59,4 @@ def linear_attention(d: Draw, op: str) -> DrawnValue:
     if rule.endswith("delta"):
         names.append(d.fresh("float32", (batch, steps, d.one([heads, 1])), 0, 1).name)
     given = {"scale": d.one([None, 0.5]), "update_rule": rule, "q_num_heads": heads * group, "kv_num_heads": heads}
-    return d.add(op, names, d.one([[True], [True, True]]), **given)
+    return d.add(op, names, [True, True], **given)

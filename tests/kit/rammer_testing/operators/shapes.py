@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer_testing.graphs.draw import MOST, NUMBERS, Draw, DrawnValue, Reject
-from rammer_testing.graphs.operators.elementwise import code
-from rammer_testing.graphs.operators.registry import describe
+from rammer_testing.operators.draw import MOST, NUMBERS, Draw, DrawnValue, Reject
+from rammer_testing.operators.elementwise import code
+from rammer_testing.operators.registry import describe
 
 
 def anything(d: Draw, op: str, rank: tuple[int, int] = (0, 5)) -> DrawnValue:
     """Return a value of any type that the operator accepts."""
-    return d.pick(d.types(op), rank)
+    return d.pick(d.types(op), rank, special=0.3)
 
 
 def axis_of(d: Draw, rank: int) -> int:
@@ -73,7 +73,7 @@ def transpose(d: Draw, op: str) -> DrawnValue:
 
 @describe("Squeeze")
 def squeeze(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 5), where=lambda v: 1 in v.shape)
+    x = d.pick(d.types(op), (1, 5), where=lambda v: 1 in v.shape, special=0.2)
     ones = [i for i, n in enumerate(x.shape) if n == 1]
     chosen = [i for i in ones if d.chance(0.7)] or ones[:1]
     axes = [i - (x.rank if d.since(op) >= 11 and d.chance(0.3) else 0) for i in chosen]
@@ -110,7 +110,7 @@ def tile(d: Draw, op: str) -> DrawnValue:
 
 @describe("Concat", weight=3)
 def concat(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 5))
+    x = anything(d, op, (1, 5))
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     at = axis % x.rank
 
@@ -122,25 +122,25 @@ def concat(d: Draw, op: str) -> DrawnValue:
     parts = [x]
     for _ in range(d.integer(0, 4)):
         others = [v for v in d.values if alike(v)]
-        if others and d.chance(0.7):
+        if others and d.chance(0.1 if d.alone else 0.7):
             parts.append(d.one(others[-8:]))
         else:
             shape = tuple(d.extent() if i == at else n for i, n in enumerate(x.shape))
-            parts.append(d.fresh(x.dtype, shape))
+            parts.append(d.fresh(x.dtype, shape, special=0.2))
     d.rng.shuffle(parts)
     return d.add(op, [p.name for p in parts], axis=axis)
 
 
 @describe("Split", weight=2)
 def split(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 5))
+    x = anything(d, op, (1, 5))
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     extent, parts = x.shape[axis], d.integer(1, 4)
     axis_given = None if axis in (0, -x.rank) and d.chance(0.5) else axis
     if d.chance(0.6) or extent < parts:
         cuts = sorted(d.integer(0, extent) for _ in range(parts - 1))
         sizes = np.diff([0, *cuts, extent]).tolist()
-        if 0 in sizes and extent >= parts and not d.chance(d.empty):
+        if 0 in sizes and extent >= parts and not d.chance(0.3 if d.alone else d.empty):
             raise Reject("a part without elements")
         if d.since(op) < 13:
             return d.add(op, [x.name], [True] * parts, axis=axis_given, split=sizes)
@@ -154,13 +154,20 @@ def split(d: Draw, op: str) -> DrawnValue:
 
 @describe("Slice", weight=2.5)
 def slice_(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 5))
+    x = anything(d, op, (1, 5))
     axes = some_axes(d, x.rank, 1)
     starts, ends, steps = [], [], []
+    far = d.alone and d.chance(0.5)
     for a in axes:
         n, step = x.shape[a], d.one([1, 1, 1, 2, 3, -1, -2])
         if d.since(op) < 10:
             step = 1
+        if far:
+            # A backward slice from before the first element starts at the first; NumPy and the reference return an empty slice.
+            starts.append(d.integer(-8 if step > 0 else -n, 8))
+            ends.append(d.one([2**63 - 1 if step > 0 else -(2**63), d.integer(-8, 8)]))
+            steps.append(step)
+            continue
         first, last = sorted((d.integer(0, max(n - 1, 0)), d.integer(0, max(n - 1, 0))))
         if d.chance(d.empty) and d.since(op) >= 10:
             last = first - 1
@@ -174,7 +181,7 @@ def slice_(d: Draw, op: str) -> DrawnValue:
     if d.since(op) < 10:
         return d.add(op, [x.name], starts=starts, ends=ends, axes=[a % x.rank for a in axes])
     kind = d.one(["int64", "int64", "int32"])
-    ends = [int(np.clip(e, -(2**31), 2**31 - 1)) for e in ends]
+    ends = [min(max(e, int(np.iinfo(kind).min)), int(np.iinfo(kind).max)) for e in ends]
     step_name = d.static(steps, kind) if any(s != 1 for s in steps) or d.chance(0.4) else ""
     whole = [a % x.rank for a in axes] == list(range(x.rank)) and d.chance(0.5)
     names = [d.static(starts, kind), d.static(ends, kind), "" if whole else d.static(axes, kind), step_name]
@@ -183,7 +190,7 @@ def slice_(d: Draw, op: str) -> DrawnValue:
 
 @describe("Pad", weight=1.5)
 def pad(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (1, 4))
+    x = anything(d, op, (1, 4))
     modes = ["constant", "constant", "edge", "reflect"] + (["wrap"] if d.since(op) >= 19 else [])
     mode = d.one(modes)
     axes = some_axes(d, x.rank, 1) if d.since(op) >= 18 and d.chance(0.4) else list(range(x.rank))
@@ -191,6 +198,8 @@ def pad(d: Draw, op: str) -> DrawnValue:
     def amount(n: int) -> int:
         if mode == "constant":
             return d.integer(0, 3) if d.chance(0.85) else -d.integer(0, min(n // 3, 2))
+        if d.alone and mode == "edge" and n > 1 and d.chance(0.2):
+            return d.one([0, -1])
         return d.integer(0, max(min(n - 1, 3), 0)) if n else 0
 
     pads = [amount(x.shape[a]) for _ in range(2) for a in axes]
@@ -199,31 +208,33 @@ def pad(d: Draw, op: str) -> DrawnValue:
     if d.since(op) < 11:
         return d.add(op, [x.name], mode=spelled, pads=pads, value=d.one([None, 0.0, 1.5]))
     filler = d.fresh(x.dtype, (), value, value).name if mode == "constant" and d.chance(0.6) else ""
-    given = d.static(axes, d.one(["int64", "int32"])) if len(axes) < x.rank or (d.since(op) >= 18 and d.chance(0.2)) else ""
+    given = d.static(axes, "int64") if len(axes) < x.rank or (d.since(op) >= 18 and d.chance(0.2)) else ""
     return d.add(op, [x.name, d.static(pads), filler, given], mode=spelled)
 
 
 @describe("Trilu")
 def trilu(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (2, 4))
-    shift = d.plain(np.asarray(d.integer(-3, 3), np.int64)) if d.chance(0.5) else ""
+    x = anything(d, op, (2, 4))
+    shift = d.plain(np.asarray(d.integer(-7, 7), np.int64)) if d.chance(0.5) else ""
     return d.add(op, [x.name, shift], upper=d.one([None, 0, 1]))
 
 
 @describe("EyeLike")
 def eye_like(d: Draw, op: str) -> DrawnValue:
-    x = d.pick(d.types(op), (2, 2))
-    kind = code(d.dtype(("float32", "float64", "int32", "int64", "float16"))) if d.chance(0.6) else None
+    x = anything(d, op, (2, 2))
+    kind = code(d.dtype(("float32", "float64", "int32", "int64", "float16", "uint8"))) if d.chance(0.6) else None
     return d.add(op, [x.name], k=d.one([None, 0, 1, -1, 2]), dtype=kind)
 
 
 @describe("Range", weight=0.3)
 def range_(d: Draw, op: str) -> DrawnValue:
     kind = d.dtype(d.types(op))
-    step = d.one([1, 2, -1, 3])
-    start, count = d.integer(-3, 3), d.extent()
-    ends = [d.plain(np.asarray(v, kind)) for v in (start, start + step * count, step)]
-    return d.add(op, ends)
+    step: float = d.one([1, 2, -1, 3, -3])
+    start, count = d.integer(-5, 5), d.extent()
+    end = start + step * count
+    if d.alone:
+        step, end = d.one([step, 0.3 if kind[0] == "f" else step]), d.integer(-9, 9)
+    return d.add(op, [d.plain(np.asarray(v, kind)) for v in (start, end, step)])
 
 
 @describe("ConstantOfShape", weight=0.3)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rammer_testing.graphs.draw import Draw, DrawnValue
-from rammer_testing.graphs.operators.elementwise import small
-from rammer_testing.graphs.operators.registry import describe
+from rammer_testing.operators.draw import Draw, DrawnValue
+from rammer_testing.operators.elementwise import small
+from rammer_testing.operators.registry import describe
 
 
 def operand(d: Draw, dtype: str, shape: Sequence[int], share: float = 0.5) -> DrawnValue:
     """Return a value of exactly this type, from the graph or fresh (more often a constant, like weights)."""
     found = [v for v in d.values if v.dtype == dtype and v.shape == tuple(shape) and small(v)]
-    if found and d.chance(share):
+    if found and d.chance(share) and not d.alone:
         return d.one(found[-6:])
     return d.fresh(dtype, shape, -1.5, 1.5, constant=d.chance(0.6))
 
@@ -42,7 +42,9 @@ def gemm(d: Draw, op: str) -> DrawnValue:
     if d.since(op) < 11 or d.chance(0.6):
         shape = d.one([(m, n), (1, n), (n,), (m, 1), (1, 1), (), (1,)])
         names.append(operand(d, a.dtype, shape).name)
-    scales = {k: d.one([0.5, 1.0, 2.0, 0.0] if "float" in a.dtype else [1.0, 2.0]) for k in ("alpha", "beta") if d.chance(0.4)}
+    scales = {
+        k: d.one([0.5, 1.0, 2.0, 0.0, 3.0] if "float" in a.dtype else [0.0, 1.0, 2.0]) for k in ("alpha", "beta") if d.chance(0.4)
+    }
     return d.add(op, names, transA=ta, transB=tb, **scales)
 
 
@@ -62,6 +64,10 @@ def einsum(d: Draw, op: str) -> DrawnValue:
         d.rng.shuffle(term)
         terms.append("".join(term))
         names.append(operand(d, x.dtype, [sizes[c] for c in term]).name)
+    if d.alone and d.chance(0.2):  # the axes of an ellipsis: one more in front
+        names = [d.fresh(x.dtype, (2, *d.value(n).shape)).name for n in names]
+        result = "".join(c for c in sorted(sizes) if d.chance(0.5))
+        return d.add(op, names, equation=f"{','.join(f'...{term}' for term in terms)}->...{result}")
     inputs = ",".join(terms)
     if d.chance(0.15):
         return d.add(op, names, equation=inputs)

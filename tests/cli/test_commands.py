@@ -28,7 +28,7 @@ PAGES = [[], *([name] for name in COMMANDS), *(["cache", name] for name in ("inf
 def test_every_help_page_has_an_example(rammer: Command, words: list[str]) -> None:
     done = rammer(*words, "--help")
     assert done.code == 0
-    example = re.search(r"Example: rammer (\w+)", done.out)
+    example = re.search(r"Example: rammer ([\w-]+)", done.out)
     assert example is not None
     assert example.group(1) == (words[0] if words else "run")
 
@@ -285,7 +285,7 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
     assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: it is a folder\n")
 
 
-@pytest.mark.parametrize("words", [("plugins", "test", "toy"), ("conformance", "--device", "toy")])
+@pytest.mark.parametrize("words", [("plugins", "test", "toy"), ("onnx-tests", "--device", "toy")])
 def test_a_command_without_the_kit_says_what_to_install(
     rammer: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
@@ -293,7 +293,7 @@ def test_a_command_without_the_kit_says_what_to_install(
     done = rammer(*words)
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        f"rammer: error: rammer {' '.join(words[:1] if words[0] == 'conformance' else words[:2])} needs rammer-testing, "
+        f"rammer: error: rammer {' '.join(words[:1] if words[0] == 'onnx-tests' else words[:2])} needs rammer-testing, "
         "which is not installed\n  hint: pip install rammer-testing; in a checkout, pip install -e tests/kit\n"
     )
 

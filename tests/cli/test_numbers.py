@@ -25,7 +25,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--device": ("ipu_sim:{}", "{}"),
     "--devices": ("ipu_sim:{}", "{}"),
 }
-RUNS: dict[str, tuple[str, ...]] = {"conformance": ("--device", "ipu_sim", "-k", "^test_abs$")}
+RUNS: dict[str, tuple[str, ...]] = {"onnx-tests": ("--device", "ipu_sim", "-k", "^test_abs$")}
 
 
 def options() -> Iterator[tuple[str, click.Option]]:

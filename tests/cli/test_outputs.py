@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "run": ("m.onnx", "--device", "ipu_sim", "--inputs", "in.npz", "--option", "tiles=4"),
     "bench": ("m.onnx", "--device", "ipu_sim", "--iterations", "1", "--duration", "0", "--option", "tiles=4"),
     "compile": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
-    "conformance": ("--device", "ipu_sim", "-k", "^test_abs$", "--processes", "1"),
+    "onnx-tests": ("--device", "ipu_sim", "-k", "^test_abs$", "--processes", "1"),
     "inspect": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
     "report": ("m.onnx", "--device", "ipu_sim", "--option", "tiles=4"),
 }

@@ -39,7 +39,7 @@ COMMAND_LINES = {
     "report": ["report", "tiny.onnx", "--device", "rocm", "-o", "page.html"],
     "bench": ["bench", "tiny.onnx", "--device", "rocm", "--runs", "1"],
     "compile": ["compile", "tiny.onnx", "--device", "rocm", "-o", "tiny.rammer"],
-    "conformance": ["conformance", "--device", "ipu_sim", "-k", "^test_relu$", "--processes", "2"],
+    "onnx-tests": ["onnx-tests", "--device", "ipu_sim", "-k", "^test_relu$", "--processes", "2"],
     "cache": ["cache", "status"],
     "plugins": ["plugins", "new", "extra"],
 }

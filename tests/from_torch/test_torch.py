@@ -130,6 +130,19 @@ def test_refused_operators_stay_with_torch(function: Any, name: str) -> None:
     assert_equal(found, function(x))
 
 
+def test_standardisation_is_no_training() -> None:
+    """A batch normalisation without running statistics, which standardises weights, is compiled."""
+    weight = nn.Parameter(torch.randn(4, 6))
+
+    def function(x: Any) -> Any:
+        scaled = nn.functional.batch_norm(weight.reshape(1, 4, 6), None, None, training=True)
+        return nn.functional.linear(x, scaled.reshape(4, 6))
+
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        assert_equal(compiled(function)(x), function(x))
+
+
 def test_graph_breaks_stay_with_torch() -> None:
     """A function with a graph break has the right result, from two graphs."""
 

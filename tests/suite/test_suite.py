@@ -163,7 +163,7 @@ def test_groups_leave_out_names_and_numbers() -> None:
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "scores.json"
     said = CliRunner().invoke(
-        cli, ["conformance", "--device", "toy", "-k", "^test_(add|regex_full_match_basic)$", "--json", str(file)]
+        cli, ["onnx-tests", "--device", "toy", "-k", "^test_(add|regex_full_match_basic)$", "--json", str(file)]
     )
     assert said.exit_code == 0, said.output
     assert "passed" in said.output and "1 declined: RegexFullMatch" in said.output
@@ -173,7 +173,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_the_command_fails_where_a_test_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rammer_testing.suite.run.scores", lambda *args: [Score("test_add", WRONG, "other")])
-    said = CliRunner().invoke(cli, ["conformance", "--device", "toy"])
+    said = CliRunner().invoke(cli, ["onnx-tests", "--device", "toy"])
     assert isinstance(said.exception, Mismatch)
 
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "report": "report",
     "bench": "bench",
     "compile": "compile",
-    "conformance": "conformance",
+    "onnx-tests": "onnx_tests",
     "cache": "cache",
     "plugins": "plugins",
 }

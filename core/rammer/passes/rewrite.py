@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 
 
@@ -75,7 +75,7 @@ class GraphRewriter:
         self.constants: dict[str, np.ndarray] = dict(graph.constants)
         self.outputs, self.counts, self.producers = output_names(graph), count_readers(graph), find_producers(graph)
         self.names: dict[str, str] = {}  #: Values that were replaced by other values.
-        self._taken = set(graph.types)
+        self._taken = Names(graph.types)
 
     def rule(self, node: Node) -> bool:
         """Add the replacement of ``node``, or return False to keep it."""

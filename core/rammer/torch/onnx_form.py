@@ -82,7 +82,7 @@ def to_onnx(program: Any) -> OnnxForm:
     random = sorted({str(n.target) for n in program.graph.nodes if _is_random(n)})
     if random:
         raise BadInput(f"operators draw random numbers: {', '.join(random)}", hint="call module.eval() if it has dropout layers")
-    if any(_arguments_of(n).get("training") is True for n in program.graph.nodes):
+    if any(_is_training(n) for n in program.graph.nodes):
         raise BadInput("a layer normalises by the statistics of its batch, as in training", hint="call module.eval()")
     roles = tuple(_output_roles(program))
     with _quiet_torch(), torch._guards.tracing(None), torch.no_grad():
@@ -104,6 +104,12 @@ def _is_random(node: Any) -> bool:
         return False
     given = _arguments_of(node)
     return given.get("train", True) is not False and given.get("dropout_p") != 0.0
+
+
+def _is_training(node: Any) -> bool:
+    """Return True for a normalisation that updates running statistics. Without these, it is a standardisation of its input."""
+    given = _arguments_of(node)
+    return given.get("training") is True and given.get("running_mean") is not None
 
 
 def _arguments_of(node: Any) -> dict[str, Any]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import find_producers, output_names, rebuild_graph, rename_values
+from rammer.passes.rewrite import GraphRewriter, find_producers, output_names, rebuild_graph, rename_values
 
 Order: TypeAlias = tuple[int, ...]
 
@@ -39,9 +38,8 @@ class CancelTransposes:
             before = graph
             graph = _without_pairs(graph)
             for order in sorted({order_of(n, graph) for n in graph.nodes if _is_transpose(n)}):
-                turned = _Turned(graph, order)
-                if nodes := turned.chosen():
-                    graph = _without_pairs(turned.rewritten(nodes))
+                moved = _Reordering(graph, order).rewritten()
+                graph = graph if moved is graph else _without_pairs(_without_unread(moved))
         return graph
 
 
@@ -76,24 +74,27 @@ def _without_pairs(graph: Graph) -> Graph:
     return rebuild_graph(graph, rename_values(nodes, names)) if names or changed else graph
 
 
-@dataclass
-class _Turned:
+def _without_unread(graph: Graph) -> Graph:
+    """Return the graph without unread transpositions."""
+    read = {i for n in graph.nodes for i in n.inputs} | output_names(graph)
+    nodes = [n for n in graph.nodes if not _is_transpose(n) or n.outputs[0] in read]
+    return rebuild_graph(graph, nodes) if len(nodes) < len(graph.nodes) else graph
+
+
+class _Reordering(GraphRewriter):
     """The operators of ``graph`` that can move before the transpositions by ``order`` that they read."""
 
-    graph: Graph
-    order: Order
-    nodes: list[Node] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        graph = self.graph
+    def __init__(self, graph: Graph, order: Order) -> None:
+        super().__init__(graph)
+        self.order = order
         self.back = invert_order(self.order)
         self.sources = {n.outputs[0]: n.inputs[0] for n in graph.nodes if _is_transpose(n) and order_of(n, graph) == self.order}
-        self.types, self.constants, self.taken = dict(graph.types), dict(graph.constants), set(graph.types)
         self.inner: dict[str, str] = {}
         self.turnable: dict[str, Node] = {}
         for node in graph.nodes:
             if self._can_transpose(node):
                 self.turnable[node.outputs[0]] = node
+        self.moved = self.chosen()
 
     # --- selection --------------------------------------------------------------------------------
 
@@ -186,19 +187,11 @@ class _Turned:
 
     # --- rewriting --------------------------------------------------------------------------------
 
-    def rewritten(self, chosen: dict[str, Node]) -> Graph:
-        """Return the graph with the operators ``chosen`` before their transpositions and other readers after them."""
-        for node in self.graph.nodes:
-            if node.outputs[0] in chosen:
-                self._turn(node)
-            else:
-                self.nodes.append(node)
-        return rebuild_graph(replace(self.graph, types=self.types), self._live_nodes(), self.constants)
-
-    def _live_nodes(self) -> list[Node]:
-        """Return the nodes without unread transpositions."""
-        read = {i for n in self.nodes for i in n.inputs} | output_names(self.graph)
-        return [n for n in self.nodes if not _is_transpose(n) or n.outputs[0] in read]
+    def rule(self, node: Node) -> bool:
+        if node.outputs[0] not in self.moved:
+            return False
+        self._turn(node)
+        return True
 
     def _turn(self, node: Node) -> None:
         result = node.outputs[0]
@@ -210,15 +203,15 @@ class _Turned:
             attributes["axis"] = self.order[int(attributes["axis"]) % len(self.order)]
         if node.op == "Pad":
             pads = self.constants[node.inputs[1]].reshape(2, -1)[:, list(self.back)]
-            steering = (self._add_constant(node.inputs[1], pads.reshape(-1)), *node.inputs[2:])
+            steering = (self.add_constant(node.inputs[1], pads.reshape(-1)), *node.inputs[2:])
             inputs = (self._reorder_operand(node.inputs[0]), *steering)
         self._add_transposed(replace(node, inputs=inputs, attributes=attributes), result)
 
     def _add_transposed(self, node: Node, result: str) -> None:
         """Append ``node`` with its result in the source order, and the transposition that computes ``result``."""
         kind = self.types[result]
-        inner = self.inner[result] = self._new(result, TensorType(kind.dtype, _permute_shape(kind.shape, self.back)))
-        self.nodes.append(replace(node, outputs=(inner,)))
+        inner = self.inner[result] = self.new_value(result, TensorType(kind.dtype, _permute_shape(kind.shape, self.back)))
+        self.append(replace(node, outputs=(inner,)))
         self._add_transpose(inner, result, self.order)
 
     def _left(self, node: Node) -> Order:
@@ -228,17 +221,17 @@ class _Turned:
 
     def _transpose_reduction(self, node: Node) -> None:
         axes = np.array(sorted(self.order[a] for a in self._reduction_axes(node)), np.int64)
-        inputs = (self._reorder_operand(node.inputs[0]), self._add_constant(node.inputs[1], axes), *node.inputs[2:])
+        inputs = (self._reorder_operand(node.inputs[0]), self.add_constant(node.inputs[1], axes), *node.inputs[2:])
         result, left = node.outputs[0], self._left(node)
         if not self._has_dropped_axes(node):
             self._add_transposed(replace(node, inputs=inputs), result)
         elif left == tuple(sorted(left)):
-            self.nodes.append(replace(node, inputs=inputs))
+            self.append(replace(node, inputs=inputs))
         else:
             after = tuple(sorted(left).index(a) for a in left)
             kind = self.types[result]
-            inner = self._new(result, TensorType(kind.dtype, _permute_shape(kind.shape, invert_order(after))))
-            self.nodes.append(replace(node, inputs=inputs, outputs=(inner,)))
+            inner = self.new_value(result, TensorType(kind.dtype, _permute_shape(kind.shape, invert_order(after))))
+            self.append(replace(node, inputs=inputs, outputs=(inner,)))
             self._add_transpose(inner, result, after)
 
     def _reorder_operand(self, value: str) -> str:
@@ -250,24 +243,14 @@ class _Turned:
             return value
         full = (1,) * (len(self.order) - len(shape)) + shape
         if value in self.constants:
-            return self._add_constant(value, self.constants[value].reshape(full).transpose(self.back))
+            return self.add_constant(value, self.constants[value].reshape(full).transpose(self.back))
         return self._add_transpose(
-            value, self._new(value, TensorType(self.types[value].dtype, _permute_shape(full, self.back))), self.back
+            value, self.new_value(value, TensorType(self.types[value].dtype, _permute_shape(full, self.back))), self.back
         )
 
-    def _add_constant(self, near: str, values: np.ndarray) -> str:
-        name = self._new(near, TensorType(str(values.dtype), values.shape))
-        self.constants[name] = np.ascontiguousarray(values)
-        return name
-
     def _add_transpose(self, value: str, result: str, order: Order) -> str:
-        self.nodes.append(Node("Transpose", (value,), (result,), {"perm": order}, version=21))
+        self.append(Node("Transpose", (value,), (result,), {"perm": order}, version=21))
         return result
-
-    def _new(self, near: str, kind: TensorType) -> str:
-        name = make_identifier(near, self.taken)
-        self.types[name] = kind
-        return name
 
 
 def _permute_shape(shape: Sequence[int], order: Order) -> tuple[int, ...]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from rammer.frontend.lower.recurrence import PARAMETERS
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, is_cell
-from rammer.passes.rewrite import rebuild_graph
+from rammer.passes.rewrite import GraphRewriter
 
 #: Inputs with one part per direction, and inputs whose batch comes first if ``layout`` is set.
 _BY_DIRECTION = (1, 2, 3, 5, 6, 7)
@@ -22,17 +21,7 @@ _TURNED = (0, 5, 6)
 
 def one_way(graph: Graph, most: int) -> Graph:
     """Return ``graph`` with layers of more than ``most`` steps in that form."""
-    long = [n for n in graph.nodes if is_cell(n) and _is_irregular_layer(n) and _sequence_length(graph, n) > most]
-    if not long:
-        return graph
-    splitting = _Splitting(graph)
-    chosen = {id(n) for n in long}
-    for node in graph.nodes:
-        if id(node) in chosen:
-            splitting.layer(node)
-        else:
-            splitting.nodes.append(node)
-    return rebuild_graph(replace(graph, types=splitting.types), splitting.nodes, splitting.constants)
+    return _Splitting(graph, most).rewritten()
 
 
 def _is_irregular_layer(node: Node) -> bool:
@@ -44,14 +33,16 @@ def _sequence_length(graph: Graph, node: Node) -> int:
     return graph.types[node.inputs[0]].shape[1 if node.attributes.get("layout", 0) else 0]
 
 
-class _Splitting:
-    """The graph under construction, with split layers."""
+class _Splitting(GraphRewriter):
+    def __init__(self, graph: Graph, most: int) -> None:
+        super().__init__(graph)
+        self.most = most
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.names = graph, Names(graph.types)
-        self.nodes: list[Node] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self.types = dict(graph.types)
+    def rule(self, node: Node) -> bool:
+        if not is_cell(node) or not _is_irregular_layer(node) or _sequence_length(self.graph, node) <= self.most:
+            return False
+        self.layer(node)
+        return True
 
     def layer(self, node: Node) -> None:
         """Append one layer in its new form."""
@@ -74,11 +65,11 @@ class _Splitting:
         steps, batch = self.types[own[0]].shape[:2]
         dtype = self.types[own[0]].dtype
         shapes = [(steps, 1, batch, width), *[(1, batch, width)] * STATES[node.op]]
-        outputs = [self._new_value(f"{node.outputs[0] or node.outputs[1]}_{way}", TensorType(dtype, s)) for s in shapes]
+        outputs = [self.new_value(f"{node.outputs[0] or node.outputs[1]}_{way}", TensorType(dtype, s)) for s in shapes]
         attributes = {**node.attributes, **_direction_activations(node, d, ways), "direction": way}
         attributes.pop("layout", None)
         kept = {k: v for k, v in attributes.items() if v != ()}
-        self.nodes.append(replace(node, inputs=tuple(own), outputs=tuple(outputs), attributes=kept))
+        self.append(replace(node, inputs=tuple(own), outputs=tuple(outputs), attributes=kept))
         return outputs
 
     def _join_result(self, node: Node, name: str, parts: Sequence[str], place: int) -> None:
@@ -89,14 +80,14 @@ class _Splitting:
         if len(parts) > 1:
             axis, kind = (1 if place == 0 else 0), self.types[parts[0]]
             shape = tuple(n * len(parts) if i == axis else n for i, n in enumerate(kind.shape))
-            whole = self._new_value(f"{name}_both", TensorType(kind.dtype, shape)) if order else name
+            whole = self.new_value(f"{name}_both", TensorType(kind.dtype, shape)) if order else name
             self._add_node(node, "Concat", parts, whole, axis=axis)
         if order or len(parts) == 1:
             self._add_node(node, "Transpose" if order else "Identity", [whole], name, **({"perm": order} if order else {}))
 
     def _transpose_value(self, name: str, order: tuple[int, ...], node: Node) -> str:
         kind = self.types[name]
-        result = self._new_value(f"{name}_turned", TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
+        result = self.new_value(f"{name}_turned", TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
         return self._add_node(node, "Transpose", [name], result, perm=order)
 
     def _slice_direction(self, name: str, d: int, node: Node) -> str:
@@ -104,23 +95,13 @@ class _Splitting:
         value, kind = self.graph.constant(name), self.types[name]
         kind = TensorType(kind.dtype, (1, *kind.shape[1:]))
         if value is not None:
-            return self._add_constant(value[d : d + 1], f"{name}_{d}")
-        bounds = [self._add_constant(np.array([n], np.int64), f"{name}_bound") for n in (d, d + 1, 0)]
-        return self._add_node(node, "Slice", [name, *bounds], self._new_value(f"{name}_{d}", kind))
-
-    def _add_constant(self, value: np.ndarray, hint: str) -> str:
-        name = self._new_value(hint, TensorType(str(value.dtype), value.shape))
-        self.constants[name] = value
-        return name
+            return self.add_constant(f"{name}_{d}", value[d : d + 1])
+        bounds = [self.add_constant(f"{name}_bound", np.array([n], np.int64)) for n in (d, d + 1, 0)]
+        return self._add_node(node, "Slice", [name, *bounds], self.new_value(f"{name}_{d}", kind))
 
     def _add_node(self, like: Node, op: str, inputs: Sequence[str], result: str, **attributes: Any) -> str:
-        self.nodes.append(Node(op, tuple(inputs), (result,), attributes, like.name, "", like.version))
+        self.append(Node(op, tuple(inputs), (result,), attributes, like.name, "", like.version))
         return result
-
-    def _new_value(self, hint: str, kind: TensorType) -> str:
-        name = make_identifier(hint, self.names)
-        self.types[name] = kind
-        return name
 
 
 def _layer_direction(node: Node) -> str:

@@ -1,4 +1,4 @@
-"""The command ``rammer conformance``: ONNX's tests on a device, scored."""
+"""The command ``rammer onnx-tests``: ONNX's tests on a device, scored."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
     A test is passed, passed with operators that the host computed (named), declined (with the reason), wrong, or failed. Declined
     tests and tests computed on the host do not count as passed.
 
-    Example: rammer conformance --device rocm -k conv
+    Example: rammer onnx-tests --device rocm -k conv
     """
-    require_kit("rammer conformance")
+    require_kit("rammer onnx-tests")
     import onnx
 
     from rammer_testing.suite.run import grouped, scores

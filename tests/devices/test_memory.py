@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.cache.cached_constants import LARGE
-from rammer.device import capabilities
+from rammer.device import shared_constants
 from rammer.device.shared_constants import ConstantForm, SharedConstants
 from rammer.errors import BadInput
 from rammer.ir.constants.recipes import Constants
@@ -231,7 +231,7 @@ def test_weights_of_siblings_are_kept_nowhere_else(
 
 def test_programs_of_a_range_pack_weights_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check this with the limit on predicted time removed."""
-    monkeypatch.setattr(capabilities, "WITHIN", 1e9)
+    monkeypatch.setattr(shared_constants, "WITHIN", 1e9)
     forms = dict[str, set[str]]()
     before = SharedConstants.take
 

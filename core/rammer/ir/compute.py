@@ -358,7 +358,7 @@ def verify_compute_graph(graph: ComputeGraph) -> None:
         for problem in _find_problems(c, graph.types, defined):
             raise ValueError(f"compute {c.name} (from {c.origin or 'a pass'}): {problem}\n  {c}")
         defined.add(c.name)
-    missing = [n for n in graph.outputs if n not in defined]
+    missing = [n for n in graph.outputs if n not in defined and graph.types[n].size]  # tensors without elements are not computed
     if missing:
         raise ValueError(f"compute graph {graph.name}: outputs {missing} are never computed")
 

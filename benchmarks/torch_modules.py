@@ -159,10 +159,7 @@ def _timm() -> dict[str, Maker]:
         "edgenext": of("edgenext_xx_small", 64, depths=(1, 1, 1, 1)),
         "levit": of("levit_128s", 64, img_size=64, embed_dim=(32, 32, 32), depth=(1, 1, 1), num_heads=(2, 2, 2)),
         "twins": of("twins_svt_small", 64, img_size=64, embed_dims=(16, 32, 32, 32), num_heads=(1, 2, 2, 2), depths=(1, 1, 1, 2)),
-        "repvgg": of(
-            "repvgg_a0",
-            32,
-        ),
+        "repvgg": of("repvgg_a0", 32),
         "ghostnet": of("ghostnet_050", 32),
         "hardcorenas": of("mobilenetv3_small_050", 32),
         "fastvit": of("fastvit_t8", 64, layers=(1, 1, 1, 1), **{"embed_dims": (16, 32, 32, 32)}),
@@ -227,52 +224,63 @@ def _text(*names: str, length: int = 12, batch: int = 1) -> dict[str, Tensor]:
     return found | {n: torch.ones(batch, length, dtype=torch.int64) for n in names}
 
 
-def _transformers() -> dict[str, Maker]:
-    def text(model: str, config: str, *names: str, batch: int = 1, inputs: Any = None, **more: Any) -> Maker:
-        return lambda: (getattr(transformers, model)(_config(config, **more)), inputs() if inputs else _text(*names, batch=batch))
+def _language(model: str, config: str, *names: str, batch: int = 1, inputs: Any = None, **more: Any) -> Maker:
+    return lambda: (getattr(transformers, model)(_config(config, **more)), inputs() if inputs else _text(*names, batch=batch))
 
-    def pixels(model: str, config: str, size: int = 32, **more: Any) -> Maker:
-        return lambda: (getattr(transformers, model)(_config(config, **more)), {"pixel_values": torch.randn(1, 3, size, size)})
 
-    def decoded() -> dict[str, Tensor]:
-        return _text() | {"decoder_input_ids": torch.randint(3, 128, (1, 6))}
+def _pixels(model: str, config: str, size: int = 32, **more: Any) -> Maker:
+    return lambda: (getattr(transformers, model)(_config(config, **more)), {"pixel_values": torch.randn(1, 3, size, size)})
 
+
+def _decoded() -> dict[str, Tensor]:
+    return _text() | {"decoder_input_ids": torch.randint(3, 128, (1, 6))}
+
+
+def _texts() -> dict[str, Maker]:
     return {
-        "bert": text("BertModel", "BertConfig", "attention_mask", batch=2),
-        "bert_classes": text("BertForSequenceClassification", "BertConfig", "attention_mask"),
-        "roberta": text("RobertaModel", "RobertaConfig", "attention_mask", pad_token_id=1),
-        "distilbert": text("DistilBertModel", "DistilBertConfig", "attention_mask"),
-        "albert": text("AlbertModel", "AlbertConfig", "attention_mask"),
-        "electra": text("ElectraModel", "ElectraConfig", "attention_mask"),
-        "mpnet": text("MPNetModel", "MPNetConfig", "attention_mask"),
-        "deberta": text("DebertaV2Model", "DebertaV2Config", "attention_mask"),
-        "modernbert": text("ModernBertModel", "ModernBertConfig", "attention_mask"),
-        "gpt2": text("GPT2LMHeadModel", "GPT2Config"),
-        "gpt_neox": text("GPTNeoXForCausalLM", "GPTNeoXConfig"),
-        "gptj": text("GPTJForCausalLM", "GPTJConfig", rotary_dim=4),
-        "opt": text("OPTForCausalLM", "OPTConfig"),
-        "llama": text("LlamaForCausalLM", "LlamaConfig"),
-        "mistral": text("MistralForCausalLM", "MistralConfig"),
-        "qwen2": text("Qwen2ForCausalLM", "Qwen2Config"),
-        "qwen3": text("Qwen3ForCausalLM", "Qwen3Config"),
-        "phi": text("PhiForCausalLM", "PhiConfig"),
-        "gemma": text("GemmaForCausalLM", "GemmaConfig"),
-        "gemma2": text("Gemma2ForCausalLM", "Gemma2Config"),
-        "olmo": text("OlmoForCausalLM", "OlmoConfig"),
-        "stablelm": text("StableLmForCausalLM", "StableLmConfig"),
-        "falcon": text("FalconForCausalLM", "FalconConfig"),
-        "bloom": text("BloomForCausalLM", "BloomConfig"),
-        "t5_encoder": text("T5EncoderModel", "T5Config"),
-        "t5": text("T5ForConditionalGeneration", "T5Config", inputs=decoded),
-        "bart": text("BartForConditionalGeneration", "BartConfig", inputs=decoded),
-        "vit": pixels("ViTForImageClassification", "ViTConfig"),
-        "deit": pixels("DeiTForImageClassification", "DeiTConfig"),
-        "dinov2": pixels("Dinov2Model", "Dinov2Config"),
-        "swin": pixels(
+        "bert": _language("BertModel", "BertConfig", "attention_mask", batch=2),
+        "bert_classes": _language("BertForSequenceClassification", "BertConfig", "attention_mask"),
+        "roberta": _language("RobertaModel", "RobertaConfig", "attention_mask", pad_token_id=1),
+        "distilbert": _language("DistilBertModel", "DistilBertConfig", "attention_mask"),
+        "albert": _language("AlbertModel", "AlbertConfig", "attention_mask"),
+        "electra": _language("ElectraModel", "ElectraConfig", "attention_mask"),
+        "mpnet": _language("MPNetModel", "MPNetConfig", "attention_mask"),
+        "deberta": _language("DebertaV2Model", "DebertaV2Config", "attention_mask"),
+        "modernbert": _language("ModernBertModel", "ModernBertConfig", "attention_mask"),
+        "gpt2": _language("GPT2LMHeadModel", "GPT2Config"),
+        "gpt_neox": _language("GPTNeoXForCausalLM", "GPTNeoXConfig"),
+        "gptj": _language("GPTJForCausalLM", "GPTJConfig", rotary_dim=4),
+        "opt": _language("OPTForCausalLM", "OPTConfig"),
+        "llama": _language("LlamaForCausalLM", "LlamaConfig"),
+        "mistral": _language("MistralForCausalLM", "MistralConfig"),
+        "qwen2": _language("Qwen2ForCausalLM", "Qwen2Config"),
+        "qwen3": _language("Qwen3ForCausalLM", "Qwen3Config"),
+        "phi": _language("PhiForCausalLM", "PhiConfig"),
+        "gemma": _language("GemmaForCausalLM", "GemmaConfig"),
+        "gemma2": _language("Gemma2ForCausalLM", "Gemma2Config"),
+        "olmo": _language("OlmoForCausalLM", "OlmoConfig"),
+        "stablelm": _language("StableLmForCausalLM", "StableLmConfig"),
+        "falcon": _language("FalconForCausalLM", "FalconConfig"),
+        "bloom": _language("BloomForCausalLM", "BloomConfig"),
+        "t5_encoder": _language("T5EncoderModel", "T5Config"),
+        "t5": _language("T5ForConditionalGeneration", "T5Config", inputs=_decoded),
+        "bart": _language("BartForConditionalGeneration", "BartConfig", inputs=_decoded),
+        "mamba": _language("MambaForCausalLM", "MambaConfig", state_size=4, expand=2, time_step_rank=4),
+    }
+
+
+def _images() -> dict[str, Maker]:
+    return {
+        "vit": _pixels("ViTForImageClassification", "ViTConfig"),
+        "deit": _pixels("DeiTForImageClassification", "DeiTConfig"),
+        "dinov2": _pixels("Dinov2Model", "Dinov2Config"),
+        "swin": _pixels(
             "SwinForImageClassification", "SwinConfig", embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=2, patch_size=4
         ),
-        "convnext": pixels("ConvNextForImageClassification", "ConvNextConfig", num_stages=2, hidden_sizes=[8, 16], depths=[1, 1]),
-        "segformer": pixels(
+        "convnext": _pixels(
+            "ConvNextForImageClassification", "ConvNextConfig", num_stages=2, hidden_sizes=[8, 16], depths=[1, 1]
+        ),
+        "segformer": _pixels(
             "SegformerForSemanticSegmentation",
             "SegformerConfig",
             64,
@@ -286,7 +294,7 @@ def _transformers() -> dict[str, Maker]:
             mlp_ratios=[2, 2],
             decoder_hidden_size=16,
         ),
-        "mobilevit": pixels(
+        "mobilevit": _pixels(
             "MobileViTForImageClassification",
             "MobileViTConfig",
             64,
@@ -295,6 +303,11 @@ def _transformers() -> dict[str, Maker]:
             image_size=64,
             patch_size=2,
         ),
+    }
+
+
+def _encoders() -> dict[str, Maker]:
+    return {
         "clip_vision": lambda: (
             transformers.CLIPVisionModel(
                 transformers.CLIPVisionConfig(
@@ -325,8 +338,11 @@ def _transformers() -> dict[str, Maker]:
             ),
             {"input_values": torch.randn(1, 400)},
         ),
-        "detr_mamba": text("MambaForCausalLM", "MambaConfig", state_size=4, expand=2, time_step_rank=4),
     }
+
+
+def _transformers() -> dict[str, Maker]:
+    return _texts() | _images() | _encoders()
 
 
 def names() -> list[str]:

@@ -28,7 +28,7 @@ PLUGIN = """
 import os, signal, time
 from dataclasses import replace
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Device, OpenOptions
+from rammer.device.manifest import Device, OpenOptions, Option
 from rammer.errors import DeviceFailure
 from rammer.fusion.tile_search import candidates
 from rammer_toy import ToyBackend, ToyProfiler, probe
@@ -49,15 +49,17 @@ class Profiler(ToyProfiler):
 class Backend(ToyBackend):
     def __init__(self, options):
         super().__init__(OpenOptions())
-        self.deeds = dict(options.options)
+        self.deeds = {name[1:]: deed for name, deed in options.options.items()}
         self.profiler = Profiler(self)
 
     def candidates(self, operator, binding):
         return candidates(operator, binding, replace(self.vdevice, veus=16), 16)
 
+OPTIONS = tuple(Option(f"n{n}", "", "what happens to tiles of this many tasks") for n in range(17))
+
 @hookimpl
 def rammer_devices():
-    return [Device("hazard", "a toy with a bad clock", probe, Backend, api=5)]
+    return [Device("hazard", "a toy with a bad clock", probe, Backend, api=5, options=OPTIONS)]
 """
 
 
@@ -73,7 +75,7 @@ def open_hazard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
     (info / "entry_points.txt").write_text("[rammer.devices]\nhazard = rammer_hazard\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(measure_process, "MEASURERS", {})
-    yield lambda **deeds: Registry().open("hazard", options={str(k)[1:]: v for k, v in deeds.items()})
+    yield lambda **deeds: Registry().open("hazard", options={f"n{k[1:]}": v for k, v in deeds.items()})
     measure_process.close_all()
     sys.modules.pop("rammer_hazard", None)
 

@@ -235,7 +235,10 @@ def test_a_kept_program_opens_no_door(beside: Path, change: str, said: str) -> N
         added(beside)
 
 
-def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_inputs_without_a_shape_take_that_of_every_array(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy"]
     z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 4])
     nodes = [helper.make_node("Mul", ["x", "z"], ["m"]), helper.make_node("Softmax", ["m"], ["y"])]

@@ -104,6 +104,8 @@ def test_a_device_that_queues_all_its_steps_refuses_the_host() -> None:
     device = next(d for d, p in enumerate(spread.parts) if any(s.host for s in p.steps))
 
     class Queueing:
+        queues_steps = True
+
         def part(self, *given: Any) -> None: ...
 
     with pytest.raises(BadInput, match=r"Det\) runs on the host, and transport local queues all steps"):

@@ -260,7 +260,7 @@ def test_calls_with_fixed_addresses(in_place: bool) -> None:
     module = Net().eval()
     x = torch.randn(1, 3, 4, 4)
     made = rammer.torch.compile(module, (x,), "rocm")
-    name = next(iter(made._program.form.inputs.values()))
+    name = made.executable.head.inputs[0].name
     call = calls.DeviceCall.bind(made.executable, {name: x}, None, in_place)
     with torch.no_grad():
         for _ in range(3):

@@ -146,7 +146,7 @@ def command(
     close, problems = Tolerance().of(request.chosen.precision), list[RammerError]()
     wanted = Measured(effort, on_device, parts if files.per_operator else None, close, problems)
     for model, choice in zip(models, _choose_inputs(models, shapes), strict=True):
-        want = _reference_outputs(model, choice) if not first_elsewhere() else None
+        want = _reference_outputs(model, choice, "onnxruntime" in runners.peers) if not first_elsewhere() else None
         for device in device_names(runners.devices):
             asked = replace(request, precision=precision)
             if names := parse_devices(device, runners.joining, request):
@@ -204,8 +204,9 @@ def _to_dict(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) ->
 Judged: TypeAlias = "tuple[InputChoice, Mapping[str, Array] | None]"
 
 
-def _reference_outputs(model: Path, choice: InputChoice) -> Mapping[str, Array] | None:
-    """Return the outputs of ONNX Runtime, or None with a warning if it is not installed or refuses the model."""
+def _reference_outputs(model: Path, choice: InputChoice, asked: bool) -> Mapping[str, Array] | None:
+    """Return the outputs of ONNX Runtime, or None with a warning if it refuses the model or is missing. Raises the latter as an
+    error if the user ``asked`` for it as a peer."""
     from rammer.device.loader import Registry
     from rammer.reference.outputs import expected_outputs
     from rammer.runtime.onnx_source import open_source
@@ -214,6 +215,8 @@ def _reference_outputs(model: Path, choice: InputChoice) -> Mapping[str, Array] 
     try:
         return expected_outputs(source.model, "onnxruntime", collect_inputs(source.head, choice))
     except RammerError as problem:
+        if asked and isinstance(problem, DeviceUnavailable):
+            raise
         print_warning(f"{model.name}: outputs are not compared: {problem.what}")
         return None
 

@@ -24,14 +24,14 @@ from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.placement import ROOM
-from rammer_rocm.plugin import EXECUTOR, WINOGRAD
 from rammer_rocm.resources import measure_resources
 from rammer_rocm.trace import TracedProgram, record_trace
 from rammer_rocm.units import make_hardware, virtual_device
 
 
-def open_backend(options: OpenOptions) -> Backend:
-    """Open the unit that ``options`` name. Raises DeviceUnavailable if it is missing or of another kind."""
+def open_backend(options: OpenOptions, executor: str, winograd: bool) -> Backend:
+    """Open the unit that ``options`` name; ``executor`` and ``winograd`` are options of the device. Raises DeviceUnavailable
+    if the unit is missing or of another kind."""
     found = units()
     if options.index >= len(found):
         raise DeviceUnavailable(
@@ -44,17 +44,17 @@ def open_backend(options: OpenOptions) -> Backend:
             f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
             hint="leave out --require, or name another unit (rammer devices lists them)",
         )
-    return OpenClBackend(device, options)
+    return OpenClBackend(device, options.index, executor, () if winograd else ("winograd",))
 
 
 class OpenClBackend(OpenClKernels):
     """An OpenCL unit with a context and an in-order queue."""
 
-    def __init__(self, device: Any, options: OpenOptions) -> None:
+    def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...]) -> None:
         cl = import_opencl()
-        super().__init__(virtual_device(device), _excluded_families(options))
-        self.hardware: Hardware = make_hardware(options.index, device)
-        self.single = _is_single_launch(options, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
+        super().__init__(virtual_device(device), excluded)
+        self.hardware: Hardware = make_hardware(index, device)
+        self.single = _is_single_launch(executor, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -111,17 +111,12 @@ class OpenClBackend(OpenClKernels):
         del self.constants, self.builder, self.queue, self.context
 
 
-def _is_single_launch(options: OpenOptions, able: bool) -> bool:
+def _is_single_launch(executor: str, able: bool) -> bool:
     """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
-    executor = options.value(EXECUTOR) or ("single" if able else "waves")
+    executor = executor or ("single" if able else "waves")
     if executor == "single" and not able:
         raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
     return executor == "single"
-
-
-def _excluded_families(options: OpenOptions) -> tuple[str, ...]:
-    """Return the families that are excluded from the search."""
-    return ("winograd",) if options.value(WINOGRAD) == "off" else ()
 
 
 class OpenClProfiler(Profiler):

@@ -24,7 +24,7 @@ def open_device(options: OpenOptions) -> Backend:
         return open_target(options)
     from rammer_rocm.backend import open_backend
 
-    return open_backend(options)
+    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on")
 
 
 #: AMD architectures that kernels can be compiled for without the card.

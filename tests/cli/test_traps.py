@@ -40,7 +40,7 @@ COMMAND_LINES = {
     "bench": ["bench", "tiny.onnx", "--device", "rocm", "--runs", "1"],
     "compile": ["compile", "tiny.onnx", "--device", "rocm", "-o", "tiny.rammer"],
     "onnx-tests": ["onnx-tests", "--device", "ipu_sim", "-k", "^test_relu$", "--processes", "2"],
-    "cache": ["cache", "status"],
+    "cache": ["cache", "info"],
     "plugins": ["plugins", "new", "extra"],
 }
 

@@ -92,6 +92,7 @@ def test_search_finds_every_form() -> None:
 def test_only_one_module_starts_processes() -> None:
     """Check that all other modules call ``rammer.child_processes``."""
     found = {str(path.relative_to(ROOT)): names for path in SOURCES if (names := list(refused_names(path.read_text())))}
+    del found["tests/kit/rammer_testing/browser.py"]  # a browser for tests, which runs no code of rammer
     assert len(SOURCES) > 500 and not found
 
 

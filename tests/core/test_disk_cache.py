@@ -19,6 +19,7 @@ from rammer.cache.cache_transfer import export_cache, import_cache
 from rammer.cache.disk_cache import BLOCK, IN_USE, Cache, cache_lock, clear_cache, evict, list_entries, size_bound
 from rammer.errors import BadInput
 from rammer_testing.cache_files import entries
+from rammer_testing.nonempty import some
 
 Capture = pytest.CaptureFixture[str]
 
@@ -90,7 +91,7 @@ def test_entries_in_use_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.utime(folder, (0, 0))
     monkeypatch.setenv("RAMMER_CACHE_SIZE", "1")
     evict(tmp_path)
-    assert {*entries(tmp_path)} == {*recent, folder} and not any(p.exists() for p in old)
+    assert {*entries(tmp_path)} == {*recent, folder} and not any(p.exists() for p in some(old))
 
 
 def test_an_entry_that_is_used_during_eviction_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +162,7 @@ def test_processes_write_read_and_evict_at_once(tmp_path: Path) -> None:
     words = [sys.executable, "-c", WORKER, str(tmp_path)]
     pipe = subprocess.PIPE
     started = [subprocess.Popen([*words, str(n)], env=environment, stderr=pipe, text=True) for n in range(3)]
-    for process in started:
+    for process in some(started):
         assert process.communicate(timeout=300)[1] == "" and process.returncode == 0
     assert 0 < sum(e.nbytes for e in list_entries(tmp_path)) <= (32 + 3 * 3) * BLOCK
     assert not list(tmp_path.rglob("*.partial"))
@@ -198,11 +199,11 @@ def test_what_was_exported_is_imported(tmp_path: Path) -> None:
     file = exported(tmp_path / "a", tmp_path / "all.tar")
     assert import_cache(tmp_path / "b", file) == ({"programs": 3, "tuned": 3}, {"cuda-cubins": 3})
     assert import_cache(tmp_path / "b", file, trust_code=True) == ({"cuda-cubins": 3}, {})
-    for path in entries(tmp_path / "a"):
+    for path in some(entries(tmp_path / "a")):
         made = tmp_path / "b" / path.relative_to(tmp_path / "a")
         assert made.exists() == ("digests" not in path.parts)
         assert "digests" in path.parts or made.read_bytes() == path.read_bytes()
-    assert all(p.stat().st_mode & 0o777 == 0o600 for p in entries(tmp_path / "b"))
+    assert all(p.stat().st_mode & 0o777 == 0o600 for p in some(entries(tmp_path / "b")))
     few = exported(tmp_path / "a", tmp_path / "few.tar", "tuned")
     assert import_cache(tmp_path / "c", few) == ({"tuned": 3}, {})
 

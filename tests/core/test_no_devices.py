@@ -26,6 +26,7 @@ ALLOWED = {
     ("rammer/device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
     ("rammer/compile_options.py", "sm_90a"): "an example in a help text",
     ("rammer/compile_options.py", "gpu."): "an example in a help text",
+    ("rammer_testing/browser.py", "--disable-gpu"): "an option of the browser",
     ("rammer_testing/sandbox.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
     ("rammer_testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
     ("rammer_testing/mutants/__main__.py", "OpenCL"): "in a help text",

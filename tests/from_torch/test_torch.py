@@ -12,6 +12,7 @@ import pytest
 
 import rammer
 from rammer.errors import BadInput
+from rammer_testing.nonempty import some
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install rammer-core[torch]")
 pytest.importorskip("onnxscript", reason="needs onnxscript: pip install rammer-core[torch]")
@@ -239,8 +240,8 @@ def test_weights_are_not_copied() -> None:
     module = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64)).eval()
     form = forms.to_onnx(forms.export_module(module, (torch.randn(2, 64),), {}, None))
     parameters = [calls.to_array(p) for p in module.parameters() if p.ndim == 2]
-    assert all(any(np.shares_memory(w, p) for w in form.weights.values()) for p in parameters)
-    assert not any(t.raw_data for t in form.proto.graph.initializer if t.name in form.weights)
+    assert all(any(np.shares_memory(w, p) for w in form.weights.values()) for p in some(parameters))
+    assert not any(t.raw_data for t in some(form.proto.graph.initializer) if t.name in form.weights)
 
 
 def test_equal_modules_have_equal_models() -> None:

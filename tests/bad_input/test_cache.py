@@ -287,7 +287,7 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     assert len(entries(own_cache, "tuned")) == 2
     exe = rammer.compile(path, device="toy", tune="quick")
     exe.specialise({})  # finishes tuning, starting from the two stored kernels
-    assert exe.compiler.tuner.store.hits >= 2  # the times of whole programs are read again, too
+    assert exe.compiler.tuner.store.hits == 2
     assert len(entries(own_cache, "tuned")) == 5  # and the times of the programs with and without measured kernels
 
 

@@ -48,6 +48,7 @@ class Tuner:
     arrangements: LoadedArrangements = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
+    _stored: dict[str, tuple[TunedKernel, ...]] = field(default_factory=dict)  #: Entries that ``prepare`` read.
     _firsts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Tuner:
     @cached_property
     def guessing(self) -> Tuner:
         """A tuner of the same device that measures nothing."""
-        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _firsts={})
+        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _stored={}, _firsts={})
         made.arrangements = self.arrangements
         return made
 
@@ -95,9 +96,12 @@ class Tuner:
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
             sign = binding.key(operator)
-            if sign in self._seen or sign in self._options:
+            if sign in self._seen or sign in self._options or sign in self._stored:
                 continue
-            if self.store.get(self._store_key(sign)) is None:
+            cached = self.store.get(self._store_key(sign))
+            if cached is not None:
+                self._stored[sign] = cached
+            else:
                 self._options[sign] = self.offered(operator, binding)
                 pairs += [(o, binding) for o in self._select_measured(self._options[sign], binding)]
         self.backend.profiler.prepare(pairs)
@@ -147,7 +151,7 @@ class Tuner:
 
     def _find_kernels(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._store_key(sign)
-        cached = self.store.get(key)
+        cached = self._stored.pop(sign, None) or self.store.get(key)
         options = self._options.pop(sign, None) or self.offered(operator, binding)
         known = {(o.tile, o.family, o.config) for o in self._select_measured(options, binding)} if cached else {}
         # A store only selects the best candidate; an entry that is not a candidate was never measured here.

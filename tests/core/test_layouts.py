@@ -259,7 +259,7 @@ def test_without_a_layout_images_of_codes_move_alone() -> None:
     )
     types = {**have.graph.types, "b": TensorType("uint8", shape), "d": TensorType("int8", shape)}
     have = replace(have, graph=replace(have.graph, types=types))
-    assert moved_in(assign_layouts(have, operators, codes=True).storages) == {"b", "d"}
+    assert moved_in(assign_layouts(have, operators, narrow=True).storages) == {"b", "d"}
     assert moved_in(assign_layouts(have, operators).storages) == {"b", "c", "d"}
     shared = replace(have, storages={**have.storages, "d": replace(have.storages["d"], buffer="c")})
-    assert moved_in(assign_layouts(shared, operators, codes=True).storages) == {"b"}
+    assert moved_in(assign_layouts(shared, operators, narrow=True).storages) == {"b"}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from rammer_testing.nonempty import some
+
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import Connection, ROperator
@@ -19,7 +23,12 @@ from rammer.ir.types import TensorType
 
 from .cuda_on_host import MOST_THREADS, HostSearch, on_host
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from rammer_cuda.gpu import TARGETS
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel
+
+NONE: Mapping[str, tuple[int, ...]] = {}
 
 #: A product, and the squares of rows, whose results exceed 65504 before a map reduces some of them.
 OPERATORS: Mapping[str, tuple[str, ...]] = {
@@ -37,14 +46,36 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def operator_of(lines: tuple[str, ...]) -> tuple[ROperator, Binding]:
-    """Return the lines as one untiled operator of connected Computes."""
+#: Matrices times a few vectors: (lines, shapes of the inputs). ``w`` is a constant, ``c`` is computed.
+VECTORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]] = {
+    "packed": (("y: f16[m:1, n:300] = sum[k:256] x[m, k] * w[k, n]",), {"x": (1, 256), "w": (256, 300)}),
+    "residual": (
+        ("p: f16[m:3, n:100] = sum[k:200] x[m, k] * w[n, k]", "y: f16[m:3, n:100] = max(p[m, n] + r[m, n], 0.0)"),
+        {"x": (3, 200), "w": (100, 200), "r": (3, 100)},
+    ),
+    "odd": (("y: f16[m:2, n:37] = sum[k:77] x[m, k] * w[n, k]",), {"x": (2, 77), "w": (37, 77)}),
+    "keys": (("y: f16[h:3, m:1, n:57] = sum[k:64] x[h, m, k] * c[h, n, k]",), {"x": (3, 1, 64), "c": (3, 57, 64)}),
+    "values": (("y: f16[h:3, m:1, n:64] = sum[k:57] x[h, m, k] * c[h, k, n]",), {"x": (3, 1, 57), "c": (3, 57, 64)}),
+    "float32": (("y: f32[m:8, n:40] = sum[k:512] x[m, k] * w[n, k]",), {"x": (8, 512), "w": (40, 512)}),
+}
+
+
+def written(binding: Binding, candidates: Iterable[ROperator]) -> Iterator[tuple[ROperator, TaskKernel]]:
+    """Yield the candidates that have a kernel, with it."""
+    for tiled in candidates:
+        with suppress(DeviceFailure):
+            yield tiled, task_kernel(tiled, binding)
+
+
+def operator_of(lines: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]] = NONE) -> tuple[ROperator, Binding]:
+    """Return the lines as one untiled operator of connected Computes; inputs without a shape are 32 x 32."""
     computes = [Compute.parse(line) for line in lines]
     names = {c.name for c in computes}
     links = tuple(Connection(n, c.name, "thread") for c in computes for n in c.reads if n in names)
     operator = ROperator("y", tuple(computes), links, ("y",))
-    types = {n: TensorType("float16", (32, 32)) for n in operator.inputs} | {c.name: c.type for c in computes}
-    return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")})
+    types = {n: TensorType("float16", shapes.get(n, (32, 32))) for n in operator.inputs} | {c.name: c.type for c in computes}
+    storages = {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")}
+    return operator, Binding(types, storages, frozenset(("w",)) & {*operator.inputs})
 
 
 @pytest.mark.slow
@@ -70,3 +101,23 @@ def test_results_read_in_place_are_rounded(name: str, rng: np.random.Generator) 
         host = HostKernel.of(kernel, binding, values, on_host(kernel), tiled.task_count)
         np.testing.assert_array_equal(run_on_host(host, values)["y"], want, err_msg=f"family {tiled.family}")
     assert len(tried) >= 2, tried
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not here")
+@pytest.mark.parametrize("name", list(VECTORS))
+def test_matrices_times_vectors_agree_with_float64(name: str, rng: np.random.Generator) -> None:
+    """Check kernels of ``gemv`` with tiles that do not divide the result, and a result rounded once."""
+    operator, binding = operator_of(*VECTORS[name])
+    values = {n: rng.standard_normal(binding.types[n].shape).astype(np.float16) for n in operator.inputs}
+    want = run_graph(ComputeGraph("g", tuple(values), ("y",), operator.computes, binding.types), values, precise=True)["y"]
+    found = [(o, k) for o, k in written(binding, (c.operator for c in GEMV.candidates(operator, binding, TARGETS["sm_90a"])))]
+    found = [(o, k) for o, k in found if k.threads <= MOST_THREADS]
+    for place in some(rng.choice(len(found), min(4, len(found)), replace=False)):
+        tiled, kernel = found[int(place)]
+        have = run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), tiled.task_count), values)["y"]
+        rounding = 2.0**-11 if operator.main.dtype == "float16" else 1e-6
+        steps = 2 * rounding * (len(operator.computes) - 1)  # an intermediate result is rounded, too
+        bound = rounding * np.abs(want) + (steps + 1e-5) * np.abs(want).max()
+        assert (np.abs(have.astype(np.float64) - want) <= bound).all(), tiled.head()

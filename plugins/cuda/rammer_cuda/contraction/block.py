@@ -8,8 +8,8 @@ from typing import Any
 
 from rammer.codegen import Unsuited
 
-#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand: 128
-#: results and as many partial sums a thread would not fit its registers.
+#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand of
+#: float32: 128 results and as many partial sums a thread would not fit its registers.
 GROUP, THREADS, MOST = 64, 128, 128
 
 
@@ -99,13 +99,15 @@ class WarpgroupShape(Shape):
         return (self.stages - 2) // self.producers
 
 
-def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool, sixteens: bool = False) -> WarpgroupShape:
-    """Return the block of a task of ``rows x width``. Raise Unsuited if the undivided side is too long. With ``sixteens``, the
-    undivided side of an instruction is at most 24 elements or a multiple of 16."""
+def warpgroup_shape(
+    rows: int, width: int, config: dict[str, int], down: bool, most: int = MOST, sixteens: bool = False
+) -> WarpgroupShape:
+    """Return the block of a task of ``rows x width``. Raise Unsuited if the undivided side is longer than ``most``. With
+    ``sixteens``, the undivided side of an instruction is at most 24 elements or a multiple of 16."""
     through, fixed = (rows, width) if down else (width, rows)
     through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
     fixed = -(-fixed // 16) * 16 if sixteens and fixed > 24 else fixed
-    if fixed > MOST:
+    if fixed > most:
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)
     return WarpgroupShape(

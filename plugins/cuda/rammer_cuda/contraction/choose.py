@@ -13,11 +13,11 @@ import numpy as np
 
 from rammer.codegen import BYTE, BYTES, Choice, Operand, Roles, Unsuited, operand_of, roles_of, with_quotients
 from rammer.device.manifest import Binding
-from rammer.ir.compute import Compute
+from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import GROUP, MOST, Shape, WarpgroupShape, shape_of, warpgroup_shape
+from rammer_cuda.contraction.block import GROUP, Shape, WarpgroupShape, shape_of, warpgroup_shape
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
     WARPGROUP_COSTS,
@@ -55,6 +55,7 @@ MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
 FILLED = 0.7
 #: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs suggests.
 EVEN_SPLITS = (1, 2, 4, 8)
+ALL_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 Config = tuple[tuple[str, int], ...]
 Candidates: TypeAlias = Callable[[ROperator, Binding, Gpu], Iterable[Choice]]
@@ -113,10 +114,10 @@ def _rank_blocks(
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    lots = _copy_sizes(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)
+    lots = _copy_sizes(roles, binding, depths, table["bk"], cost.item) if cost.item < 4 else (4, 4)
     seconds = 0.0
     for main, count in zip(mains, tasks, strict=True):
-        work = Work(count, rows * width, roles.changed, _is_likely_contiguous(roles, binding), lots=lots)
+        work = Work(count, rows * width, roles.changed, lots=lots)
         ends = {bk: depth_of(main.reduce, bk) for bk in depths}
         here = walk if main is roles.main else DepthWalk.each([ends[bk] for bk in table["bk"]])
         seconds = seconds + ring_seconds(cost, s, here, work, gpu) / len(mains)
@@ -144,37 +145,38 @@ def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numb
     return best
 
 
-def _is_likely_contiguous(roles: Roles, binding: Binding) -> bool:
-    """Return True if eight columns or eight products of ``b`` are probably contiguous, as 16-byte copies of float16 need."""
-    columns = math.prod(roles.main.shape[d] for d in roles.columns)
-    deep = roles.main.reduce[-1].extent
-    return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
-
-
-def _copy_sizes(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Return the probable copy sizes in bytes of rows and of columns, for each depth in ``blocks``."""
+def _copy_sizes(
+    roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int], item: int
+) -> tuple[Numbers, Numbers]:
+    """Return the elements of rows and of columns that are probably copied at a time, for each depth in ``blocks``."""
     main = roles.main
     found = list[Numbers]()
-    for load in (roles.a, roles.b):
+    for load, side in ((roles.a, roles.rows), (roles.b, roles.columns)):
         try:
             operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
         except Unsuited:
             operand = None
-        lots = {bk: 1 if operand is None else _copy_bytes(operand, depth) for bk, depth in depths.items()}
+        axes = [main.axes[d] for d in side]
+        lots = {bk: 1 if operand is None else _copied_together(operand, depth, axes, item) for bk, depth in depths.items()}
         found.append(np.array([lots[bk] for bk in blocks]))
     return found[0], found[1]
 
 
-def _copy_bytes(operand: Operand, depth: Depth) -> int:
-    """Return the bytes of an operand that are copied at a time."""
+def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], item: int) -> int:
+    """Return the elements of an operand that are copied at a time: products, or of float16 neighbours along ``side``."""
+    lot = 16 // item
     if operand.packable:
-        return 16
-    inner = depth.inner
-    together = operand.steps.get(inner.name, 0) == 1 and not any(inner.name in g.steps for g in operand.guards)
-    if depth.flat or not together or not operand.aligned:
+        return lot
+    if not operand.aligned:
         return 1
-    steps = (*(s for a, s in operand.steps.items() if a != inner.name), operand.constant, inner.extent)
-    return next((n for n in (16, 8, 4) if all(s % n == 0 for s in steps)), 1)
+    inner = depth.inner
+    if not depth.flat and operand.steps.get(inner.name, 0) == 1 and not any(inner.name in g.steps for g in operand.guards):
+        steps = (*(s for a, s in operand.steps.items() if a != inner.name), operand.constant, inner.extent)
+        return next((n for n in ((16, 8, 4) if item == 1 else (lot,)) if all(s % n == 0 for s in steps)), 1)
+    along = next((a for a in reversed(side) if a.extent > 1), None)
+    if item == 1 or operand.guards or along is None or operand.steps.get(along.name, 0) != 1:
+        return 1
+    return lot if math.prod(a.extent for a in side) % lot == 0 else 1
 
 
 def ring_buffers(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
@@ -197,8 +199,10 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
-    lots = _copy_bytes(p.a, depth_of(p.main.reduce, s.bk)), _copy_bytes(p.b, depth_of(p.main.reduce, s.bk))
-    work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards, lots=lots)
+    sides = (p.a, p.rows), (p.b, p.columns)
+    depth = depth_of(p.main.reduce, s.bk)
+    lots = [_copied_together(o, depth, [p.axis(d) for d in side], cost.item) if cost.item < 4 else 4 for o, side in sides]
+    work = Work(operator.task_count, p.row_count * p.width, changed, lots=(lots[0], lots[1]))
     return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
@@ -246,7 +250,7 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
     deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
     if cost.item == 1:
-        return _copy_bytes(operand, depth) == lot
+        return _copied_together(operand, depth, [], 1) == lot
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
@@ -257,7 +261,7 @@ def _predict_configs(
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
     shapes = dict.fromkeys((roles.main.shape, mains[-1].shape))
-    for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down)):
+    for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down, cost.instruction.most)):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = tuple(task_count(c.shape, tile) for c in mains)
         sizes = dict(zip(names, tile, strict=True))
@@ -266,7 +270,7 @@ def _predict_configs(
         if key not in known:
             known[key] = []
             work = [Work(count, rows * width, roles.changed, halo=halo) for count in tasks]
-            block = partial(warpgroup_shape, rows, width, down=down, sixteens=cost.item == 1)
+            block = partial(warpgroup_shape, rows, width, down=down, most=cost.instruction.most, sixteens=cost.item == 1)
             for config in _fitting_configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
                 times = [
@@ -277,9 +281,9 @@ def _predict_configs(
             yield seconds, tile, config
 
 
-def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
-    """Yield tiles of a result of this ``shape``: whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other
-    side."""
+def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool, most_fixed: int) -> Iterator[tuple[int, ...]]:
+    """Yield tiles of a result of this ``shape``: whole warpgroups of rows (``down``) or columns by up to ``most_fixed`` of the
+    other side."""
     through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
     groups = frozenset() if down else roles.groups
     whole, most = [shape[d] for d in through], MOST_GROUPS * GROUP
@@ -288,7 +292,7 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
         size = math.prod(long)
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue
-        for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
+        for short in tile_parts([shape[d] for d in fixed], FEWEST, most_fixed, groups):
             yield one_tile(len(shape), (*through, *fixed), (*long, *short))
 
 
@@ -310,7 +314,7 @@ def _fitting_configs(
             continue
         if shape.threads * cost.registers(shape) > gpu.registers:
             continue
-        for split in EVEN_SPLITS:
+        for split in EVEN_SPLITS if cost.item == 4 else ALL_SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
                 yield (("bk", bk), ("stages", stages), ("split_k", split), ("halo", haloed), ("producers", producers), *way)
 

@@ -73,16 +73,14 @@ class DepthWalk:
 class Work:
     """The work of a launch, or of many: its tasks and the results of each (``cells``).
 
-    ``changed`` is the operand with maps before the contraction ("a", "b" or ""). With ``together``, float16 columns are copied 16
-    bytes at a time. ``halo`` is the elements of one channel under a task's windows. ``lots`` are the elements of rows and of
-    columns copied at a time, for byte operands."""
+    ``changed`` is the operand with maps before the contraction ("a", "b" or ""). ``halo`` is the elements of one channel under a
+    task's windows. ``lots`` are the elements of rows and of columns copied at a time."""
 
     tasks: Numbers
     cells: Numbers
     changed: str = ""
-    together: bool = True
     halo: int = 0
-    lots: tuple[Numbers, Numbers] = (16, 16)
+    lots: tuple[Numbers, Numbers] = (4, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +279,12 @@ WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST, WG
 def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu) -> Numbers:
     """Return the seconds of one launch, or of many."""
     threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
-    warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
-    copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and work.together else 1)) * s.bk / threads
-    if cost.item == 1:
-        copies = sum((1 + BYTE_COPY * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
+    warps, steps = threads / 32, -(-walk.blocks // s.split_k)
+    if cost.item == 4:  # as in the fit
+        copies = (s.bm / 4 + s.bn) * s.bk / threads
+    else:
+        alone = BYTE_COPY if cost.item == 1 else 0.0
+        copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
     per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, gpu.sms))
     resident = np.minimum(per_sm, _resident_blocks(cost, s, gpu))
     busiest = np.ceil(resident * warps / 4)

@@ -326,7 +326,12 @@ class Contraction:
         self._sum()
         bytes_ = self.i.dtype == BYTE
         end = self._make_epilogue()
-        copies = ["copies", *["copies_i8"] * bytes_, *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1)]
+        copies = [
+            "copies",
+            *["copies_i8"] * bytes_,
+            *["halves"] * (self.i.dtype == "float16"),
+            *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1),
+        ]
         before = device_source(*copies), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(
@@ -339,7 +344,7 @@ class Contraction:
     def _make_epilogue(self) -> Epilogue:
         """Return the writer of the maps after the sums and of the stores."""
         i, known = self.i, (self.p, self.s, self.binding, self.arguments, self.text, self.split_k, self.line)
-        if i.dtype == BYTE:
+        if i.dtype != "float32":
             quads = Quads(*known, i.unroll, i.number, i.totals)
             if quads.possible:
                 return quads

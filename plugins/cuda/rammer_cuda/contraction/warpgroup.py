@@ -23,7 +23,7 @@ import numpy as np
 from rammer.codegen import BYTE, Product, Text, Unsuited
 from rammer.device.manifest import Array
 
-from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
+from rammer_cuda.contraction.block import GROUP, MOST, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
@@ -96,7 +96,13 @@ class Wgmma(Instruction):
 
     def block(self, p: Product) -> WarpgroupShape:
         """Return the block of a tiled product under its config."""
-        return warpgroup_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p), self.dtype == BYTE)
+        config = dict(p.operator.config)
+        return warpgroup_shape(p.row_count, p.width, config, self.runs_down(p), self.most, self.dtype == BYTE)
+
+    @property
+    def most(self) -> int:
+        """The most columns (rows) of the undivided side."""
+        return 2 * MOST if self.dtype == "float16" else MOST
 
     def check(self, s: Shape) -> None:
         """Raise Unsuited if ``s`` is an impossible block."""
@@ -107,8 +113,9 @@ class Wgmma(Instruction):
             raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
 
     def line(self, width: int) -> int:
-        """Return the elements from one row of the finished tile in shared memory to the next."""
-        return width
+        """Return the elements from one row of the finished tile in shared memory to the next. Stores of a warp then reach other
+        banks. Tiles of tf32 have no room for that."""
+        return width if self.dtype == "float32" else width + 8
 
     def sums(self, s: Shape) -> str:
         """Return the extents of a thread's sums."""

@@ -170,9 +170,9 @@ def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], item:
     if not operand.aligned:
         return 1
     inner = depth.inner
-    if not depth.flat and operand.steps.get(inner.name, 0) == 1 and not any(inner.name in g.steps for g in operand.guards):
+    if operand.steps.get(inner.name, 0) == 1 and not any(inner.name in g.steps for g in operand.guards):
         steps = (*(s for a, s in operand.steps.items() if a != inner.name), operand.constant, inner.extent)
-        return next((n for n in ((16, 8, 4) if item == 1 else (lot,)) if all(s % n == 0 for s in steps)), 1)
+        return next((n for n in ((16, 8, 4) if item == 1 else (8, 4)) if all(s % n == 0 for s in steps)), 1)
     along = next((a for a in reversed(side) if a.extent > 1), None)
     if item == 1 or operand.guards or along is None or operand.steps.get(along.name, 0) != 1:
         return 1
@@ -248,7 +248,7 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     if operand.packable:
         return True
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
-    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
+    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0
     if cost.item == 1:
         return _copied_together(operand, depth, [], 1) == lot
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))

@@ -356,7 +356,7 @@ def test_spelling_reads_back() -> None:
     assert text == (
         "propagate_quantization,fuse_qdq_products,weight_only_quant,fold_constants,remove_identity,cancel_transposes,"
         "fuse_group_norm,fold_affine,fold_scales,sink_reshapes,cse,dce,chunk_recurrent,inline_conditions,inline_decodings,"
-        "group_norm_epilogue,batch_products,slice_time_steps,blocked_scan,rfactor,simplify,fold_constants{limit=1024}"
+        "group_norm_epilogue,pad_channels,batch_products,slice_time_steps,blocked_scan,rfactor,simplify,fold_constants{limit=1024}"
     )
     assert parse_passes(text) == passes
     with pytest.raises(BadInput, match=r"unknown pass 'fuse'\n  at: pass fuse\n  hint: the passes are propagate_quantization, "):

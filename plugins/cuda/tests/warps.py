@@ -30,6 +30,7 @@ WARPS = """
 #define RM_PAIR
 #define RM_I8
 #define RM_COPIES_I8
+#define RM_COPIES_F16
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
 static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }

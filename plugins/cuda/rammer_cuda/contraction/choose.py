@@ -16,6 +16,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
 from rammer_cuda.contraction.block import GROUP, Shape, WarpgroupShape, shape_of, warpgroup_shape
 from rammer_cuda.contraction.cost import (
@@ -53,9 +54,8 @@ STAGES, PRODUCERS = (6, 5, 4, 3), (1, 2)
 MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
 #: The least share of a warpgroup's rows that a tile fills.
 FILLED = 0.7
-#: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs suggests.
+#: Splits of warpgroups: clusters of 3, 6 or 7 blocks measured up to twice as slow as their number of SMs suggests.
 EVEN_SPLITS = (1, 2, 4, 8)
-ALL_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 Config = tuple[tuple[str, int], ...]
 Candidates: TypeAlias = Callable[[ROperator, Binding, Gpu], Iterable[Choice]]
@@ -74,6 +74,14 @@ def _find_roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles 
         return None
 
 
+def _end_bytes(main: Compute, after: Sequence[Compute], operator: ROperator, binding: Binding) -> int:
+    """Return the bytes of results, and of results of earlier kernels that the maps ``after`` a product of the shape of ``main``
+    read."""
+    inside = {main.name, *(c.name for c in after), *binding.constants}
+    read = {n for c in after for n in c.reads if n not in inside and binding.types[n].shape == after[-1].shape}
+    return math.prod(main.shape) * sum(itemsize(binding.types[n].dtype) for n in (*operator.outputs, *read))
+
+
 # --- a ring that all threads fill ---------------------------------------------------------------
 
 
@@ -86,7 +94,8 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
     blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    for seconds, place, config in _rank_blocks(blocks, cost, roles, mains, binding, gpu):
+    ends = [_end_bytes(c, roles.after, operator, binding) for c in mains]
+    for seconds, place, config in _rank_blocks(blocks, cost, roles, mains, ends, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equivalent.
             key = math.prod(tile), dict(config)["split_k"]
@@ -96,12 +105,19 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
 
 
 def _rank_blocks(
-    blocks: Numbers, cost: RingCost, roles: Roles, mains: Sequence[Compute], binding: Binding, gpu: Gpu
+    blocks: Numbers,
+    cost: RingCost,
+    roles: Roles,
+    mains: Sequence[Compute],
+    ends: Sequence[int],
+    binding: Binding,
+    gpu: Gpu,
 ) -> Iterator[tuple[float, int, Config]]:
     """Yield (predicted seconds, position in ``blocks``, config) of every possible block, sorted.
 
-    ``blocks`` has the rows, columns and number of tasks at each length; ``mains`` are the products there. A prediction depends on
-    the tile only through these numbers. It is computed for all blocks and configs at once: tens of thousands."""
+    ``blocks`` has the rows, columns and number of tasks at each length; ``mains`` are the products there, ``ends`` as in
+    ``Work``. A prediction depends on the tile only through these numbers. It is computed for all blocks and configs at once: tens
+    of thousands."""
     if not len(blocks):
         return
     rows, width, *tasks = blocks.T[:, :, None]
@@ -116,10 +132,10 @@ def _rank_blocks(
         possible &= _best_slices(s, configs, possible)
     lots = _copy_sizes(roles, binding, depths, table["bk"], cost.item) if cost.item < 4 else (4, 4)
     seconds = 0.0
-    for main, count in zip(mains, tasks, strict=True):
-        work = Work(count, rows * width, roles.changed, lots=lots)
-        ends = {bk: depth_of(main.reduce, bk) for bk in depths}
-        here = walk if main is roles.main else DepthWalk.each([ends[bk] for bk in table["bk"]])
+    for main, count, moved in zip(mains, tasks, ends, strict=True):
+        work = Work(count, rows * width, roles.changed, lots=lots, ends=moved)
+        shorter = {bk: depth_of(main.reduce, bk) for bk in depths}
+        here = walk if main is roles.main else DepthWalk.each([shorter[bk] for bk in table["bk"]])
         seconds = seconds + ring_seconds(cost, s, here, work, gpu) / len(mains)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
@@ -202,7 +218,8 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     sides = (p.a, p.rows), (p.b, p.columns)
     depth = depth_of(p.main.reduce, s.bk)
     lots = [_copied_together(o, depth, [p.axis(d) for d in side], cost.item) if cost.item < 4 else 4 for o, side in sides]
-    work = Work(operator.task_count, p.row_count * p.width, changed, lots=(lots[0], lots[1]))
+    ends = _end_bytes(p.main, p.after, operator, binding)
+    work = Work(operator.task_count, p.row_count * p.width, changed, lots=(lots[0], lots[1]), ends=ends)
     return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
@@ -216,7 +233,11 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
-    found = [p for down in _row_orientations(cost, roles, binding) for p in _predict_configs(cost, roles, mains, down, gpu)]
+    found = [
+        p
+        for down in _row_orientations(cost, roles, binding)
+        for p in _predict_configs(cost, roles, mains, down, operator, binding, gpu)
+    ]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -255,11 +276,18 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
 
 
 def _predict_configs(
-    cost: WarpgroupCost, roles: Roles, mains: Sequence[Compute], down: bool, gpu: Gpu
+    cost: WarpgroupCost,
+    roles: Roles,
+    mains: Sequence[Compute],
+    down: bool,
+    operator: ROperator,
+    binding: Binding,
+    gpu: Gpu,
 ) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
+    ends = [_end_bytes(c, roles.after, operator, binding) for c in mains]
     shapes = dict.fromkeys((roles.main.shape, mains[-1].shape))
     for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down, cost.instruction.most)):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
@@ -269,7 +297,7 @@ def _predict_configs(
         key = (rows, width, *tasks, halo)
         if key not in known:
             known[key] = []
-            work = [Work(count, rows * width, roles.changed, halo=halo) for count in tasks]
+            work = [Work(n, rows * width, roles.changed, halo=halo, ends=e) for n, e in zip(tasks, ends, strict=True)]
             block = partial(warpgroup_shape, rows, width, down=down, most=cost.instruction.most, sixteens=cost.item == 1)
             for config in _fitting_configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
@@ -314,7 +342,7 @@ def _fitting_configs(
             continue
         if shape.threads * cost.registers(shape) > gpu.registers:
             continue
-        for split in EVEN_SPLITS if cost.item == 4 else ALL_SPLITS:
+        for split in EVEN_SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
                 yield (("bk", bk), ("stages", stages), ("split_k", split), ("halo", haloed), ("producers", producers), *way)
 
@@ -326,7 +354,8 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
     depth, read = depth_of(p.main.reduce, s.bk), p.a.load if s.down else p.b.load
     halo = halo_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
     changed = "a" if operator.prologue else ""
-    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo)
+    ends = _end_bytes(p.main, p.after, operator, binding)
+    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo, ends=ends)
     return warpgroup_seconds(cost, s, depth, work, gpu) - gpu.launch
 
 

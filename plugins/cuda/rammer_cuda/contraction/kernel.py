@@ -329,7 +329,7 @@ class Contraction:
         copies = [
             "copies",
             *["copies_i8"] * bytes_,
-            *["halves"] * (self.i.dtype == "float16"),
+            *["copies_f16", "halves"] * (self.i.dtype == "float16"),
             *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1),
         ]
         before = device_source(*copies), self.pipeline.device, end.write()

@@ -21,10 +21,6 @@ __device__ __forceinline__ void rm_copy2(unsigned short *to, const unsigned shor
 __device__ __forceinline__ void rm_copy16(unsigned short *to, const unsigned short *from, bool valid) {
   rm_copy16((unsigned)__cvta_generic_to_shared(to), (const float *)from, valid);
 }
-__device__ __forceinline__ void rm_copy8(unsigned short *to, const unsigned short *from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(valid ? 8 : 0) : "memory");
-}
 __device__ __forceinline__ void rm_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void rm_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 #endif

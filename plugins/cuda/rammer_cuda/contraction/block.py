@@ -16,7 +16,8 @@ GROUP, THREADS, MOST = 64, 128, 128
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices. With
-    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores."""
+    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores. With ``halo``, a convolution's input is
+    staged with its halo."""
 
     bm: Any
     bn: Any
@@ -27,6 +28,7 @@ class Shape:
     split_k: Any
     slice_k: Any
     tensor: bool = False
+    halo: bool = False
 
     @property
     def group(self) -> Any:
@@ -61,16 +63,16 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
         config.get("split_k", 1),
         config.get("slice_k", 1),
         tensor,
+        bool(config.get("halo", 0)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupShape(Shape):
-    """A block of warpgroups. With ``down``, a warpgroup's 64 are the tile's rows, otherwise its columns. With ``halo``, a
-    convolution's input is staged with its halo. ``producers`` warpgroups only copy."""
+    """A block of warpgroups. With ``down``, a warpgroup's 64 are the tile's rows, otherwise its columns. ``producers`` warpgroups
+    only copy."""
 
     down: bool = False
-    halo: bool = False
     producers: int = 1
 
     @property
@@ -120,7 +122,7 @@ def warpgroup_shape(
         config.get("split_k", 1),
         1,
         False,
-        down,
         bool(config.get("halo", 0)),
+        down,
         config.get("producers", 1),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rammer_cuda.contraction.cost import (
     RingCost,
     WarpgroupCost,
     Work,
+    halo_bytes,
     halo_elements,
     ring_seconds,
     warpgroup_seconds,
@@ -44,6 +46,8 @@ SPLITS = (1, 2, 3, 4, 6, 8)
 #: limit. Kernels in float16 are so short that room for parallel branches and early-starting dependents is worth more than depth
 #: (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
 MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4, 1: 4}, 6
+#: Channels of a block with a halo in a ring.
+HALO_BLOCK = 64
 #: Threads of a tensor-core block that hide latency without crowding shared memory.
 BEST_THREADS = 192
 #: Least and most threads of a block.
@@ -95,13 +99,38 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
     ends = [_end_bytes(c, roles.after, operator, binding) for c in mains]
-    for seconds, place, config in _rank_blocks(blocks, cost, roles, mains, ends, binding, gpu):
+    ranked = _rank_blocks(blocks, cost, roles, mains, ends, binding, gpu)
+    halos = _tiles_by_halo(roles, alike, binding) if cost.item == 2 and len(mains) == 1 else {}
+    if halos:
+        wide = np.array(list(halos), np.int64)
+        others = _rank_blocks(wide[:, :-1], cost, roles, mains, ends, binding, gpu, wide[:, -1:])
+        known = len(places)
+        ranked = heapq.merge(ranked, ((t, known + place, config) for t, place, config in others), key=lambda r: r[0])
+        places += halos.values()
+    for seconds, place, config in ranked:
         for tile in places[place]:
             # Neighbours in the model's order are often equivalent.
-            key = math.prod(tile), dict(config)["split_k"]
+            key = math.prod(tile), dict(config)["split_k"], dict(config).get("halo", 0)
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= 3:
                 yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
+
+
+def _tiles_by_halo(
+    roles: Roles, alike: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]], binding: Binding
+) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+    """Return the tiles of a channels-last convolution by (rows, columns, tasks, elements of one channel under the rows)."""
+    main, found = roles.main, dict[tuple[int, ...], list[tuple[int, ...]]]()
+    depth, names = depth_of(main.reduce, HALO_BLOCK), [a.name for a in main.axes]
+    if depth.flat or not depth.outer or roles.a.tensor in binding.constants or roles.b.tensor not in binding.constants:
+        return found
+    if binding.storages[roles.a.tensor].strides[-1] == 1 or depth.inner.extent % HALO_BLOCK:
+        return found
+    for key, tiles in alike.items():
+        for tile in tiles:
+            halo = halo_elements(roles.a, dict(zip(names, tile, strict=True)), depth)
+            found.setdefault((*key, halo), []).append(tile)
+    return found
 
 
 def _rank_blocks(
@@ -112,6 +141,7 @@ def _rank_blocks(
     ends: Sequence[int],
     binding: Binding,
     gpu: Gpu,
+    halo: Numbers = 0,
 ) -> Iterator[tuple[float, int, Config]]:
     """Yield (predicted seconds, position in ``blocks``, config) of every possible block, sorted.
 
@@ -124,16 +154,20 @@ def _rank_blocks(
     configs, table = _config_table(cost, SPLITS if gpu.clusters else (1,))
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
-    s = shape_of(rows, width, table, cost.tensor)
+    haloed = bool(np.any(halo))
+    s = replace(shape_of(rows, width, table, cost.tensor), halo=haloed)
     if cost.tensor:
-        s = replace(s, stages=ring_buffers(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // gpu.sms), gpu))
+        s = replace(s, stages=ring_buffers(s, cost.item, walk, halo, -(-tasks[-1] * s.split_k // gpu.sms), gpu))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
+    if haloed:  # each block of a split has whole blocks of channels
+        possible = possible & (table["bk"] == HALO_BLOCK) & (s.split_k <= walk.blocks // walk.taps)
+        possible = possible & (halo_bytes(s, cost.item, walk, halo) + cost.item * 3 * s.bk * (s.bn + 8) < gpu.shared)
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
     lots = _copy_sizes(roles, binding, depths, table["bk"], cost.item) if cost.item < 4 else (4, 4)
     seconds = 0.0
     for main, count, moved in zip(mains, tasks, ends, strict=True):
-        work = Work(count, rows * width, roles.changed, lots=lots, ends=moved)
+        work = Work(count, rows * width, roles.changed, halo=halo, lots=lots, ends=moved)
         shorter = {bk: depth_of(main.reduce, bk) for bk in depths}
         here = walk if main is roles.main else DepthWalk.each([shorter[bk] for bk in table["bk"]])
         seconds = seconds + ring_seconds(cost, s, here, work, gpu) / len(mains)
@@ -143,7 +177,7 @@ def _rank_blocks(
         place, which = divmod(int(index), len(configs))
         config = configs[which]
         if cost.tensor:
-            config = (*config, ("stages", int(stages[place, which])))
+            config = (*config, ("stages", int(stages[place, which])), *([("halo", 1)] * haloed))
         yield float(ranked[place, which]), place, config
 
 
@@ -195,12 +229,14 @@ def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], item:
     return lot if math.prod(a.extent for a in side) % lot == 0 else 1
 
 
-def ring_buffers(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
+def ring_buffers(shape: Shape, item: int, walk: DepthWalk, halo: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
     """Return the buffers of the ring: the number that hides latency, limited by shared memory and the number of blocks."""
     room = gpu.shared // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
-    steps = -(-blocks // shape.split_k)
-    most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
-    return np.maximum(3, most)
+    steps, rows = -(-walk.blocks // shape.split_k), shape.bm + 8
+    if shape.halo:
+        room, rows = room - halo_bytes(shape, item, walk, halo), 0
+    most = np.minimum(room // (item * shape.bk * (rows + shape.bn + 8)), np.minimum(MOST_STAGES, steps + 1))
+    return np.maximum(3, np.minimum(most, walk.taps + 1) if shape.halo else most)
 
 
 @cache
@@ -219,7 +255,9 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     depth = depth_of(p.main.reduce, s.bk)
     lots = [_copied_together(o, depth, [p.axis(d) for d in side], cost.item) if cost.item < 4 else 4 for o, side in sides]
     ends = _end_bytes(p.main, p.after, operator, binding)
-    work = Work(operator.task_count, p.row_count * p.width, changed, lots=(lots[0], lots[1]), ends=ends)
+    sizes = dict(zip((a.name for a in p.main.axes), operator.tile, strict=True))
+    halo = halo_elements(p.a.load, sizes, depth) if s.halo else 0
+    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo, lots=(lots[0], lots[1]), ends=ends)
     return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
@@ -384,7 +422,7 @@ def _make_family(i: Instruction, keys: Sequence[str], candidates: Candidates, se
     )
 
 
-_RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
+_RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages", "halo")
 _WARPGROUPS = ("bk", "stages", "split_k", "halo", "producers", "down")
 #: Families of single threads and warps, then families of warpgroups.
 PRODUCTS: Final = (

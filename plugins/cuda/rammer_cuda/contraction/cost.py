@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -54,21 +54,24 @@ L2_BYTES = 21.0
 
 @dataclass(frozen=True)
 class DepthWalk:
-    """The parameters of one ``Depth``, or of many: the number of blocks, the flat order, the presence of outer axes."""
+    """The parameters of one ``Depth``, or of many: the number of blocks, the flat order, the presence of outer axes, and the
+    number of taps."""
 
     blocks: Numbers
     flat: Numbers
     outer: Numbers
+    taps: Numbers = 1
 
     @classmethod
     def of(cls, depth: Depth) -> DepthWalk:
         """Return the walk of one depth."""
-        return cls(depth.blocks, depth.flat, bool(depth.outer))
+        return cls(depth.blocks, depth.flat, bool(depth.outer), math.prod(a.extent for a in depth.outer))
 
     @classmethod
     def each(cls, depths: Sequence[Depth]) -> DepthWalk:
         """Return the walks of many depths as arrays."""
-        return cls(*(np.array(n) for n in zip(*((d.blocks, d.flat, bool(d.outer)) for d in depths), strict=True)))
+        walks = map(cls.of, depths)
+        return cls(*(np.array(n) for n in zip(*((w.blocks, w.flat, w.outer, w.taps) for w in walks), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Work:
     tasks: Numbers
     cells: Numbers
     changed: str = ""
-    halo: int = 0
+    halo: Numbers = 0
     lots: tuple[Numbers, Numbers] = (4, 4)
     ends: int = 0
 
@@ -324,13 +327,16 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     """Return the seconds of one launch, or of many."""
     threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
     warps, steps = threads / 32, -(-walk.blocks // s.split_k)
+    if s.halo:
+        steps = -(-(walk.blocks // walk.taps) // s.split_k) * walk.taps
     if cost.item == 4:  # as in the fit
         copies = (s.bm / 4 + s.bn) * s.bk / threads
     else:
         alone = BYTE_COPY if cost.item == 1 else 0.0
-        copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
+        rows = work.halo / walk.taps if s.halo else s.bm
+        copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (rows, s.bn), strict=True)) * s.bk / threads
     per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, gpu.sms))
-    resident = np.minimum(per_sm, _resident_blocks(cost, s, gpu))
+    resident = np.minimum(per_sm, _resident_blocks(cost, s, walk, work.halo, gpu))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slice_k
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
@@ -341,8 +347,8 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     if work.changed:
         step = step + MAPS_STEP + MAPS * busiest * (s.bm if work.changed == "a" else s.bn) * s.bk / threads
     store = cost.store * elements + cost.write * resident * cells / threads + cost.peer * 4 * resident * cells * (s.split_k > 1)
-    staged = work.tasks * s.split_k * steps * s.bk * (s.bm + s.bn) * cost.item
-    cycles = cost.launch.cycles(walk, s.split_k, -(-per_sm // resident), step, store)
+    staged = work.tasks * s.split_k * steps * s.bk * ((work.halo / walk.taps if s.halo else s.bm) + s.bn) * cost.item
+    cycles = cost.launch.cycles(replace(walk, blocks=steps * s.split_k), s.split_k, -(-per_sm // resident), step, store)
     cycles = cycles + (cost.l2 * staged + cost.ends * work.ends) / (L2_BYTES * gpu.sms)
     return cycles / gpu.model_clock + gpu.launch
 
@@ -359,9 +365,16 @@ def usable_sms(split: int, sms: int) -> int:
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident_blocks(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
+def halo_bytes(s: Shape, item: int, walk: DepthWalk, halo: Numbers) -> Numbers:
+    """Return the bytes of a ring's halos of ``halo`` positions: one, or two if there are several blocks of channels."""
+    return item * np.minimum(2, walk.blocks // walk.taps) * halo * (s.bk + 8)
+
+
+def _resident_blocks(cost: RingCost, s: Shape, walk: DepthWalk, halo: Numbers, gpu: Gpu) -> Numbers:
     """Return the blocks that fit an SM together."""
-    shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slice_k)
+    ring = cost.item * s.stages * s.bk * (s.bn if s.halo else s.bm + s.bn)
+    ring = ring + halo_bytes(s, cost.item, walk, halo) if s.halo else ring
+    shared = np.maximum(ring, 4 * s.bm * s.bn * s.slice_k)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
     most = np.minimum(gpu.shared // (shared + 1024), gpu.registers // (s.threads * each))
     return np.maximum(1, np.minimum(most, gpu.threads // s.threads))

@@ -427,9 +427,8 @@ def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     return max(cycles / clock, size / gpu.bandwidth)
 
 
-GEMV: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, binding: GemvKernel(m, binding).kernel()).family(
-    "gemv", size_keys("lanes", "columns")
-)
+_FORMS: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, binding: GemvKernel(m, binding).kernel())
+GEMV: Final = replace(_FORMS.family("gemv", size_keys("lanes", "columns")), packable=True)
 
 
 def lies_across(load: Load, main: Compute, innermost: int, binding: Binding) -> bool:

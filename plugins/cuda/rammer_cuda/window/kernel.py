@@ -1,8 +1,8 @@
 """The ``window`` family: pooling and depthwise convolution, a strip of neighbouring outputs per thread.
 
 A thread keeps in registers every input that its ``high x wide`` outputs share. A 5 by 5 window thus loads 40 elements for a
-column of 4 outputs instead of 100. Neighbouring threads read neighbouring columns. Weights are loaded before the kernel waits for
-others. The core's emitter writes all expressions, including the following maps.
+column of 4 outputs instead of 100. Neighbouring threads have neighbouring outputs: columns, or channels of a channels-last image.
+Weights are loaded before the kernel waits for others. The core's emitter writes all expressions, including the following maps.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class _Moves:
         tenants: dict[str, list[Storage]] = {}
         for storage in self.plan.storages.values():
             tenants.setdefault(storage.buffer, []).append(storage)
-        images = {self.plan.storages[t].buffer for o in self.operators for t in _image_tensors(o)}
+        images = {self.plan.storages[t].buffer for o in self.operators for t in _image_tensors(o, self.narrow)}
         graph = self.plan.graph
         fixed = {self.plan.storages[t].buffer for t in (*graph.inputs, *graph.outputs, *graph.constants)}
         found = {}
@@ -119,9 +119,20 @@ class _Moves:
         return best
 
 
-def _image_tensors(operator: ROperator) -> tuple[str, ...]:
-    """Return the tensors that an operator with a convolution reads and writes; () for other operators."""
-    return (*operator.inputs, *operator.outputs) if any(map(_is_convolution, operator.computes)) else ()
+def _image_tensors(operator: ROperator, windows: bool) -> tuple[str, ...]:
+    """Return the tensors that an operator with a convolution reads and writes; () for other operators. With ``windows``, pooling
+    and depthwise convolutions count, too."""
+    found = any(_is_convolution(c) or (windows and _is_window(c)) for c in operator.computes)
+    return (*operator.inputs, *operator.outputs) if found else ()
+
+
+def _is_window(compute: Compute) -> bool:
+    """Return True if ``compute`` combines neighbours in a tensor (N, C, ..., W)."""
+    summed, kept = {a.name for a in compute.reduce}, {a.name for a in compute.axes}
+    return any(
+        len(ld.indices) >= 4 and any(ex.axes_of(i) & summed and ex.axes_of(i) & kept for i in ld.indices[2:])
+        for ld in compute.loads
+    )
 
 
 def _is_convolution(compute: Compute) -> bool:

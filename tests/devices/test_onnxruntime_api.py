@@ -18,9 +18,11 @@ import rammer as ort
 from rammer.compile_options import Request
 from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
+from rammer.ir.port import onnx_element
+from rammer.jit.session import open_executable
 from rammer.onnxruntime_api import providers
+from rammer.onnxruntime_api.ort_value import ELEMENTS
 from rammer.onnxruntime_api.session_options import warn_once
-from rammer.runtime.session import open_executable
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 ADD = """<ir_version: 8, opset_import: ["" : 17], producer_name: "kit", model_version: 3, doc_string: "sum", domain: "test",
@@ -147,6 +149,14 @@ def test_types_have_onnx_names() -> None:
     session = ort.InferenceSession(model.SerializeToString())
     assert [a.type for a in session.get_inputs()[:-1]] == [f"tensor({n.lower()})" for n in names]
     assert [a.type for a in session.get_outputs()] == ["tensor(float)", "seq(map(int64,tensor(float)))"]
+
+
+def test_element_types_have_onnx_numbers() -> None:
+    numbers = onnx.TensorProto.DataType
+    for code, name in enumerate(ELEMENTS[1:], 1):
+        assert numbers.Name(code).lower() == onnx_element(name)
+    assert ort.OrtValue.ortvalue_from_numpy(np.zeros(2, np.float16)).element_type() == onnx.TensorProto.FLOAT16
+    assert ort.OrtValue.ortvalue_from_shape_and_type([2], onnx.TensorProto.BFLOAT16).data_type() == "tensor(bfloat16)"
 
 
 def test_sizes_may_change_between_runs(save: Callable[[str], str], rng: np.random.Generator) -> None:

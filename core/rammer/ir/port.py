@@ -13,7 +13,14 @@ ON_HOST = (STRING, SEQUENCE, OPTIONAL, MAP)
 
 
 #: ONNX's names of element types, where they are not NumPy's without the underscore.
-_ONNX_NAMES: Final = {"float32": "float", "float64": "double", "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1"}
+_ONNX_NAMES: Final = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e8m0fnu": "float8e8m0",
+    "float6_e2m3fn": "float6e2m3",
+    "float6_e3m2fn": "float6e3m2",
+    "float4_e2m1fn": "float4e2m1",
+}
 
 
 def onnx_element(dtype: str) -> str:

@@ -16,6 +16,12 @@ from rammer.ir.formats import numpy_type, to_carrier
 from rammer.ir.port import onnx_element
 from rammer.onnxruntime_api.providers import working_units
 
+#: Element types by ONNX's numbers (``TensorProto.DataType``).
+ELEMENTS: Final = (
+    *("undefined", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64"),
+    *("uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "uint4", "int4", "float4_e2m1fn", "float8_e8m0fnu", "uint2", "int2", "float6_e2m3fn", "float6_e3m2fn"),
+)
 #: The name of host memory.
 HOST: Final = "cpu"
 
@@ -127,9 +133,7 @@ class OrtValue:
 
     def element_type(self) -> int:
         """Return the number of ONNX's element type."""
-        from onnx import helper
-
-        return int(helper.np_dtype_to_tensor_dtype(numpy_type(dtype_of(self._array))))
+        return ELEMENTS.index("string" if (kind := dtype_of(self._array)) == "object" else kind)
 
     def tensor_size_in_bytes(self) -> int:
         """Return the size in bytes."""
@@ -178,11 +182,9 @@ class OrtValue:
 
 def _numpy_type(element: Any) -> Any:
     """Return NumPy's type for NumPy's own or for the number of ONNX's."""
-    if isinstance(element, int):
-        from onnx import helper
-
-        return np.dtype(helper.tensor_dtype_to_np_dtype(element))
-    return np.dtype(element)
+    if not isinstance(element, int):
+        return np.dtype(element)
+    return np.dtype(object) if ELEMENTS[element] == "string" else numpy_type(ELEMENTS[element])
 
 
 def memory_at(address: int, shape: Sequence[int], element_type: Any, device: OrtDevice) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.compile_options import Request
+import rammer
 from rammer.errors import BadInput, RammerError
 from rammer.ir.formats import numpy_type
 from rammer.onnxruntime_api.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, as_errors_of_run, as_runtime_error
@@ -24,7 +24,6 @@ from rammer.onnxruntime_api.ort_value import OrtValue
 from rammer.onnxruntime_api.providers import CPU, ProviderOptions, normalize_providers, select_device
 from rammer.onnxruntime_api.session_options import LOGGER, RunOptions, SessionOptions, set_default_logger_severity
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 
 Providers = Sequence[str | tuple[str, Mapping[Any, Any]]]
 
@@ -71,7 +70,7 @@ class InferenceSession:
         if isinstance(self._model, Path) and not self._model.exists():
             raise NoSuchFile(f"Load model from {self._model} failed: the file does not exist", str(self._model))
         try:
-            executable = open_executable(self._model, device, Request.from_parameters(parameters))
+            executable = rammer.compile(self._model, device, **parameters)
         except BadInput as problem:
             if problem.what.startswith("not an ONNX model"):
                 raise InvalidProtobuf(problem.what, problem.where, problem.hint) from problem

@@ -1,7 +1,9 @@
 """A compiler from ONNX models to static tables of small tasks, which any device with a plugin runs.
 
 ``rammer.compile(model, device="rocm")`` returns an ``Executable``; ``exe.run({name: array})`` runs it; ``rammer.devices()`` lists
-the devices with their state. Heavy modules load on first use."""
+the devices with their state. Heavy modules load on first use.
+
+This package belongs to the distribution rammer-runtime, which opens and runs compiled files. The compiler is rammer-core."""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from rammer.device.loader import DeviceStatus
     from rammer.runtime.executable import Executable
+    from rammer.runtime.specialiser import CompileSite, Specialiser
 
 __all__ = ["__version__", "compile", "devices"]
 
@@ -54,9 +57,29 @@ def compile(
     """
     parameters = dict(locals())  # first, so that it has the parameters only
     from rammer.compile_options import Request
-    from rammer.runtime.session import open_executable
+    from rammer.compiled.artifact import is_artifact
+    from rammer.device.loader import Registry
+    from rammer.errors import require_compiler
+    from rammer.runtime.compiled_file import open_artifact
 
-    return open_executable(parameters.pop("model"), parameters.pop("device"), Request.from_parameters(parameters))
+    model, device = parameters.pop("model"), parameters.pop("device")
+    request = Request.from_parameters(parameters)
+    if isinstance(model, str | Path) and is_artifact(Path(model)):
+        return open_artifact(Path(model), device, request, Registry(), _specialise)
+    require_compiler("rammer.compile of a model")
+    from rammer.jit.session import open_executable
+
+    return open_executable(model, device, request)
+
+
+def _specialise(site: CompileSite) -> Specialiser:
+    """Return the compiler of a compiled file's control flow."""
+    from rammer.errors import require_compiler
+
+    require_compiler("control flow on the host")
+    from rammer.jit.model_specialiser import ModelSpecialiser
+
+    return ModelSpecialiser(site)
 
 
 def devices() -> list[DeviceStatus]:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import ClassVar, Final
 
 __all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
@@ -110,6 +111,12 @@ class MissingDependency(DeviceUnavailable):
     def reason(self) -> str:
         """The missing package and how to install it, in one line."""
         return ": ".join(filter(None, (self.what, self.hint)))
+
+
+def require_compiler(what: str) -> None:
+    """Raise DeviceUnavailable if ``what`` needs the compiler and only the runtime is installed."""
+    if find_spec("rammer.compiler") is None:
+        raise DeviceUnavailable(f"{what} needs rammer-core, the compiler", hint="pip install rammer-core")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rammer.cache.whole_files import write_whole
 from rammer.compile_options import Request
 from rammer.compiled.artifact import is_artifact
 from rammer.errors import BadInput
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer_testing.cache_files import content, entries, store
 from rammer_testing.nonempty import some
 

@@ -17,7 +17,7 @@ import rammer
 from rammer.device.loader import Registry
 from rammer.device.manifest import API_VERSION, Device, Hardware
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer_testing.conformance import registry_of
 
 # --- the model file -----------------------------------------------------------------------------------

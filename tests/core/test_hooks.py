@@ -27,10 +27,10 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph
 from rammer.ir.operator import ROperator
+from rammer.jit.session import open_executable
 from rammer.passes.pass_pipeline import ComputePass, ComputeTarget
 from rammer.report.stage_text import STAGES
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.tuning.kernel_store import KernelStore

@@ -18,7 +18,7 @@ from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 from rammer_testing.judge import relative_error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.cache.cache_location import cache_folder
-from rammer.compile_options import CompileOptions, Request, check_fixed, check_precision
+from rammer.compile_options import CompileOptions, Request, check_choices, check_fixed, check_precision
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal, check_device, load_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment
@@ -20,6 +20,7 @@ from rammer.ir.fold_rows import fold
 from rammer.ir.names import quote_text
 from rammer.ir.port import InputPort
 from rammer.runtime.executable import Executable
+from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
 from rammer.runtime.specialiser import SpecialiserFactory
@@ -49,6 +50,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
 
     ``specialise`` creates the compiler of control-flow bodies on the host; a file without them never calls it.
     """
+    check_choices(request)
+    check_resident(request.resident)
     check_fixed(request, str(path))
     artifact = load_artifact(path, registry.operators)
     if artifact.compiled.ranged is not None and artifact.key:

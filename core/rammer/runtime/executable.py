@@ -42,7 +42,7 @@ from rammer.runtime.specialiser import CompileSite, Specialiser
 if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.frontend.read.reader import Model
-    from rammer.runtime.control_flow import BodyPrograms
+    from rammer.jit.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
@@ -172,7 +172,7 @@ class Executable:
         return outputs
 
     def check_run(self, inputs: Mapping[str, Array]) -> None:
-        """Run once with the results of all operators as outputs (``rammer.runtime.operator_check``).
+        """Run once with the results of all operators as outputs (``rammer.jit.operator_check``).
 
         Raises BadInput with the first operator that reads an index out of range or computes NaN or an infinity. ``run`` also does
         this if ``RAMMER_CHECK=1`` is set."""

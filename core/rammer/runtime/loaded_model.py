@@ -43,7 +43,7 @@ NO_RUN: Final = Timing(0.0, 0.0, 0.0)
 
 
 class Continuation(Protocol):
-    """The deferred part after the programs of a model (``rammer.runtime.continuation``)."""
+    """The deferred part after the programs of a model (``rammer.jit.continuation``)."""
 
     @property
     def host_nodes(self) -> list[HostSegment]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rammer.codegen import Argument
-from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
+from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure

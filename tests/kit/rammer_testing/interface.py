@@ -26,7 +26,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "To write a device": (
         "rammer.child_processes",
         "rammer.cache",
-        "rammer.compiled.program_values",
+        "rammer.codegen.program_values",
         "rammer.device.arrays",
         "rammer.device.execution_forms",
         "rammer.device.manifest",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput, TooLong
+from rammer.jit.loop_iterations import TurningProgram
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
-from rammer.runtime.loop_iterations import TurningProgram
 
 if TYPE_CHECKING:
     from rammer.frontend.loops.control_operators import OuterValues, TurnsAhead, TurnsDone

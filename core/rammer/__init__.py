@@ -17,10 +17,49 @@ if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
+    from rammer.onnxruntime_api import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        InferenceSession,
+        IOBinding,
+        ModelMetadata,
+        NodeArg,
+        OrtDevice,
+        OrtValue,
+        RunOptions,
+        SessionOptions,
+        get_all_providers,
+        get_available_providers,
+        get_device,
+        set_default_logger_severity,
+        set_seed,
+    )
     from rammer.runtime.executable import Executable
     from rammer.runtime.specialiser import CompileSite, Specialiser
 
-__all__ = ["__version__", "compile", "devices"]
+__all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtDevice",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "__version__",
+    "compile",
+    "devices",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_seed",
+]
+
+#: Names of ``rammer.onnxruntime_api``: with ``import rammer as ort``, code for ONNX Runtime runs unchanged.
+_ONNX_RUNTIME = frozenset({*__all__} - {"__version__", "compile", "devices"})
 
 
 def compile(
@@ -90,12 +129,14 @@ def devices() -> list[DeviceStatus]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "errors", "torch"])
+    return sorted([*__all__, "errors", "onnxruntime_api", "torch"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "torch"):
-        import importlib
+    import importlib
 
+    if name in ("errors", "onnxruntime_api", "torch"):
         return importlib.import_module(f"rammer.{name}")
+    if name in _ONNX_RUNTIME:
+        return getattr(importlib.import_module("rammer.onnxruntime_api"), name)
     raise AttributeError(f"module 'rammer' has no attribute {name!r}")

@@ -18,11 +18,10 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, print_warning
 from rammer.ir.fold_rows import fold
 from rammer.ir.names import quote_text
-from rammer.ir.port import InputPort
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
+from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans, ports_of
 from rammer.runtime.specialiser import SpecialiserFactory
 
 if TYPE_CHECKING:
@@ -76,10 +75,9 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
         compiled = _fit_hardware(path, artifact, backend, device_options)
         check_precision(recorded.precision, spec, backend.vdevice)
         graph, lengths = compiled.graph, FIXED
-        ports = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs)
         if compiled.ranged is not None:
-            lengths, ports = Lengths.of_file(compiled.ranged, graph.inputs)
-        head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
+            lengths = Lengths.of_file(compiled.ranged, graph.inputs)
+        head = Head(graph.name, ports_of(graph.inputs, compiled.ranged), ports_of(graph.outputs, compiled.ranged))
         exe = Executable(
             # The seal identifies the file, so programs that a run compiles (loop bodies) are cached as for a model.
             ModelSource(_no_model(path, lengths), specialise, artifact.seal, path, head),

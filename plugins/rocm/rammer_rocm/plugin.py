@@ -40,6 +40,7 @@ DEVICE = Device(
     open=open_device,
     targets=TARGETS,
     options=(EXECUTOR, WINOGRAD),
+    providers=("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     api=5,
 )
 

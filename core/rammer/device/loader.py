@@ -242,7 +242,7 @@ class Registry:
     def lowerings(self, device: str = "") -> dict[tuple[str, str], LoweringFn]:
         """Return the lowerings of all plugins for ``device`` by (domain, operator)."""
 
-        def checked(group: Any) -> Iterable[tuple[Any, Any]]:
+        def checked(group: Any) -> list[tuple[Any, Any]]:
             return check_lowerings(group, self._declared_operators)
 
         return dict(self._hook_contributions("rammer_lowerings", checked, device=device))

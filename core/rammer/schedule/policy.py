@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -82,7 +82,10 @@ class Schedule:
 
 
 class Policy(ABC):
-    """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line."""
+    """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line. ``auto`` also tries policies of
+    plugins that are ``in_auto``."""
+
+    in_auto: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ This package belongs to the distribution rammer-runtime, which opens and runs co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +78,16 @@ def compile(
     resident: int = 8,
     shapes: Mapping[str, tuple[int, int] | str] | None = None,
     keep_float32: Sequence[str] = (),
+    cores: int = 0,
+    memory: int = 0,
+    copies: int = 1,
+    progress: Callable[[str, str], None] | None = None,
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     The default device is the first working one with a clock. Input shapes are not needed: each new set of shapes is specialised
     at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
-    it is running or bound. Any thread may call the result; its runs are serialised.
+    it is running or bound. Any thread may call the result. ``copies`` runs of one program may execute side by side.
 
     The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
     ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs

@@ -226,6 +226,16 @@ def test_options_without_effect_are_reported_once(save: Callable[[str], str], ca
     warn_once("enable_mem_pattern")
 
 
+def test_threads_limit_cores(save: Callable[[str], str], caplog: pytest.LogCaptureFixture) -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(save(ADD), options)
+    assert session.executable.device_options == {"cores": "1"} and session.executable.backend.vdevice.veus == 1
+    with caplog.at_level(logging.WARNING, "rammer"):
+        ort.InferenceSession(save(ADD), options, providers=[("RammerExecutionProvider", {"device": "ipu_sim"})])
+    assert "intra_op_num_threads" in caplog.text
+
+
 def test_free_dimensions_are_fixed(save: Callable[[str], str]) -> None:
     options = ort.SessionOptions()
     options.add_free_dimension_override_by_name("batch", 2)

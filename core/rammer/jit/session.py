@@ -15,7 +15,6 @@ from rammer.jit.onnx_source import check_kept, open_source
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
 from rammer.runtime.executable import Executable
-from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import ModelSource
 from rammer.runtime.shape_buckets import Lengths
 
@@ -45,7 +44,6 @@ def open_executable(
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         return open_artifact(Path(model), device, request, registry, ModelSpecialiser)
     check_choices(request)
-    check_resident(request.resident)
     source = model if isinstance(model, ModelSource) else open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_kept(request.chosen, source)
@@ -61,11 +59,13 @@ def open_executable(
         name,
         chosen,
         registry,
-        progress,
+        request.progress or progress,
         store,
         cache_folder(),
         request.device_options,
         resident=request.resident,
+        memory=request.memory,
+        copies=request.copies,
         lengths=lengths,
         length_history=LengthHistory(on=True),
         owner=True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from rammer.compile_options import Request, parameter_of
+from rammer.compile_options import Request, default_of, flag_of, parameter_of
 from rammer.device.loader import Registry
 from rammer.device.manifest import Device
 from rammer.errors import BadInput
@@ -120,11 +120,19 @@ def select_device(requested: Mapping[str, ProviderOptions]) -> tuple[str, str, d
     raise ValueError(f"{name} has no device {index}")
 
 
+def takes_cores(device: str) -> bool:
+    """Return True if programs of a device can be limited to some of its cores."""
+    found = Registry().devices.get(device.partition(":")[0])
+    return isinstance(found, Device) and any(option.name == "cores" for option in found.options)
+
+
 def _parse_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Return options of the RammerExecutionProvider as parameters of ``rammer.compile``. Raises BadInput for an unknown one."""
-    known = {parameter_of(f): f for f in Request.__dataclass_fields__.values()}
+    fields = Request.__dataclass_fields__.values()
+    known = {
+        parameter_of(f): f for f in fields if isinstance(f.default, int) or (flag_of(f) and isinstance(default_of(f), str | None))
+    }
     for name in options:
-        if name not in known or not isinstance(known[name].default, str | int | None):
-            names = [n for n, f in known.items() if isinstance(f.default, str | int | None)]
-            raise BadInput(f"unknown option {name!r} of {RAMMER}", hint=f"the options are: device, {', '.join(names)}")
+        if name not in known:
+            raise BadInput(f"unknown option {name!r} of {RAMMER}", hint=f"the options are: device, {', '.join(known)}")
     return {n: int(v) if isinstance(known[n].default, int) else v for n, v in options.items()}

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 import rammer
-from rammer.errors import BadInput, RammerError
+from rammer.errors import BadInput, RammerError, logger
 from rammer.ir.formats import numpy_type
 from rammer.onnxruntime_api.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, as_errors_of_run, as_runtime_error
 from rammer.onnxruntime_api.io_binding import IOBinding
 from rammer.onnxruntime_api.metadata import ModelMetadata, NodeArg
 from rammer.onnxruntime_api.ort_value import OrtValue
-from rammer.onnxruntime_api.providers import CPU, ProviderOptions, normalize_providers, select_device
-from rammer.onnxruntime_api.session_options import LOGGER, RunOptions, SessionOptions, set_default_logger_severity
+from rammer.onnxruntime_api.providers import CPU, ProviderOptions, normalize_providers, select_device, takes_cores
+from rammer.onnxruntime_api.session_options import RunOptions, SessionOptions, set_default_logger_severity, warn_once
 from rammer.runtime.executable import Executable
 
 Providers = Sequence[str | tuple[str, Mapping[Any, Any]]]
@@ -62,10 +62,15 @@ class InferenceSession:
         except (ValueError, RuntimeError) as problem:
             if not enable_fallback:
                 raise
-            LOGGER.warning("%s (providers: %s); using the default device", problem, providers)
+            logger().warning("%s (providers: %s); using the default device", problem, providers)
             requested = {}
             selected = select_device(requested)
         provider, device, parameters = selected
+        threads = self._options.intra_op_num_threads
+        if threads and takes_cores(device):
+            parameters["cores"] = threads
+        elif threads:
+            warn_once("intra_op_num_threads")
         start = time.perf_counter()
         if isinstance(self._model, Path) and not self._model.exists():
             raise NoSuchFile(f"Load model from {self._model} failed: the file does not exist", str(self._model))

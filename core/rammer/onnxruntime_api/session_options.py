@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from rammer.errors import BadInput
+from rammer.errors import BadInput, logger
 
 #: Python's levels for ONNX Runtime's: verbose, info, warning, error, fatal.
 _LEVELS: Final = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-
-LOGGER: Final = logging.getLogger("rammer")
 
 
 class GraphOptimizationLevel(Enum):
@@ -67,8 +65,8 @@ class _Options:
 
 
 class SessionOptions(_Options):
-    """The options of a session. ``enable_profiling``, ``profile_file_prefix``, ``log_severity_level`` and the overrides of free
-    dimensions have an effect; the others do not change results, and are reported."""
+    """The options of a session. ``enable_profiling``, ``profile_file_prefix``, ``log_severity_level``, the overrides of free
+    dimensions and, on CPUs, ``intra_op_num_threads`` have an effect. The others do not change results, and are reported."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "enable_cpu_mem_arena": True,
@@ -89,12 +87,20 @@ class SessionOptions(_Options):
         "use_per_session_threads": True,
     }
     enable_profiling: bool
+    intra_op_num_threads: int
     profile_file_prefix: str
     log_severity_level: int
     dimensions: dict[str, int]  #: Open dimensions with a fixed extent.
 
     #: Options that the session applies.
-    _applied = ("enable_profiling", "profile_file_prefix", "log_severity_level", "logid", "log_verbosity_level")
+    _applied = (
+        "intra_op_num_threads",
+        "enable_profiling",
+        "profile_file_prefix",
+        "log_severity_level",
+        "logid",
+        "log_verbosity_level",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,12 +170,12 @@ def warn_once(name: str) -> None:
     """Report, once in a process, that an option of ONNX Runtime has no effect."""
     if name not in _reported:
         _reported.add(name)
-        LOGGER.warning("option %s of ONNX Runtime has no effect here; docs/onnxruntime.md says what replaces it", name)
+        logger().warning("option %s of ONNX Runtime has no effect here; docs/onnxruntime.md says what replaces it", name)
 
 
 def set_default_logger_severity(severity: int) -> None:
     """Set the least severity of messages: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
-    LOGGER.setLevel(_LEVELS[severity])
+    logger().setLevel(_LEVELS[severity])
 
 
 def set_seed(seed: int) -> None:

@@ -19,7 +19,6 @@ from rammer.errors import BadInput, print_warning
 from rammer.ir.fold_rows import fold
 from rammer.ir.names import quote_text
 from rammer.runtime.executable import Executable
-from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans, ports_of
 from rammer.runtime.specialiser import SpecialiserFactory
@@ -50,7 +49,6 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
     ``specialise`` creates the compiler of control-flow bodies on the host; a file without them never calls it.
     """
     check_choices(request)
-    check_resident(request.resident)
     check_fixed(request, str(path))
     artifact = load_artifact(path, registry.operators)
     if artifact.compiled.ranged is not None and artifact.key:
@@ -87,6 +85,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
             registry,
             cache_root=cache_folder(),
             device_options=device_options,
+            memory=request.memory,
+            copies=request.copies,
             lengths=lengths,
             owner=True,
         )

@@ -7,13 +7,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.arrays import as_numpy, by_name, check_mapping, check_names
+from rammer.device.arrays import as_numpy, by_name, check_mapping, check_names, on_host
 from rammer.errors import BadInput
 from rammer.ir.formats import from_file, name_of
 from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, ModelPort
 from rammer.runtime.model_source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+def name_inputs(ports: tuple[ModelPort, ...], given: Any) -> Mapping[str, Any]:
+    """Return inputs by name, from a mapping, from a list or tuple in the model's order, or from the only input. Raises BadInput
+    for another number of inputs."""
+    if isinstance(given, Mapping):
+        return given
+    values = given if isinstance(given, list | tuple) else (given,)
+    if len(values) != len(ports):
+        names = ", ".join(p.name for p in ports)
+        raise BadInput(f"{len(values)} inputs were given, the model has {len(ports)}", hint=f"in this order: {names}")
+    return {p.name: value for p, value in zip(ports, values, strict=True)}
+
+
+def is_host_value(value: Any) -> bool:
+    """Return True unless ``value`` is an array in the memory of a device."""
+    return isinstance(value, np.ndarray) or on_host(value) or not hasattr(value, "__dlpack_device__")
 
 
 def check_inputs(ports: tuple[ModelPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:

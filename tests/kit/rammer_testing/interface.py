@@ -81,7 +81,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.device.loader.Registry": ("open", "status", "statuses"),
     "rammer.device.loader.DeviceStatus": ("name", "state", "reason", "hardware"),
-    "rammer.runtime.executable.Executable": ("run", "bind", "close", "head", "timing"),
+    "rammer.runtime.executable.Executable": ("run", "submit", "bind", "close", "inputs", "outputs", "head", "timing"),
     "rammer.runtime.bound_call.BoundCall": (
         "inputs",
         "outputs",
@@ -89,6 +89,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
         "clock",
         "stream",
         "run",
+        "submit",
         "synchronize",
         "seconds",
         "write",

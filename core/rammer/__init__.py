@@ -38,6 +38,8 @@ def compile(
     options: Mapping[str, str] | None = None,
     resident: int = 8,
     shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    trust: bool = False,
+    trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
@@ -52,6 +54,9 @@ def compile(
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
     range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+
+    A compiled file may contain machine code, which is ignored unless the file is trusted: with ``trust``, or if the public key in
+    the file ``trust_key`` signed it.
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """

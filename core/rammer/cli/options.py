@@ -82,6 +82,8 @@ REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     """Return the option of the command line that is declared as a field of ``Request``."""
     declared, default = declaration_of(entry), default_of(entry)
+    if isinstance(default, bool):
+        return click.option(flag_of(entry), parameter_of(entry), is_flag=True, help=declared.help)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
     kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
     facts = {

@@ -219,10 +219,10 @@ class Executable:
                 return special.bind(what.inputs, what.outputs, stream)
         of_file = self.source.known is not None  # also for bound calls; it copies states
         own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are private to this call
-        key = key_for(what.shapes, what.spans, what.lengths.derived)
+        key = key_for(what.shapes, what.spans, what.lengths)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        spec = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None)
         if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
             return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
@@ -240,7 +240,10 @@ class Executable:
     def _compiled_bound(self, what: BindRequest) -> Compiled:
         """Compile a bound call's program. Raises NoRange if no single program covers the range."""
         if what.spans:
-            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)
+            lengths = what.lengths
+            return self.compiler.compile_range(
+                self.source.model, what.shapes, what.spans, lengths.derived, what.kept, lengths.steps
+            )
         return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -290,7 +293,7 @@ class Executable:
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """Return the program for these shapes, with ``spans`` as dynamic lengths. Raises NoRange if it does not exist."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
-        key = key_for(longest, spans, lengths.derived)
+        key = key_for(longest, spans, lengths)
         found = self.residents.find(key)
         if found is not None:
             if spans and lengths is self.lengths:
@@ -299,7 +302,7 @@ class Executable:
 
         def compiled() -> Compiled:
             if spans and not self.lengths.spans:
-                self.progress("range", format_spans(spans))
+                self.progress("range", format_spans(spans, lengths.steps))
             return self._compile_shapes(shapes, spans, lengths)
 
         with compile_lock(self.backend):  # waiting threads reuse the program
@@ -334,13 +337,13 @@ class Executable:
         NoRange if it does not exist."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
-        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
+        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived, steps=lengths.steps)
 
     def adopt(self, compiled: Compiled) -> LoadedModel:
         """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
-        key = key_for(dict(shapes), spans, self.lengths.derived)
+        key = key_for(dict(shapes), spans, self.lengths)
         with compile_lock(self.backend):
             special = self._load_compiled(compiled, time.perf_counter())
             self.residents.keep(key, special)
@@ -389,7 +392,8 @@ class Executable:
             return self.compile_only(shapes)
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compile_lock(self.backend):
-            return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
+            lengths = self.lengths
+            return self.compiler.compile_range(self.source.model, shapes, lengths.spans, lengths.derived, {}, lengths.steps)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """Return the chosen kernel of every operator with the resources that the device's compiler reports."""

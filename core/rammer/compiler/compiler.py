@@ -47,6 +47,8 @@ from rammer.passes.compute.batch_decision import PartPricer, batch_where_it_pays
 from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import (
     BATCH,
+    OF_EQUALS,
+    OF_EXTENTS,
     OF_MASKS,
     AnyPass,
     ComputeTarget,
@@ -167,7 +169,7 @@ class Compiler:
         shapes_of: Callable[[Point], Mapping[str, tuple[int, ...]]],
     ) -> ProbedModel:
         """Return ``model`` for a range of lengths; ``shapes_of`` are its input shapes."""
-        return ProbedModel(model, self.lowerings, spans, steps, shapes_of, self._run_passes_without)
+        return ProbedModel(model, self.lowerings, spans, steps, shapes_of, self._run_passes_without, OF_EXTENTS, OF_EQUALS)
 
     def _run_passes_without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):

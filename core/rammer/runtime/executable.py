@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -223,7 +223,8 @@ class Executable:
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None)
-        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
+        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.lengths) is None:
+            self.length_history.binds = False
             return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, spec)
@@ -256,19 +257,24 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> LoadedModel:
         """Return the loaded program for these input shapes, compiling it if it is not cached. It may be freed for others."""
-        lengths, at = self.lengths, tuple(shapes.items())
+        lengths, at, history = self.lengths, tuple(shapes.items()), self.length_history
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
-        if not lengths.spans and self.length_history.on:
-            lengths = self.length_history.learned(self.head.inputs, shapes)
+        if not lengths.spans and history.on:
+            lengths = history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
             if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
                 lengths = FIXED  # compiled for these shapes earlier
-        spans = lengths.spans_of(self.head.inputs, shapes)
-        found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
-        return found or self._specialise_shapes(shapes, {}, FIXED)
+        while spans := lengths.spans_of(self.head.inputs, shapes):
+            found = self._try_range(partial(self._specialise_shapes, shapes, spans, lengths), lengths)
+            if found is not None:
+                history.serves = True
+                return found
+            history.refuse(lengths)
+            lengths = history.learned(self.head.inputs, shapes)
+        return self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
         """Cache the program key for these shapes, so that later runs skip the search of the ranges."""
@@ -276,9 +282,9 @@ class Executable:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _try_range(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
-        """Return the program for a range from ``make``; on failure, disable ranges so that each shape is compiled, and return
-        None."""
+    def _try_range(self, make: Callable[[], LoadedModel], lengths: Lengths) -> LoadedModel | None:
+        """Return the program for a range of ``lengths`` from ``make``. On failure, ignore the user's ranges from then on, and
+        return None."""
         try:
             return make()
         except NoRange as problem:
@@ -286,8 +292,9 @@ class Executable:
         except (BadInput, DeviceFailure) as problem:  # an inferred range may need more memory
             if self.lengths.spans or self.closed:
                 raise
-            print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
-        self.lengths, self.length_history.on = FIXED, False
+            print_warning(f"no program for {format_spans(lengths.spans, lengths.steps)}: {problem.what}")
+        if self.lengths.spans:
+            self.lengths, self.length_history.on = FIXED, False
         return None
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:

@@ -11,7 +11,8 @@ and padding begins there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import accumulate
@@ -25,6 +26,7 @@ from rammer.frontend.ranges.range_bounds import RangeBounds, ended_at
 from rammer.frontend.ranges.range_padding import SkipMarker
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.evaluate import evaluate_positions
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
 from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged, format_point
 from rammer.ir.names import Names, make_identifier
@@ -35,6 +37,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Largest number of entries at each end of a table that may differ from the others.
 MOST_EDGES: Final = 8
+#: Most elements at which two forms of index arithmetic are compared.
+MOST_COMPARED: Final = 1 << 20
 
 
 class Generalised(NamedTuple):
@@ -73,6 +77,7 @@ class _Generalisation:
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are now computed -> names of the longest constants.
     extents: dict[str, Dim] = field(default_factory=dict)  #: Extents of the current Compute's axes.
+    counted: bool = False  #: True for windows whose elements another Compute may count.
     hints: Sequence[Dim] = ()  #: Sums of extents of the current Compute's operands.
 
     @property
@@ -182,6 +187,7 @@ class _Generalisation:
             r.name: self.fit.extent([c.reduce[i].extent for c in same], where, hints) for i, r in enumerate(first.reduce)
         }
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
+        self.counted = first.combiner is not None and first.kind != "contraction"
         return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
     def _tensor_types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
@@ -205,17 +211,31 @@ class _Generalisation:
         first = same[0]
         if isinstance(first, Const) and not all(e == first for e in same):
             return self._generalise_literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
+        if any(_expr_head(e) != _expr_head(first) for e in same) and not any(map(ex.has_loads, same)):
+            made = self._generalise_positions(same, where)
+            if made is not None:
+                return made
         if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
             return self._generalise_edge_table(first, same, where)
         self._require_equal(f"expressions of {where}", [_expr_head(e) for e in same])
         parts = tuple(self._generalise_expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
         made = ex.rebuild_expr(first, parts) if parts else first
+        if isinstance(made, Load):
+            fills = {e.fill for e in same if isinstance(e, Load)} - {None}
+            if len(fills) > 1:
+                raise NoRange(f"padding of {where} differs between lengths")
+            made = replace(made, fill=next(iter(fills), None))
         if not isinstance(made, Load):
             return made
         if made.fill is None and any(_is_divided_by_length(i) for i in made.indices):
             zero: Number = 0.0 if is_float(self._tensor_dtypes[made.tensor]) else 0
             return replace(made, fill=zero)  # past the length of a flattened tensor, such an index exceeds the memory
-        return self._padded(made, where) if made.fill is not None else made
+        if made.fill is None:
+            self._check_unpadded(made, where)
+            return made
+        if self.counted:
+            self._note_strides(made)
+        return self._padded(made, where)
 
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
         """Return an affine form of differing numbers: integers, and floats that are counts or their reciprocals."""
@@ -229,6 +249,37 @@ class _Generalisation:
         if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
             raise NoRange(f"a number of {where} is not a known function of lengths ({values[:4]})")
         return Op("div", (Const(1.0, dtype), _cast_from_index(dtype, self.value(self.dim(counts, where)))))
+
+    def _generalise_positions(self, same: Sequence[Expr], where: str) -> Expr | None:
+        """Return a common form of different arithmetic over axes: the first form if it has the values of the others within their
+        extents, perhaps with the last few values as functions of lengths. Return None if others differ elsewhere."""
+        first, names = same[0], sorted({name for e in same for name in ex.axes_of(e)})
+        sizes = [self.fit.values(self.extents[name]) for name in names]
+        boxes = [tuple(Axis(name, size[i]) for name, size in zip(names, sizes, strict=True)) for i in range(len(same))]
+        if any(math.prod(a.extent for a in box) > MOST_COMPARED for box in boxes):
+            return None
+        found = [evaluate_positions(e, box) for e, box in zip(same, boxes, strict=True)]
+        differ = [f != _take_prefix(found[0], f) for f in found]
+        if not any(d.any() for d in differ):
+            return first
+        index: Expr = Ref(names[0])
+        if all(isinstance(e, Table) and isinstance(first, Table) and e.index == first.index for e in same):
+            tables, index = [np.array(e.values) for e in same if isinstance(e, Table)], ex.children(first)[0]
+        elif len(names) == 1:
+            tables = found
+        else:
+            return None
+        depth = max(len(t) - int(np.argmax(t != tables[0][: len(t)])) for t in tables if (t != tables[0][: len(t)]).any())
+        if depth > min(MOST_EDGES, *map(len, tables)):
+            return None
+        dtype = first.dtype if isinstance(first, Table) else "int64"
+        ends = [self._generalise_literal([Const(t[-k].item(), dtype) for t in tables], where) for k in range(1, depth + 1)]
+        if dtype == "int64" and all(np.array_equal(np.minimum(tables[0][: len(t)], t[-1]), t) for t in tables):
+            return Op("min", (first, ends[0]))
+        size, made = self.dim([len(t) for t in tables], where), ends[0]
+        for k, value in enumerate([*ends[1:], first], 1):
+            made = Op("where", (Op("lt", (index, self.value(add_dims(size, -k)))), value, made))
+        return made
 
     def _generalise_edge_table(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
         """Return an expression for a table that holds one number, less offsets at its first and last entries. The table's length
@@ -257,10 +308,38 @@ class _Generalisation:
         for k in range(len(head_edge) - 1, -1, -1):
             missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(head_edge[k]), kind), missed))
         for k in range(len(tail_edge) - 1, -1, -1):  # the entry k before the last
-            last = Op(
-                "where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(tail_edge[k]), kind))
-            )
+            last = Op("where", (Op("lt", (index, self.value(add_dims(size, -k - 1)))), last, Const(float(tail_edge[k]), kind)))
         return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
+
+    def _outside(self, index: Expr, end: AffineExtent) -> Array | None:
+        """Return where ``index`` reaches ``end``, over the lengths of the range. Return None if ``index`` is no sum of axes."""
+        known = ex.affine_form(index)
+        if known is None or not known[0].keys() <= self.extents.keys():
+            return None
+        greatest = np.asarray(known[1])
+        for axis, factor in known[0].items():
+            greatest = greatest + max(factor, 0) * (self.fit.over_range(self.extents[axis]) - 1)
+        return greatest >= self.fit.over_range(end)
+
+    def _is_within(self, index: Expr, end: AffineExtent) -> bool:
+        """Return True if ``index`` is below ``end`` at every length. Return False if that does not follow from a sum of axes."""
+        outside = self._outside(index, end)
+        return outside is not None and not outside.any()
+
+    def _check_unpadded(self, load: Load, where: str) -> None:
+        """Request lengths at which ``load`` needs padding, which is absent at the known ones."""
+        for index, end in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False):
+            outside = self._outside(index, end) if isinstance(end, AffineExtent) else None
+            if outside is not None:
+                self.fit.require(outside, f"the padding of {where}")
+
+    def _note_strides(self, load: Load) -> None:
+        """Request lengths with all remainders by a stride. The number of elements in the last window depends on them."""
+        for index, end in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False):
+            form = ex.affine_form(index) if isinstance(end, AffineExtent) else None
+            for axis, factor in form[0].items() if form is not None else ():
+                if factor > 1 and isinstance(self.extents.get(axis), AffineExtent) and isinstance(end, AffineExtent):
+                    self.fit.require_residues(end, factor)
 
     def _padded(self, load: Load, where: str) -> Expr:
         """Return a load guarded at the tensor's current extent, which is within its memory. An index that is always inside, for
@@ -268,7 +347,7 @@ class _Generalisation:
         ends = [
             (i, d) for i, d in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False) if isinstance(d, AffineExtent)
         ]
-        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _is_within(i, self.extents, d)]
+        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not self._is_within(i, d)]
         if not tests:
             return load
         inside = reduce(lambda a, b: Op("and_", (a, b)), tests)
@@ -294,30 +373,9 @@ def _is_divided_by_length(index: Expr) -> bool:
     return any(isinstance(e, Op) and e.fn in ("floordiv", "mod") and ex.has_loads(e.args[1]) for e in ex.walk(index))
 
 
-def _is_within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
-    """Return True if ``index`` is below ``end`` at every length, for axes below their ``extents``. Return False if that does not
-    follow from one sum of axes."""
-    known = ex.affine_form(index)
-    if known is None or not known[0].keys() <= extents.keys():
-        return False
-    left, room = dict(end.terms), end.offset - known[1] - 1  # end - 1 less the greatest index
-    for axis, factor in known[0].items():
-        extent = extents[axis]
-        terms, offset = (extent.terms, extent.offset) if isinstance(extent, AffineExtent) else ((), extent)
-        if factor > 0:
-            room -= factor * (offset - 1)
-            for name, times in terms:
-                left[name] = left.get(name, 0) - factor * times
-    return room >= 0 and all(times >= 0 for times in left.values())
-
-
 def _const_value(e: Expr) -> Number:
     assert isinstance(e, Const)
     return e.value
-
-
-def _subtract_count(dim: AffineExtent, count: int) -> Dim:
-    return replace(dim, offset=dim.offset - count)
 
 
 def _cast_from_index(dtype: str, value: Expr) -> Expr:
@@ -332,7 +390,7 @@ def _take_prefix(whole: Array, part: Array) -> Array:
 def _expr_head(e: Expr) -> object:
     """Return an expression's head, without its operands."""
     if isinstance(e, Load):
-        return "load", e.tensor, len(e.indices), e.fill
+        return "load", e.tensor, len(e.indices)  # a fill value is absent at lengths where no index leaves the tensor
     if isinstance(e, Op):
         return "op", e.fn
     if isinstance(e, Cast):

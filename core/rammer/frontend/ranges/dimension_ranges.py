@@ -14,7 +14,6 @@ from rammer.frontend.ranges.length_fit import LengthFit, MoreProbes
 from rammer.ir.extent import LEAST, NO_STEPS, NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph
 from rammer.ir.port import InputPort
-from rammer.passes.pass_pipeline import OF_EQUALS, OF_EXTENTS
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
@@ -44,7 +43,8 @@ def probe_points(spans: Mapping[str, tuple[int, int]], steps: Mapping[str, int] 
 @dataclass
 class ProbedModel:
     """A model for a range: its graphs at probe lengths, after passes. ``shapes_of`` returns the input shapes at a length,
-    ``rewritten`` runs all passes except those with the given names."""
+    ``rewritten`` runs all passes except those with the given names, which are ``without`` at the first attempt, and those of
+    ``equals``, too, at the second."""
 
     model: Model
     lowerings: Lowerings
@@ -52,6 +52,8 @@ class ProbedModel:
     steps: Mapping[str, int]
     shapes_of: Callable[[Point], Mapping[str, tuple[int, ...]]]
     rewritten: Callable[[Graph, Collection[str]], Graph]
+    without: Sequence[str]
+    equals: Sequence[str]
     _bound: dict[object, tuple[Graph, MetLoops]] = field(default_factory=dict)
     _rewritten: dict[object, Graph] = field(default_factory=dict)
 
@@ -59,9 +61,9 @@ class ProbedModel:
         """Return the result of ``make``, which unifies the graphs at the points of a fit. Add points while it raises MoreProbes.
         The last argument names the passes that did not run. Raises NoRange if no program serves the range."""
         try:
-            return self._unified_without(OF_EXTENTS, make)
+            return self._unified_without(self.without, make)
         except NoRange:  # a length may equal another extent, and nodes be equal only there
-            return self._unified_without((*OF_EXTENTS, *OF_EQUALS), make)
+            return self._unified_without((*self.without, *self.equals), make)
 
     def _unified_without(self, without: Collection[str], make: Callable[[LengthFit, list[Graph], Collection[str]], T]) -> T:
         points = probe_points(self.spans, self.steps)

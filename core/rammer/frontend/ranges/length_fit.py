@@ -63,6 +63,7 @@ class LengthFit:
     lengths: dict[str, str] = field(default_factory=dict)
     formulas: dict[str, Formula] = field(default_factory=dict)
     _doubts: list[tuple[Array, list[Array]]] = field(default_factory=list)
+    _wanted: list[int] = field(default_factory=list)  #: Places of requested lengths.
     _known: dict[tuple[int, ...], Dim] = field(default_factory=dict)
     _bases: dict[AffineExtent, Array] = field(default_factory=dict)  #: Operands of formulas, with their values at the points.
 
@@ -71,6 +72,7 @@ class LengthFit:
         spans = self.spans or {n: (min(p[n] for p in self.points), first[n]) for n in first}
         self._at = {n: np.array([p[n] for p in self.points]) for n in first}
         self._grid = _comparison_grid(first, spans, self.steps)
+        self._bindable = np.all([values >= LEAST for values in self._grid.values()], axis=0)
         for name in first:
             self.lengths.setdefault(name, "")
             self._bases[AffineExtent(((name, 1),), 0)] = self._at[name]
@@ -103,11 +105,33 @@ class LengthFit:
             self._known[key] = self._fit(key, where, hints)
         return self._known[key]
 
+    def over_range(self, dim: Dim) -> Array:
+        """Return the values of ``dim`` at the lengths of the range at which functions are compared."""
+        return np.asarray(dim) if isinstance(dim, int) else _evaluate(dim, self._grid)
+
+    def require(self, wrong: Array, what: str) -> None:
+        """Request the model at a length where ``wrong`` is True (see ``over_range``), if there is one. Raises NoRange without
+        such a length that can be bound: ``what`` is then impossible to know."""
+        if not wrong.any():
+            return
+        places = np.flatnonzero(wrong & self._bindable)
+        if not len(places):
+            raise NoRange(f"{what} is unknown at a length below {LEAST}")
+        self._wanted.append(int(places[0]))
+
+    def require_residues(self, dim: AffineExtent, divisor: int) -> None:
+        """Request the model at lengths with all remainders of ``dim`` by ``divisor``."""
+        known = {n % divisor for n in self.values(dim)}
+        over = self.over_range(dim) % divisor
+        for residue in np.unique(over[self._bindable]):
+            if int(residue) not in known:
+                self._wanted.append(int(np.flatnonzero((over == residue) & self._bindable)[0]))
+
     def extent(self, values: Sequence[int], where: str, hints: Sequence[Dim] = ()) -> Dim:
         """Return the function through extents. Raise NoRange if none exists, or if an extent shrinks as a length grows, as of
         ``x[-20:6]``: memory and loops have the extents of the greatest lengths."""
         found = self.dim(values, where, hints)
-        if isinstance(found, AffineExtent) and (_evaluate(found, self._grid) > values[0]).any():
+        if (self.over_range(found) > values[0]).any():
             raise NoRange(f"{where} shrinks as {', '.join(self.points[0])} grows")
         return found
 
@@ -119,36 +143,41 @@ class LengthFit:
     @property
     def is_settled(self) -> bool:
         """True if all functions that fit are equal at all lengths."""
-        return not self._doubts
+        return not self._doubts and not self._wanted
 
     def settle(self) -> None:
         """Raise MoreProbes if functions that fit differ at a length."""
-        if not self._doubts:
+        if self.is_settled:
             return
-        if len(self.points) >= MOST_PROBES:
-            raise NoRange(f"the extents at {len(self.points)} lengths do not determine those at others")
-        different = [np.array([other != first for other in others]) for first, others in self._doubts]
-        left, chosen = np.concatenate(different), list[int]()
+        points = [self._point(place) for place in self._wanted]
+        if len(self.points) >= MOST_PROBES or any(p in self.points for p in points):
+            raise NoRange(f"the programs of {len(self.points)} lengths do not determine those of others")
+        chosen, rows = list[int](), [np.array([other != first for other in others]) for first, others in self._doubts]
+        left = np.concatenate(rows) & self._bindable if rows else np.zeros((0, len(self._bindable)), bool)
         while len(chosen) < ROUND and left.any():
             chosen.append(int(left.sum(axis=0).argmax()))
             left = left[~left[:, chosen[-1]]]
-        raise MoreProbes([{n: int(values[i]) for n, values in self._grid.items() if n in self.points[0]} for i in chosen])
+        points += [self._point(place) for place in chosen]
+        raise MoreProbes(list({tuple(p.items()): p for p in points}.values())[: 2 * ROUND])
+
+    def _point(self, place: int) -> Point:
+        return {n: int(self._grid[n][place]) for n in self.points[0]}
 
     # --- functions ----------------------------------------------------------------------------
 
     def _fit(self, values: tuple[int, ...], where: str, hints: Sequence[Dim]) -> Dim:
         wanted = np.array(values)
         found = [*self._affine_functions(wanted), *self._matching_hints(values, hints)]
-        rest = [*self._quotients(wanted, NEAR if found else None), *(() if found else self._sums_of_two(wanted))]
+        rest = [*self._near_quotients(wanted, bool(found)), *(() if found else self._sums_of_two(wanted))]
         found += rest or (() if found else self._products(wanted))
         if not found:
             at = "; ".join(f"{format_point(p)}: {v}" for p, v in list(zip(self.points, values, strict=True))[:4])
             raise NoRange(f"{where} is not a known function of {', '.join(self.points[0])} ({at})")
         first, *others = found
         over = self._over_grid(first)
-        doubts = [o for o in map(self._over_grid, others) if not np.array_equal(o, over)]
+        doubts = {o.tobytes(): o for o in map(self._over_grid, others) if ((o != over) & self._bindable).any()}
         if doubts:
-            self._doubts.append((over, doubts))
+            self._doubts.append((over, list(doubts.values())))
         return self._chosen(first)
 
     def _over_grid(self, candidate: _Candidate) -> Array:
@@ -209,6 +238,12 @@ class LengthFit:
         for names in combinations(self._at, 2):
             yield from self._through(names, wanted)
 
+    def _near_quotients(self, wanted: Array, simple: bool) -> list[_Candidate]:
+        """Return quotients whose divisor is at most ``NEAR`` or, unless a ``simple`` function fits, twice the least one."""
+        found = list(self._quotients(wanted, NEAR if simple else None))
+        divisors = [c.formula.divisor for c in found if c.formula is not None]
+        return [c for c, divisor in zip(found, divisors, strict=True) if divisor <= max(NEAR, 2 * min(divisors))]
+
     def _quotients(self, wanted: Array, most: int | None) -> Iterator[_Candidate]:
         """Yield the functions ``factor * ((length + n) // divisor) + offset`` with divisors up to ``most``."""
         least = int(wanted.min())
@@ -247,7 +282,7 @@ def _evaluate(function: AffineExtent | Formula, at: Mapping[str, Array]) -> Arra
 
 def _comparison_grid(first: Point, spans: Mapping[str, tuple[int, int]], steps: Mapping[str, int]) -> dict[str, Array]:
     """Return the lengths at which functions are compared: all of each dimension alone, and drawn combinations."""
-    every = {n: np.arange(first[n], max(low, LEAST) - 1, -steps.get(n, 1)) for n, (low, _) in spans.items()}
+    every = {n: np.arange(first[n], low - 1, -steps.get(n, 1)) for n, (low, _) in spans.items()}
     rng, lines = np.random.default_rng(0), list[dict[str, Array]]()
     for name, all_of_it in every.items():
         some = all_of_it if len(all_of_it) <= MOST_COMPARED else np.sort(rng.choice(all_of_it, MOST_COMPARED, replace=False))

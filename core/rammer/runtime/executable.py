@@ -223,9 +223,12 @@ class Executable:
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None)
-        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.lengths) is None:
-            self.length_history.binds = False
-            return self.bind(inputs, outputs, stream)
+        if what.found and what.spans:
+            tried = self._try_range(lambda: self._find_bindable(key, what), what.lengths)
+            if isinstance(tried, str):
+                print_warning(tried)
+                self.length_history.binds = False
+                return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, spec)
 
@@ -267,13 +270,17 @@ class Executable:
                 return alone
             if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
                 lengths = FIXED  # compiled for these shapes earlier
+        problems = list[str]()
         while spans := lengths.spans_of(self.head.inputs, shapes):
             found = self._try_range(partial(self._specialise_shapes, shapes, spans, lengths), lengths)
-            if found is not None:
+            if isinstance(found, LoadedModel):
                 history.serves = True
                 return found
+            problems.append(found)
             history.refuse(lengths)
             lengths = history.learned(self.head.inputs, shapes)
+        if problems:
+            print_warning(problems[0])
         return self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
@@ -282,20 +289,21 @@ class Executable:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _try_range(self, make: Callable[[], LoadedModel], lengths: Lengths) -> LoadedModel | None:
-        """Return the program for a range of ``lengths`` from ``make``. On failure, ignore the user's ranges from then on, and
-        return None."""
+    def _try_range(self, make: Callable[[], LoadedModel], lengths: Lengths) -> LoadedModel | str:
+        """Return the program for a range of ``lengths`` from ``make``. If it does not exist, ignore the user's ranges from then
+        on, and return the reason."""
         try:
             return make()
         except NoRange as problem:
-            print_warning(f"{problem}")
+            why = str(problem)
         except (BadInput, DeviceFailure) as problem:  # an inferred range may need more memory
             if self.lengths.spans or self.closed:
                 raise
-            print_warning(f"no program for {format_spans(lengths.spans, lengths.steps)}: {problem.what}")
+            served = format_spans(lengths.spans, lengths.steps)
+            why = f"no program for {served}, so each shape is compiled on its own: {problem.what}"
         if self.lengths.spans:
             self.lengths, self.length_history.on = FIXED, False
-        return None
+        return why
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """Return the program for these shapes, with ``spans`` as dynamic lengths. Raises NoRange if it does not exist."""

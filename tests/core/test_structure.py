@@ -84,7 +84,7 @@ def test_no_import_runs_back_up() -> None:
     [
         "from rammer.plan.program_builder import build_program",
         "def f():\n    from rammer.compiler.compiler import Compiler",
-        "if TYPE_CHECKING:\n    import rammer.runtime.session",
+        "if TYPE_CHECKING:\n    import rammer.jit.session",
         "importlib.import_module('rammer.cli.run')",
     ],
 )
@@ -268,7 +268,7 @@ DOORS = {
     ("core/rammer/__init__.py", "compile"),
     ("core/rammer/runtime/bound_call.py", "__init__"),
     ("core/rammer/runtime/host_bound.py", "__init__"),
-    ("core/rammer/runtime/session.py", "open_executable"),
+    ("core/rammer/jit/session.py", "open_executable"),
     ("tests/kit/rammer_testing/operators/draw.py", "fresh"),
 }
 

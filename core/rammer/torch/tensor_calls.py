@@ -17,9 +17,9 @@ import torch
 from rammer.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.ir.formats import FORMATS, carrier_dtype, name_of, numpy_type, to_carrier
+from rammer.jit.session import open_executable
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 from rammer.torch.onnx_form import OnnxForm
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rammer.codegen import Argument
-from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
+from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
@@ -67,8 +67,9 @@ class OpenClProgram(Loaded):
         constants: Mapping[str, Array],
         single: bool,
     ) -> None:
-        queue = shared.queue
-        context, device = queue.context, kernels.vdevice
+        context, device = shared.queue.context, kernels.vdevice
+        # A single launch is complete when a run returns, so programs need no common order, and may run side by side.
+        queue = import_opencl().CommandQueue(context) if single else shared.queue
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         self.views = dict[str, Array]()
         binding = Binding.of(program, constants)
@@ -96,6 +97,7 @@ class OpenClProgram(Loaded):
             text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
             self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
+        shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare_kernels(context)
 

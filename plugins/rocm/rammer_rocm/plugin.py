@@ -24,7 +24,7 @@ def open_device(options: OpenOptions) -> Backend:
         return open_target(options)
     from rammer_rocm.backend import open_backend
 
-    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on")
+    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on", options.value(CORES))
 
 
 #: AMD architectures that kernels can be compiled for without the card.
@@ -33,13 +33,16 @@ TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100
 EXECUTOR = Option("executor", "", "One launch per program (CPUs only) or per wave.", ("single", "waves"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 
+CORES = Option("cores", 0, "Most cores of a CPU that programs use; 0: all.", least=0)
+
 DEVICE = Device(
     name="rocm",
     summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    options=(EXECUTOR, WINOGRAD),
+    options=(EXECUTOR, WINOGRAD, CORES),
+    providers=("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     api=5,
 )
 

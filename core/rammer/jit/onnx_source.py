@@ -17,8 +17,8 @@ from rammer.errors import BadInput
 from rammer.ir.constants.digest import digest_array
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.names import shorten_name
+from rammer.jit.model_specialiser import ModelSpecialiser
 from rammer.runtime.model_source import ModelSource
-from rammer.runtime.model_specialiser import ModelSpecialiser
 
 if TYPE_CHECKING:
     import onnx

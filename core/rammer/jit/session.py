@@ -12,12 +12,11 @@ from rammer.compiled.artifact import is_artifact
 from rammer.device.loader import PLUGINS, Registry
 from rammer.device.manifest import Array
 from rammer.errors import DeviceUnavailable
+from rammer.jit.model_specialiser import ModelSpecialiser
+from rammer.jit.onnx_source import check_kept, open_source
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
 from rammer.runtime.executable import Executable
-from rammer.runtime.loaded_programs import check_resident
-from rammer.runtime.model_specialiser import ModelSpecialiser
-from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths
 
 if TYPE_CHECKING:
@@ -46,11 +45,10 @@ def open_executable(
     ``weights`` are values of a ModelProto's initialisers that have none; they are not copied. With them, even if there are none,
     compiled programs are cached by content.
     """
-    check_choices(request)
-    check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         return open_artifact(Path(model), device, request, registry, ModelSpecialiser)
+    check_choices(request)
     source = open_source(model, registry.operators, weights)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_kept(request.chosen, source)
@@ -66,11 +64,13 @@ def open_executable(
         name,
         chosen,
         registry,
-        progress,
+        request.progress or progress,
         store,
         cache_folder(),
         request.device_options,
         resident=request.resident,
+        memory=request.memory,
+        copies=request.copies,
         lengths=lengths,
         length_history=LengthHistory(on=True),
         owner=True,

@@ -87,7 +87,6 @@ class BoundCall(Bound):
         loaded: Mapping[int, Loaded | LoadedVariants],
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
-        stream: Any = None,
         spec: BindSpec = PLAIN,
         bodies: BodyRunner | None = None,
     ) -> None:
@@ -112,7 +111,7 @@ class BoundCall(Bound):
         try:
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    self._bind_program(segment, loaded[number], given, stream)
+                    self._bind_program(segment, loaded[number], given, spec.stream)
                 else:
                     self._bind_host_operator(segment, given)
         except BaseException:

@@ -268,13 +268,13 @@ class Executable:
         what = parse_bind_request(self.head, self.lengths, self.length_history, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
-                return special.bind(what.inputs, what.outputs, stream)
+                return special.bind(what.inputs, what.outputs, BindSpec(stream=stream))
         of_file = self.source.known is not None  # also for bound calls; it copies states
         own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are private to this call
         key = key_for(what.shapes, what.spans, what.lengths)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None)
+        spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None, stream)
         if what.found and what.spans:
             tried = self._try_range(lambda: self._find_bindable(key, what), what.lengths)
             if isinstance(tried, str):
@@ -282,7 +282,7 @@ class Executable:
                 self.length_history.binds = False
                 return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
-            return special.bind(what.inputs, what.outputs, stream, spec)
+            return special.bind(what.inputs, what.outputs, spec)
 
     def _find_bindable(self, key: ShapeKey, what: BindRequest) -> LoadedModel:
         """Return the program of a bound call for a range, or with outputs that alias inputs."""

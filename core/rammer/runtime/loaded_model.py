@@ -232,7 +232,6 @@ class LoadedModel:
         self,
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
-        stream: Any = None,
         spec: BindSpec = PLAIN,
         pinned: bool = True,
     ) -> BoundCall:
@@ -242,7 +241,7 @@ class LoadedModel:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
         with self.used():
-            made = BoundCall(self.compiled, self.loaded, inputs, outputs, stream, spec, self.bodies)
+            made = BoundCall(self.compiled, self.loaded, inputs, outputs, spec, self.bodies)
             with self._changed:
                 (self.bounds if pinned else self.loose).add(made)
             return made

@@ -44,8 +44,8 @@ class LoadedVariants:
 
 @dataclass(frozen=True)
 class BindSpec:
-    """The ranges of a bound call's lengths with their ``steps``, its aliased outputs, and the ``stream`` of its runs. ``kept`` maps
-    outputs to the inputs whose memory they share. ``closing`` is called when the bound call is closed."""
+    """The ranges of a bound call's lengths with their ``steps``, its aliased outputs, and the ``stream`` of its runs. ``kept``
+    maps outputs to the inputs whose memory they share. ``closing`` is called when the bound call is closed."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)

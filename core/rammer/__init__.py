@@ -7,7 +7,7 @@ This package belongs to the distribution rammer-runtime, which opens and runs co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,50 @@ if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
+    from rammer.ir.extent import GivenLength
+    from rammer.onnxruntime_api import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        InferenceSession,
+        IOBinding,
+        ModelMetadata,
+        NodeArg,
+        OrtDevice,
+        OrtValue,
+        RunOptions,
+        SessionOptions,
+        get_all_providers,
+        get_available_providers,
+        get_device,
+        set_default_logger_severity,
+        set_seed,
+    )
     from rammer.runtime.executable import Executable
     from rammer.runtime.specialiser import CompileSite, Specialiser
 
-__all__ = ["__version__", "compile", "devices"]
+__all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtDevice",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "__version__",
+    "compile",
+    "devices",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_seed",
+]
+
+#: Names of ``rammer.onnxruntime_api``: with ``import rammer as ort``, code for ONNX Runtime runs unchanged.
+_ONNX_RUNTIME = frozenset({*__all__} - {"__version__", "compile", "devices"})
 
 
 def compile(
@@ -37,23 +77,28 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
-    shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    shapes: Mapping[str, GivenLength] | None = None,
     trust: bool = False,
     trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
+    cores: int = 0,
+    memory: int = 0,
+    copies: int = 1,
+    progress: Callable[[str, str], None] | None = None,
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     The default device is the first working one with a clock. Input shapes are not needed: each new set of shapes is specialised
     at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
-    it is running or bound. Any thread may call the result; its runs are serialised.
+    it is running or bound. Any thread may call the result. ``copies`` runs of one program may execute side by side.
 
     The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
     ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs
     from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
-    range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+    range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.
+    ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
 
     A compiled file may contain machine code, which is ignored unless the file is trusted: with ``trust``, or if the public key in
     the file ``trust_key`` signed it.
@@ -95,12 +140,20 @@ def devices() -> list[DeviceStatus]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "errors", "torch"])
+    return sorted([*__all__, "errors", "onnxruntime_api", "torch"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "torch"):
-        import importlib
+    import importlib
 
+    if name == "errors":
+        return importlib.import_module("rammer.errors")
+    if name in ("onnxruntime_api", "torch") or name in _ONNX_RUNTIME:
+        from rammer.errors import require_compiler
+
+        require_compiler(f"rammer.{name}")
+    if name in ("onnxruntime_api", "torch"):
         return importlib.import_module(f"rammer.{name}")
+    if name in _ONNX_RUNTIME:
+        return getattr(importlib.import_module("rammer.onnxruntime_api"), name)
     raise AttributeError(f"module 'rammer' has no attribute {name!r}")

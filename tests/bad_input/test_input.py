@@ -154,7 +154,7 @@ def test_what_is_no_array_by_name(rng: np.random.Generator) -> None:
         said = message(BadInput, lambda call=call: call({**arrays(rng), "x": [[1.0], [1.0, 2.0]]}))  # type: ignore[misc]
         assert said.startswith("input 'x' cannot be read: setting an array element with a sequence.")
         said = message(BadInput, lambda call=call: call([1.0]))  # type: ignore[misc]
-        assert said == 'inputs are a list, not arrays by name\n  hint: give them as {"name": array}'
+        assert said == "1 inputs were given, the model has 2\n  hint: in this order: x, w"
 
 
 def test_missing_and_unknown_inputs(rng: np.random.Generator) -> None:

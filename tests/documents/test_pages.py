@@ -93,6 +93,21 @@ def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.rand
         loaded.close()
 
 
+def test_the_python_pages_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (PAGES / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[n,8] a, float[8,8] b) => (float[n,8] y) { y = MatMul(a, b) }""")
+    a, b = np.ones((2, 8), np.float32), np.ones((8, 8), np.float32)
+    (first, second) = (block for block in blocks if 'rammer.compile(model, "rocm"' in block)
+    found = {"rammer": rammer, "model": model, "a": a, "b": b}
+    exec(first, found)
+    assert "('y', 'float32', ('n', 8))" in capsys.readouterr().out
+    assert (found["y"] == 8).all()
+    exec(second, found)
+    assert (found["y"] == 8).all() and found["exe"].closed
+
+
 def test_the_python_page_names_every_argument_and_what_results_have() -> None:
     text = (PAGES / "python.md").read_text()
     arguments = set(inspect.signature(rammer.compile).parameters) - {"model", "device"}

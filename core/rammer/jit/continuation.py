@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.ir.port import InputPort
+    from rammer.ir.port import ModelPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: The inputs of the deferred part, and name, element type, shape and bytes of the values that it is compiled for.
-Key: TypeAlias = "tuple[tuple[InputPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
+Key: TypeAlias = "tuple[tuple[ModelPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
 
 
 @dataclass

@@ -37,7 +37,8 @@ def open_source(
 ) -> ModelSource:
     """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
     (``Registry.operators``) and is called when the model is read. ``weights`` are values of initialisers of a ModelProto
-    that have none (``rammer.frontend.read.reader.read_model``). The source of a compiled file has ports and no model."""
+    that have none (``rammer.frontend.read.reader.read_model``); they are not copied. With them, even if there are none, compiled
+    programs are cached by content. The source of a compiled file has ports and no model."""
 
     path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
     if path is not None and is_artifact(path):

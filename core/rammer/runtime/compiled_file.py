@@ -20,12 +20,10 @@ from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.constants.mapped_files import state_of
 from rammer.ir.fold_rows import fold
 from rammer.ir.names import quote_text
-from rammer.ir.port import InputPort
 from rammer.runtime.executable import Executable
-from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.program_cache import describe_unit
-from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
+from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans, ports_of
 from rammer.runtime.specialiser import SpecialiserFactory
 
 if TYPE_CHECKING:
@@ -57,7 +55,6 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
     ``specialise`` creates the compiler of control-flow bodies on the host; a file without them never calls it.
     """
     check_choices(request)
-    check_resident(request.resident)
     check_fixed(request, str(path))
     return _Opening(path, device, request, registry, specialise).open()
 
@@ -159,6 +156,8 @@ class _Opening:
                 self.registry,
                 cache_root=cache_folder(),
                 device_options=options,
+                memory=self.request.memory,
+                copies=self.request.copies,
                 lengths=lengths,
                 owner=True,
             )
@@ -176,10 +175,9 @@ def _source_of(path: Path, artifact: Artifact, specialise: SpecialiserFactory) -
     """Return the source of a compiled model, and its lengths. The seal identifies the file, so programs that a run compiles (loop
     bodies) are cached as for a model."""
     graph, ranged, lengths = artifact.compiled.graph, artifact.compiled.ranged, FIXED
-    ports = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs)
     if ranged is not None:
-        lengths, ports = Lengths.of_file(ranged, graph.inputs)
-    head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
+        lengths = Lengths.of_file(ranged, graph.inputs)
+    head = Head(graph.name, ports_of(graph.inputs, ranged), ports_of(graph.outputs, ranged))
     return ModelSource(_no_model(path, lengths), specialise, artifact.seal, path, head), lengths
 
 
@@ -236,7 +234,7 @@ def _folded_one(segment: ProgramSegment, veus: int) -> ProgramSegment:
 
 def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
     def read() -> Model:
-        spans = f" for {format_spans(lengths.spans)}" if lengths.spans else ""
+        spans = f" for {format_spans(lengths.spans, lengths.steps)}" if lengths.spans else ""
         raise BadInput(f"{path} is a compiled model{spans}", hint="this needs the ONNX model that it was compiled from")
 
     return read

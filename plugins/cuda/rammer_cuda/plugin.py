@@ -40,6 +40,7 @@ DEVICE = Device(
     open=open_device,
     targets=tuple(TARGETS),
     options=(EXECUTOR, WATCHDOG),
+    providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"),
     api=5,
 )
 

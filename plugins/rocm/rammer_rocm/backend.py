@@ -27,11 +27,11 @@ from rammer_rocm.units import virtual_device
 
 
 class OpenClBackend(OpenClUnit, OpenClKernels):
-    """An OpenCL unit with the kernel families that compile programs for it. ``executor`` is an option of the device; families in
-    ``excluded`` are not offered."""
+    """An OpenCL unit with the kernel families that compile programs for it. ``executor`` and ``cores`` are options of the device;
+    families in ``excluded`` are not offered."""
 
-    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...]) -> None:
-        device = find_unit(options)
+    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int) -> None:
+        device = find_unit(options, cores)
         vdevice = virtual_device(device)
         OpenClKernels.__init__(self, vdevice, excluded)
         OpenClUnit.__init__(self, device, options.index, executor, vdevice)

@@ -45,8 +45,9 @@ class OpenClProgram(Loaded):
         constants: Mapping[str, Array],
         single: bool,
     ) -> None:
-        queue = shared.queue
-        context, device = queue.context, kernels.vdevice
+        context, device = shared.queue.context, kernels.vdevice
+        # A single launch is complete when a run returns, so programs need no common order, and may run side by side.
+        queue = import_opencl().CommandQueue(context) if single else shared.queue
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         self.views = dict[str, Array]()
         self.functions = functions = kernels.functions(program, constants)
@@ -68,6 +69,7 @@ class OpenClProgram(Loaded):
             shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
             self.binary = kernels.build(list(distinct.values()), self.table.sets, shape, single)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
+        shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare_kernels(context)
 

@@ -27,8 +27,9 @@ from rammer_rocm.units import make_hardware, virtual_device
 _EXTENSIONS: Final = re.compile(r"(avx|amx|fma|f16c|bmi|sse)\w*")
 
 
-def find_unit(options: OpenOptions) -> Any:
-    """Return the OpenCL device that ``options`` name. Raises DeviceUnavailable if it is missing or of another kind."""
+def find_unit(options: OpenOptions, cores: int) -> Any:
+    """Return the OpenCL device that ``options`` name, or a part with at most so many ``cores``. Raises DeviceUnavailable if it is
+    missing or of another kind, and BadInput if ``cores`` are given for a GPU."""
     found = units()
     if options.index >= len(found):
         raise DeviceUnavailable(
@@ -41,7 +42,23 @@ def find_unit(options: OpenOptions) -> Any:
             f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
             hint="leave out --require, or name another unit (rammer devices lists them)",
         )
-    return device
+    return part_of(device, cores)
+
+
+def part_of(device: Any, cores: int) -> Any:
+    """Return a part of a CPU with at most so many cores, or the device itself for 0. Raises BadInput for a GPU."""
+    if not cores or (kind_of(device) == "cpu" and cores >= device.max_compute_units):
+        return device
+    if kind_of(device) != "cpu":
+        raise BadInput(f"cores={cores}: {device.name.strip()} is not a CPU", "--option cores", "leave it out")
+    cl = import_opencl()
+    try:
+        (part,) = device.create_sub_devices([cl.device_partition_property.BY_COUNTS, cores])
+    except cl.Error as problem:
+        raise DeviceUnavailable(
+            f"{device.name.strip()} cannot be divided: {problem}", hint="leave out the option cores"
+        ) from problem
+    return part
 
 
 class OpenClUnit(Backend):
@@ -102,8 +119,8 @@ class OpenClUnit(Backend):
 class RunOnlyUnit(OpenClUnit):
     """An OpenCL unit that was opened for machine code alone."""
 
-    def __init__(self, options: OpenOptions, executor: str) -> None:
-        device = find_unit(options)
+    def __init__(self, options: OpenOptions, executor: str, cores: int) -> None:
+        device = find_unit(options, cores)
         super().__init__(device, options.index, executor, virtual_device(device))
 
     @cached_property

@@ -91,7 +91,7 @@ def _difference(case: SuiteCase, exe: Any) -> tuple[str, str]:
     for inputs, wanted in case.sets:
         names = [p.name for p in exe.head.inputs]
         found = exe.run(dict(zip(names, inputs, strict=True)))
-        for place, (name, want) in enumerate(zip(exe.head.outputs, wanted, strict=True)):
+        for place, (name, want) in enumerate(zip(exe.head.output_names, wanted, strict=True)):
             said = differs(found[name], want, case.rtol, np.inf if case.random else case.atol)
             if not said:
                 continue

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
+    from rammer.ir.extent import GivenLength
     from rammer.onnxruntime_api import (
         ExecutionMode,
         GraphOptimizationLevel,
@@ -76,7 +77,7 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
-    shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    shapes: Mapping[str, GivenLength] | None = None,
     keep_float32: Sequence[str] = (),
     cores: int = 0,
     memory: int = 0,
@@ -94,7 +95,8 @@ def compile(
     from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
-    range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+    range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.
+    ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
+from rammer.ir.extent import GivenLength
 from rammer.ir.parts import PRECISIONS as PRECISIONS  # re-exported for commands
 
 #: The order of image axes inside a program: the model's (NCHW in ONNX), but all 8-bit quantised images channels last if that is
@@ -195,10 +196,10 @@ class Request(Options[str | None]):
     file, and float32 for a model."""
 
     require: str = option("", "Fail unless the device is of this kind, e.g. gpu.", "KIND")
-    lengths: Mapping[str, tuple[int, int] | str] = option(
+    lengths: Mapping[str, GivenLength] = option(
         dict,
-        "Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
-        "NAME:1x3x224x224|DIM=1..512",
+        "Shape of an input, or range of a dynamic dimension, also in steps, for few programs (total=past+1: dependent).",
+        "NAME:1x3x224x224|DIM=32..960/32",
         flag="--shape",
         parameter="shapes",
         convert=dict,

@@ -137,7 +137,7 @@ def _folded_one(segment: ProgramSegment, veus: int) -> ProgramSegment:
 
 def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
     def read() -> Model:
-        spans = f" for {format_spans(lengths.spans)}" if lengths.spans else ""
+        spans = f" for {format_spans(lengths.spans, lengths.steps)}" if lengths.spans else ""
         raise BadInput(f"{path} is a compiled model{spans}", hint="this needs the ONNX model that it was compiled from")
 
     return read

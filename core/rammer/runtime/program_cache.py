@@ -21,7 +21,7 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, print_warning
 from rammer.ir.constants.digest import digest_array
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.shape_buckets import BOUND, SPANS, ShapeKey
+from rammer.runtime.shape_buckets import BOUND, SPANS, STEPS, ShapeKey
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
@@ -120,6 +120,8 @@ def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
     kept = {*dict(more.get(BOUND, ())).values()}  # these have the shapes of their outputs
     spans = dict(more.get(SPANS, ()))
     have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
+    if compiled.ranged is not None and compiled.ranged.steps != dict(more.get(STEPS, ())):
+        return False
     if (compiled.ranged.spans if compiled.ranged is not None else {}) != spans or {n: t.dtype for n, t in have.items()} != {
         p.name: p.dtype for p in head.inputs
     }:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     default="onnxruntime",
     show_default=True,
     metavar="REFERENCE",
-    help="onnxruntime, reference (ONNX's own, in Python) or F.npz.",
+    help="onnxruntime, reference (ONNX's own, in Python) or F.npz; for a compiled file also its model F.onnx, by onnxruntime.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @compile_options
@@ -82,7 +82,6 @@ def command(
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
     from rammer.frontend.lower.contrib.function import list_departures
-    from rammer.reference.outputs import expected_outputs
 
     table, records, bad, said = [], list[dict[str, Any]](), 0, list[str]()
     want = None
@@ -91,7 +90,7 @@ def command(
             exe = open_model(model, device, request, sink)
             inputs = collect_inputs(exe.head, choice, exe.lengths)
             have = exe.run(inputs)  # first: it has limits, a reference could run forever
-            want = want or expected_outputs(exe.source.model, against, inputs)
+            want = want or _expected(exe, against, inputs)
         found = compare_outputs(have, want, *tolerance.of(exe.options.precision))
         if against == "onnxruntime" and any(not d.good for d in found):
             ties = _explain_ties(exe, inputs, have, request, tolerance.of(exe.options.precision))
@@ -113,6 +112,19 @@ def command(
         click.echo("\n".join([plain_table(table, ["device", *HEADERS]), *said]))
     if bad:
         raise Mismatch(f"{bad} outputs differ from {against}")
+
+
+def _expected(exe: Executable, against: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the outputs of the reference. A compiled file has no model: its outputs are in a file, or computed by its model."""
+    from rammer.device.loader import Registry
+    from rammer.jit.onnx_source import open_source
+    from rammer.reference.outputs import expected_outputs
+
+    if against.endswith(".npz"):
+        return load_npz(Path(against))
+    if against.endswith(".onnx"):
+        return expected_outputs(open_source(Path(against), Registry().operators).model, "onnxruntime", inputs)
+    return expected_outputs(exe.source.model, against, inputs)
 
 
 def _with_outliers(

@@ -82,9 +82,18 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         if names := resolve_devices(device, options=request.device_options):
             click.echo(_inspect_distributed(model, names, printed, (shapes, request), sink), nl=False)
             return
-        exe = open_model(model, device, request, sink)
-        compiled = exe.compile_only(given := parse_shapes(shapes))
-        compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
+        exe, given = open_model(model, device, request, sink), parse_shapes(shapes)
+        if exe.source.known is None:
+            compiled = exe.compile_only(given)
+            compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
+        elif printed.stage == "program" and printed.dump is None:
+            compiled = next(iter(exe.cache.values())).compiled
+        else:
+            raise BadInput(
+                f"{model} is a compiled model: only its program can be printed",
+                f"--stage {printed.stage}" if printed.dump is None else "--dump",
+                "inspect the ONNX model that it was compiled from",
+            )
     heading = ""
     if compiled.ranged is not None:
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))

@@ -164,7 +164,7 @@ def _rank_blocks(
         possible = possible & (halo_bytes(s, cost.item, walk, halo) + cost.item * 3 * s.bk * (s.bn + 8) < gpu.shared)
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    lots = _copy_sizes(roles, binding, depths, table["bk"], cost.item) if cost.item < 4 else (4, 4)
+    lots = _copy_sizes(roles, binding, depths, table["bk"], (rows, width), cost.item) if cost.item < 4 else (4, 4)
     seconds = 0.0
     for main, count, moved in zip(mains, tasks, ends, strict=True):
         work = Work(count, rows * width, roles.changed, halo=halo, lots=lots, ends=moved)
@@ -196,24 +196,26 @@ def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numb
 
 
 def _copy_sizes(
-    roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int], item: int
+    roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int], sizes: tuple[Numbers, Numbers], item: int
 ) -> tuple[Numbers, Numbers]:
-    """Return the elements of rows and of columns that are probably copied at a time, for each depth in ``blocks``."""
+    """Return the elements of rows and of columns that are probably copied at a time, for tiles of ``sizes`` rows and columns and
+    each depth in ``blocks``."""
     main = roles.main
     found = list[Numbers]()
-    for load, side in ((roles.a, roles.rows), (roles.b, roles.columns)):
+    for load, side, size in ((roles.a, roles.rows, sizes[0]), (roles.b, roles.columns, sizes[1])):
         try:
             operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
         except Unsuited:
             operand = None
         axes = [main.axes[d] for d in side]
-        lots = {bk: 1 if operand is None else _copied_together(operand, depth, axes, item) for bk, depth in depths.items()}
-        found.append(np.array([lots[bk] for bk in blocks]))
+        lots = {bk: 1 if operand is None else _copied_together(operand, depth, axes, size, item) for bk, depth in depths.items()}
+        found.append(np.concatenate([np.broadcast_to(lots[bk], np.shape(size)) for bk in blocks], axis=1))
     return found[0], found[1]
 
 
-def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], item: int) -> int:
-    """Return the elements of an operand that are copied at a time: products, or of float16 neighbours along ``side``."""
+def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], size: Numbers, item: int) -> Numbers:
+    """Return the elements of an operand that are copied at a time: products, or of float16 neighbours along ``side``, of which a
+    tile has ``size``."""
     lot = 16 // item
     if operand.packable:
         return lot
@@ -226,7 +228,10 @@ def _copied_together(operand: Operand, depth: Depth, side: Sequence[Axis], item:
     along = next((a for a in reversed(side) if a.extent > 1), None)
     if item == 1 or operand.guards or along is None or operand.steps.get(along.name, 0) != 1:
         return 1
-    return lot if math.prod(a.extent for a in side) % lot == 0 else 1
+    others = (operand.constant, *(n for name, n in operand.steps.items() if name not in {a.name for a in side}))
+    if any(n % lot for n in (*others, math.prod(a.extent for a in side))):
+        return 1
+    return np.where(size % lot == 0, lot, 1)
 
 
 def ring_buffers(shape: Shape, item: int, walk: DepthWalk, halo: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
@@ -251,9 +256,9 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
-    sides = (p.a, p.rows), (p.b, p.columns)
+    sides = (p.a, p.rows, p.row_count), (p.b, p.columns, p.width)
     depth = depth_of(p.main.reduce, s.bk)
-    lots = [_copied_together(o, depth, [p.axis(d) for d in side], cost.item) if cost.item < 4 else 4 for o, side in sides]
+    lots = [_copied_together(o, depth, [p.axis(d) for d in side], n, cost.item) if cost.item < 4 else 4 for o, side, n in sides]
     ends = _end_bytes(p.main, p.after, operator, binding)
     sizes = dict(zip((a.name for a in p.main.axes), operator.tile, strict=True))
     halo = halo_elements(p.a.load, sizes, depth) if s.halo else 0
@@ -309,7 +314,7 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
     deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0
     if cost.item == 1:
-        return _copied_together(operand, depth, [], 1) == lot
+        return bool(_copied_together(operand, depth, [], 0, 1) == lot)
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 

@@ -272,8 +272,8 @@ BF16_COST = RingCost(
 #: Not fitted: earlier costs of float16, with instructions for twice the products in the same time (1,979 TOPS of bytes and 989
 #: TFLOP/s of float16, dense: NVIDIA H200 datasheet).
 I8_COST = RingCost(MMA_I8, FRAGMENTS, BYTE_BLOCKS, LaunchCycles(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
-#: Additional cycles of a thread for a copy of one byte: it loads, waits and stores.
-BYTE_COPY = 2.0
+#: The additional cost of a copy of one byte, and of one float16, as a factor: a thread loads, waits and stores. Not fitted.
+BYTE_COPY, HALF_COPY = 2.0, 1.0
 
 #: Cycles of one tensor instruction per 8 columns.
 MATRIX = 4.0
@@ -332,7 +332,7 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     if cost.item == 4:  # as in the fit
         copies = (s.bm / 4 + s.bn) * s.bk / threads
     else:
-        alone = BYTE_COPY if cost.item == 1 else 0.0
+        alone = BYTE_COPY if cost.item == 1 else HALF_COPY
         rows = work.halo / walk.taps if s.halo else s.bm
         copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (rows, s.bn), strict=True)) * s.bk / threads
     per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, gpu.sms))

@@ -25,7 +25,7 @@ from rammer.device.manifest import (
     Profiler,
     Recorded,
 )
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.errors import BadInput, DeviceUnavailable, NoMachineCode
 from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, prologue_variants
@@ -220,13 +220,13 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         return self.gpu.architecture
 
     def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
-        """Return the machine code of a program that is a graph of launches. Raises DeviceFailure for other forms."""
+        """Return the machine code of a program that is a graph of launches. Raises NoMachineCode for other forms."""
         from rammer_cuda.executor import compile_launches
         from rammer_cuda.shipped_launches import machine_code
 
         if (program.form and program.form not in self.how.launched_forms) or program.repeat is not None:
             what = "a loop program" if program.repeat is not None else f"the execution form {program.form}"
-            raise DeviceFailure(
+            raise NoMachineCode(
                 f"machine code of {what} cannot be written", f"program {program.name}", "compile with --option executor=graph"
             )
         return machine_code(compile_launches(program, constants, self.gpu, self.writer, kept=True), constants, self.code_target)

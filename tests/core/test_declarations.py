@@ -111,7 +111,7 @@ def test_the_page_adds_an_option(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"<!-- option: (\w+) -->\s*```python\n(.*?)```", page, re.DOTALL))
     edits = {
         "declaration": (OPTIONS, r"class Options\(Generic\[P\]\):.*?\n\n"),
-        "parameter": (ROOT / "core/rammer/__init__.py", r"    keep_float32: Sequence\[str\] = \(\),\n"),
+        "parameter": (ROOT / "core/rammer/__init__.py", r"    progress: [^\n]*,\n"),
     }
     files = []
     for name, (path, place) in edits.items():

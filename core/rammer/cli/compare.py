@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,21 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
+    complete_devices,
     input_options,
     tolerance_options,
 )
 from rammer.compile_options import Request
 from rammer.errors import Mismatch
-from rammer.report.output_errors import HEADERS, Difference, compare_outputs, difference_rows, outlier_differences, perturb_inputs
+from rammer.report.output_errors import (
+    HEADERS,
+    Difference,
+    as_record,
+    compare_outputs,
+    difference_rows,
+    outlier_differences,
+    perturb_inputs,
+)
 from rammer.report.text_table import plain_table
 from rammer.runtime.inputs import load_npz, with_outliers
 
@@ -32,7 +42,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    required=True,
+    metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
+    help="Repeatable.",
+)
 @click.option(
     "--against",
     default="onnxruntime",
@@ -40,6 +58,7 @@ if TYPE_CHECKING:
     metavar="REFERENCE",
     help="onnxruntime, reference (ONNX's own, in Python) or F.npz; for a compiled file also its model F.onnx, by onnxruntime.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @compile_options
 @input_options
 @tolerance_options
@@ -47,6 +66,7 @@ def command(
     model: Path,
     devices: tuple[str, ...],
     against: str,
+    as_json: bool,
     tolerance: Tolerance,
     choice: InputChoice,
     request: Request,
@@ -63,7 +83,7 @@ def command(
     """
     from rammer.frontend.lower.contrib.function import list_departures
 
-    table, bad, said = [], 0, list[str]()
+    table, records, bad, said = [], list[dict[str, Any]](), 0, list[str]()
     want = None
     for device in devices:
         with show_progress(f"{model.name} for {device}") as sink:
@@ -84,10 +104,12 @@ def command(
         hosted = sum(len(s.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")
         table += [[name, *row] for row in difference_rows(found)]
+        records += [{"device": device, "hardware": exe.backend.hardware.name, "hosted": hosted, **as_record(d)} for d in found]
         exe.close()
-    click.echo(plain_table(table, ["device", *HEADERS]))
-    for line in said:
-        click.echo(line)
+    if as_json:
+        click.echo(json.dumps({"against": against, "outputs": records, "notes": said}, indent=2))
+    else:
+        click.echo("\n".join([plain_table(table, ["device", *HEADERS]), *said]))
     if bad:
         raise Mismatch(f"{bad} outputs differ from {against}")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
 from rammer.cache.cached_constants import ModelWeights
 from rammer.cli.common import open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_file
-from rammer.cli.options import compile_options, parse_shapes
+from rammer.cli.options import compile_options, complete_devices, parse_shapes
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.compiled.artifact import Artifact, SeparateConstants
@@ -34,17 +35,19 @@ WEIGHTS: Final = ("inside", "external")
 
 @dataclass(frozen=True)
 class Output:
-    """The file to write: its path, the targets of its machine code, the private key that signs it, and the place of weights."""
+    """The file to write: its path, the targets of its machine code, the private key that signs it, and the place of weights.
+    ``as_json``: print JSON."""
 
     output: Path | None
     target: tuple[str, ...]
     sign: Path | None
     weights: str
+    as_json: bool
 
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option("--device", required=True, metavar="NAME[:INDEX]", help="Compile for this device.")
+@click.option("--device", required=True, metavar="NAME[:INDEX]", shell_complete=complete_devices, help="Compile for this device.")
 @click.option("-o", "output", type=OutputPath(), help="File to write; `rammer run FILE` runs it.")
 @click.option(
     "--target",
@@ -60,6 +63,7 @@ class Output:
     show_default=True,
     help="external: leave weights in the model's files, which must be in the folder of the file or below.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one entry per target.")
 @compile_options
 @gather_options("wanted", Output, *(f.name for f in fields(Output)))
 def command(model: Path, device: str, wanted: Output, shapes: tuple[str, ...], request: Request) -> None:
@@ -69,7 +73,7 @@ def command(model: Path, device: str, wanted: Output, shapes: tuple[str, ...], r
     """
     if wanted.sign is not None:
         check_key(wanted.sign)
-    made = list[Variant]()
+    made, records = list[Variant](), list[dict[str, Any]]()
     for target in wanted.target or ("",):
         asked = replace(request, target="" if target == HERE else target)
         with show_progress(model.name) as sink:
@@ -78,9 +82,14 @@ def command(model: Path, device: str, wanted: Output, shapes: tuple[str, ...], r
             chosen = exe.resources(compiled)
             if wanted.output is not None:
                 made.append(Variant(exe, exe.artifact(add_code(exe, compiled, target) if target else compiled)))
-        print_compiled(exe, compiled, chosen)
-    if wanted.output is not None:
-        write_compiled(wanted.output, made, wanted)
+        records.append({"target": target, **compiled_record(exe, compiled, chosen)})
+        if not wanted.as_json:
+            print_compiled(exe, compiled, chosen)
+    written = write_compiled(wanted.output, made, wanted) if wanted.output is not None else None
+    if wanted.as_json:
+        click.echo(json.dumps({"compiled": records, "file": str(wanted.output) if written else None}, indent=2))
+    elif written is not None:
+        click.echo(written)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,18 @@ def add_code(exe: Executable, compiled: Compiled, target: str) -> Compiled:
         return compiled
 
 
+def compiled_record(exe: Executable, compiled: Compiled, chosen: Sequence[RKernel]) -> dict[str, Any]:
+    """Return a compiled model as plain data for JSON: predicted times in seconds, other columns as in the table."""
+    return {
+        "hardware": exe.backend.hardware.name,
+        "kernels": [dict(zip(HEADERS, [*_kernel_row(k)[:-1], k.crowded], strict=True)) for k in chosen],
+        "arena": max((p.arena_bytes for p in compiled.programs), default=0),
+        "tasks": sum(p.task_count for p in compiled.programs),
+        "hosted": len(compiled.host_nodes),
+        "seconds": dict(compiled.seconds),
+    }
+
+
 def print_compiled(exe: Executable, compiled: Compiled, chosen: Sequence[RKernel]) -> None:
     """Print the kernels of a compiled model with their resources, and the times of the steps."""
     click.echo(plain_table([_kernel_row(k) for k in chosen], HEADERS))
@@ -116,8 +137,8 @@ def print_compiled(exe: Executable, compiled: Compiled, chosen: Sequence[RKernel
         click.echo(f"later: {compiled.rest}")
 
 
-def write_compiled(output: Path, made: Sequence[Variant], wanted: Output) -> None:
-    """Write the compiled file and print its size. Raises BadInput if it cannot be written or signed."""
+def write_compiled(output: Path, made: Sequence[Variant], wanted: Output) -> str:
+    """Write the compiled file, and return a line with its size. Raises BadInput if it cannot be written or signed."""
     from rammer.compiled.artifact import write_artifact
 
     separate = separate_weights(output, [v.exe.source for v in made]) if wanted.weights == "external" else None
@@ -133,7 +154,7 @@ def write_compiled(output: Path, made: Sequence[Variant], wanted: Output) -> Non
     targets = zip(wanted.target or ("",), made, strict=True)
     codes = [f"machine code for {target}" for target, variant in targets if variant.artifact.code_target]
     notes = ", ".join([format_size(output.stat().st_size), *codes, *(["signed"] if wanted.sign is not None else [])])
-    click.echo(f"wrote {output} ({notes})")
+    return f"wrote {output} ({notes})"
 
 
 def separate_weights(output: Path, sources: Sequence[ModelSource]) -> SeparateConstants:

@@ -79,7 +79,7 @@ class Lengths:
     @property
     def each(self) -> int:
         """Return the maximum number of buckets of one dimension. All combinations are at most ``buckets`` programs."""
-        return math.floor(self.buckets ** (1 / max(len(self.spans), 1)) + 1e-9)
+        return int(math.pow(self.buckets, 1 / max(len(self.spans), 1)) + 1e-9)
 
     @property
     def lone(self) -> bool:

@@ -177,8 +177,8 @@ class CompileOptions(Options[str]):
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> CompileOptions:
-        """Return the options that a compiled file recorded. Raises BadInput if the file records others than ``record``."""
-        if record.keys() != DEFAULT.record().keys():
+        """Return the options that a compiled file recorded. Raises BadInput if it recorded an unknown option."""
+        if not record.keys() <= DEFAULT.record().keys():  # an earlier version recorded fewer
             raise BadInput(
                 f"compiled file records the options {', '.join(record)}, not {', '.join(DEFAULT.record())}",
                 hint="compile the model again",
@@ -213,6 +213,10 @@ class Request(Options[str | None]):
         parameter="options",
         convert=dict,
         key=True,
+    )
+    trust: bool = option(False, "Run the machine code in a compiled file: its author may execute code here.", "FLAG")
+    trust_key: str = option(
+        "", "Run the machine code in a compiled file if this public key (PEM, Ed25519) signed it.", "FILE", convert=str
     )
     resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.")
     cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.")

@@ -72,6 +72,15 @@ def device_options() -> list[str]:
     return [f"{name}: {options}" for name, options in shown.items() if options]
 
 
+def complete_devices(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the installed devices that complete a word of the shell (``_RAMMER_COMPLETE``): of ``NAME,NAME``, the last name.
+    Nothing is probed."""
+    from rammer.device.loader import Registry
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in sorted(Registry().devices) if name.startswith(last)]
+
+
 #: The names that help texts list, by the registry that a declaration names.
 REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "policies": policy_names,
@@ -82,6 +91,8 @@ REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     """Return the option of the command line that is declared as a field of ``Request``."""
     declared, default = declaration_of(entry), default_of(entry)
+    if isinstance(default, bool):
+        return click.option(flag_of(entry), parameter_of(entry), is_flag=True, help=declared.help)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
     kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
     facts = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
-from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
+from rammer.compiled.segments import Compiled, ProgramSegment, with_code, with_contents, with_needs
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
@@ -38,7 +38,7 @@ from rammer.runtime.input_checks import check_inputs, is_host_value, name_inputs
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Programs, Timing, bytes_of, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
+from rammer.runtime.program_cache import ProgramCache, describe_unit, fits_part, fits_shapes, part_key
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.runtime.specialiser import CompileSite, Specialiser
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from rammer.compiler.compiler import Compiler
+    from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.jit.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
@@ -133,7 +133,7 @@ class Executable:
         return self.specialiser.compiler
 
     @property
-    def bodies(self) -> BodyPrograms:
+    def bodies(self) -> BodyRunner:
         """The bodies of control flow on the device."""
         return self.specialiser.bodies
 
@@ -148,7 +148,7 @@ class Executable:
         """Names of operators that the host has computed, including control flow whose bodies it ran."""
         specials = (*self.residents.held.values(), *self.body_programs.held.values())
         found = [h.node.node.op for special in specials for h in special.host_nodes]
-        return self.bodies.hosted(found) if found else []
+        return self.specialiser.hosted(found) if found else []
 
     @property
     def cache(self) -> Mapping[ShapeKey, LoadedModel]:
@@ -486,7 +486,14 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
-        return self.kept.artifact(compiled)
+        has_code = any(s.code for s in compiled.segments if isinstance(s, ProgramSegment))
+        code_target = self.backend.code_target if has_code else ""
+        return replace(self.kept.artifact(compiled), hardware=describe_unit(self.backend), code_target=code_target)
+
+    def with_code(self, compiled: Compiled) -> Compiled:
+        """Return ``compiled`` with its machine code for the device, unless compiled files have none for it."""
+        with compile_lock(self.backend):
+            return with_code(compiled, self.backend) if self.backend.code_target else compiled
 
     def close(self) -> None:
         """Free the device when the runs in progress and submitted ones have ended; later calls raise DeviceFailure."""

@@ -75,7 +75,8 @@ class ProgramCache:
         if key is not None and compiled.rest is None:
             made, separate = self.artifact(compiled, key), SeparateConstants(self._constant_cache(), self.source.files)
             try:
-                return self.entries.write(key, lambda file: write_artifact(file, made, separate, self.source.check))
+                check = self.source.check
+                return self.entries.write(key, lambda file: write_artifact(file, made, separate=separate, verify=check))
             except OSError as problem:
                 self.entries.report(problem)
         self.source.check()
@@ -103,6 +104,11 @@ class ProgramCache:
         source = self.source
         home = source.path.parent if source.path is not None else None
         return ConstantCache(self.root, home, source.opened)
+
+
+def describe_unit(backend: Backend) -> str:
+    """Return the description of a unit that a compiled file records. A file for another unit runs, with a warning."""
+    return f"{backend.hardware.name}, {backend.vdevice.veus} vEUs"
 
 
 def part_key(model: Model) -> str:

@@ -32,6 +32,7 @@ from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.fold_rows import fold
 from rammer.ir.program import RProgram, waves
+from rammer.plan.launches import make_launches
 from rammer.report.stage_text import STAGES
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import VerifyError, verify
@@ -39,7 +40,6 @@ from rammer_testing.interface import GROUPS, MEMBERS, names_of, optional_members
 from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
-from rammer_cuda.launches import make_launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_rocm.families import OpenClKernels

@@ -12,6 +12,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.program import RProgram
+from rammer.plan.launches import Launch, first_consecutive, make_launches
 from rammer.tuning.kernel_probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram
@@ -21,7 +22,7 @@ from rammer_cuda.horizontal_fusion import fuse_launches
 from rammer_cuda.kernel_cache import Cached, cached_kernels
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, cached_launches, first_consecutive, make_launches
+from rammer_cuda.launch_cache import cached_launches
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer

@@ -20,18 +20,19 @@ from rammer.tuning.kernel_probe import random_inputs, task_times
 
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.placement import ROOM
 from rammer_rocm.resources import measure_resources
-from rammer_rocm.trace import TracedProgram, record_trace
+from rammer_rocm.table_executor import TableProgram
+from rammer_rocm.trace import TracedLaunches, TracedTable, record_trace
 from rammer_rocm.units import make_hardware, virtual_device
 
 
-def open_backend(options: OpenOptions, executor: str, winograd: bool) -> Backend:
-    """Open the unit that ``options`` name; ``executor`` and ``winograd`` are options of the device. Raises DeviceUnavailable
-    if the unit is missing or of another kind."""
+def open_backend(options: OpenOptions, executor: str, winograd: bool, kernels: str) -> Backend:
+    """Open the unit that ``options`` name; ``executor``, ``winograd`` and ``kernels`` are options of the device. Raises
+    DeviceUnavailable if the unit is missing or of another kind."""
     found = units()
     if options.index >= len(found):
         raise DeviceUnavailable(
@@ -44,16 +45,18 @@ def open_backend(options: OpenOptions, executor: str, winograd: bool) -> Backend
             f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
             hint="leave out --require, or name another unit (rammer devices lists them)",
         )
-    return OpenClBackend(device, options.index, executor, () if winograd else ("winograd",))
+    return OpenClBackend(device, options.index, executor, () if winograd else ("winograd",), kernels)
 
 
 class OpenClBackend(OpenClKernels):
     """An OpenCL unit with a context and an in-order queue."""
 
-    def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...]) -> None:
+    def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...], kernels: str = "") -> None:
         cl = import_opencl()
-        super().__init__(virtual_device(device), excluded)
+        super().__init__(virtual_device(device, kernels), excluded)
         self.hardware: Hardware = make_hardware(index, device)
+        if executor and self.vdevice.threads > 1:
+            raise BadInput(f"executor={executor} is for CPU kernels", hint="leave it out: every wave is launched")
         self.single = _is_single_launch(executor, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
         try:
             self.context = cl.Context([device])
@@ -77,7 +80,7 @@ class OpenClBackend(OpenClKernels):
         """Device, driver, the text of the kernel generators, and the excluded families."""
         detail, without = self.hardware.detail, "".join(f" without {name}" for name in self.without)
         driver = f"{detail['platform_version']} {detail['driver']}"
-        return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
+        return f"rocm {self.hardware.name} {self.vdevice.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
     @cached_property
     def iteration_cost(self) -> IterationCost:
@@ -95,11 +98,17 @@ class OpenClBackend(OpenClKernels):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Return the program, compiled and resident."""
-        return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
+        if self.vdevice.threads > 1:
+            return LaunchProgram(self.builder, self.constants, self, program, constants)
+        return TableProgram(self.builder, self.constants, self, program, constants, self.single)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Return the start and end of each task of a run, by row; kernels are built again with recording."""
-        loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
+        loaded: TracedLaunches | TracedTable
+        if self.vdevice.threads > 1:
+            loaded = TracedLaunches(self.builder, self.constants, self, program, constants)
+        else:
+            loaded = TracedTable(self.builder, self.constants, self, program, constants, self.single)
         try:
             return Recorded(program, record_trace(loaded, inputs))
         finally:

@@ -24,13 +24,14 @@ def open_device(options: OpenOptions) -> Backend:
         return open_target(options)
     from rammer_rocm.backend import open_backend
 
-    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on")
+    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on", options.value(KERNELS))
 
 
 #: AMD architectures that kernels can be compiled for without the card.
 TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
-EXECUTOR = Option("executor", "", "One launch per program (CPUs only) or per wave.", ("single", "waves"))
+EXECUTOR = Option("executor", "", "One launch per program, or per wave (CPU kernels only).", ("single", "waves"))
+KERNELS = Option("kernels", "", "Kernels of CPU cores or of a GPU's groups, whatever the device.", ("cpu", "gpu"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 
 DEVICE = Device(
@@ -39,7 +40,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    options=(EXECUTOR, WINOGRAD),
+    options=(EXECUTOR, WINOGRAD, KERNELS),
     api=5,
 )
 

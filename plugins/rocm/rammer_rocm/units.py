@@ -43,9 +43,10 @@ def make_hardware(index: int, device: Any) -> Hardware:
     return Hardware(index, device.name.strip(), kind_of(device), int(device.global_mem_size), detail)
 
 
-def virtual_device(device: Any) -> VDevice:
-    """Return the VDevice of an OpenCL device; ``source`` of each figure names its origin."""
-    return _make_gpu(device) if kind_of(device) == "gpu" else _make_cpu(device)
+def virtual_device(device: Any, kernels: str = "") -> VDevice:
+    """Return the VDevice of an OpenCL device for its own kernels, or those of a "cpu" or a "gpu". ``source`` of each figure names
+    its origin."""
+    return _make_gpu(device) if (kernels or kind_of(device)) == "gpu" else _make_cpu(device)
 
 
 def _make_cpu(device: Any) -> VDevice:

@@ -12,12 +12,15 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rammer.codegen import BYTE, BYTES, Choice, Operand, Roles, Unsuited, operand_of, roles_of, with_quotients
+from rammer.codegen.products.block import Shape, shape_of
+from rammer.codegen.products.depth import Depth, depth_of
+from rammer.codegen.products.tiles import alike_tiles, at_lengths, one_tile, patch_tiles, task_count, tile_parts
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import GROUP, MOST, Shape, WarpgroupShape, shape_of, warpgroup_shape
+from rammer_cuda.contraction.block import GROUP, MOST, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
     WARPGROUP_COSTS,
@@ -30,10 +33,8 @@ from rammer_cuda.contraction.cost import (
     ring_seconds,
     warpgroup_seconds,
 )
-from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.instruction import Instruction
 from rammer_cuda.contraction.kernel import contraction_kernel
-from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, patch_tiles, task_count, tile_parts
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 

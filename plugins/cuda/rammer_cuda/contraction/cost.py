@@ -21,11 +21,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.codegen import length_under
+from rammer.codegen.products.block import Shape
+from rammer.codegen.products.depth import Depth
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 
-from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape
-from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.block import GROUP, THREADS, WarpgroupShape
 from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, MMA_TF32X3, Instruction
 from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_I8, WGMMA_TF32, WGMMA_TF32X3, Wgmma
 from rammer_cuda.gpu import Gpu

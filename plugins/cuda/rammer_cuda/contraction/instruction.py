@@ -19,13 +19,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rammer.codegen import BYTE, Product, Unsuited, product_of
+from rammer.codegen.products.block import Shape, shape_of
+from rammer.codegen.products.operand import Staged
+from rammer.codegen.products.packing import Turned
+from rammer.codegen.products.staging import PLAIN, Staging
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import Shape, shape_of
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import Turned
-from rammer_cuda.contraction.staging import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staging
+from rammer_cuda.contraction.staging import BYTES, HALVES, TF32_TURNED, TF32_WORDS, WORDS
 from rammer_cuda.device import device_source
 from rammer_cuda.gpu import Gpu
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.codegen import Argument, Block, FunctionContext, Packing, Text, Unsuited, Val, affine_address, spell_type
+from rammer.codegen.products.depth import stopped_axes
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
@@ -15,7 +16,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.lengths import stopped_axes, with_lengths
+from rammer_cuda.kernels.lengths import length_names, with_lengths
 from rammer_cuda.kernels.task import TaskKernel, place_of
 
 #: Threads of a warp.
@@ -105,7 +106,7 @@ class Frame:
         """Define a variable for the end of a run's products or elements along the joined ``axes`` of ``c``. Returns its name, or
         "" if they always extend to the bound."""
         live = [a for a in axes if a.extent > 1]
-        found = stopped_axes(self.operator, c, live[:1])
+        found = stopped_axes(self.operator, c, live[:1], length_names(self.operator), CUDA)
         if not found:
             return ""
         self.stops, below = True, math.prod(a.extent for a in live[1:])

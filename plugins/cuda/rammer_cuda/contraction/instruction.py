@@ -92,6 +92,21 @@ class Instruction:
     #: Rows of the epilogue in flight.
     unroll: ClassVar[int] = 4
 
+    @property
+    def lanes(self) -> int:
+        """The threads that multiply together."""
+        return self.form.threads
+
+    @property
+    def depth(self) -> int:
+        """The products that are added at a time."""
+        return self.form.k
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element in shared memory."""
+        return self.staged[0].item
+
     def needs(self, gpu: Gpu) -> bool:
         """Return True if a GPU has the copies of the ring. GPUs with these copies have all warp instructions."""
         return gpu.copies

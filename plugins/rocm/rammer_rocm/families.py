@@ -20,6 +20,7 @@ from rammer_rocm.generic.kernel import make_generic_family
 from rammer_rocm.image.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.panel.choose import GENERIC_RATE, make_panel_family
+from rammer_rocm.ring.choose import make_ring_family
 from rammer_rocm.winograd.choose import make_winograd_family
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
@@ -37,9 +38,15 @@ def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family,
         make_winograd_family(device),
         make_image_family(device),
         make_channels_family(device),
+        make_ring_family(device),
         make_generic_family(device),
     )
     return tuple(f for f in made if f.supported_by(device) and f.name not in without)
+
+
+def limit_local(device: VDevice) -> int:
+    """Return the bytes of local memory that a kernel may use (0: any). A CPU's scratch memory is in device memory."""
+    return 0 if device.threads == 1 else device.layer("veu").capacity
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
@@ -57,7 +64,7 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         self.without = tuple(without)
         self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
         families = families_of(vdevice, without)
-        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
+        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(limit_local(vdevice), PANEL_TILES))
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Raise DeviceUnavailable: a device that is only described runs no program."""
@@ -68,7 +75,7 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
 
     def needs(self, function: TaskFunction) -> Resources:
         """Return the work-items and the bytes of local memory (on a CPU: of scratch)."""
-        return Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
+        return Resources(threads=function.threads, local_bytes=function.scratch)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Return the reachable fraction of the peak: GENERIC_RATE if only the generic kernel applies, else 1.

@@ -1,6 +1,6 @@
 """The OpenCL program of an rProgram: task functions and the kernels that walk the table.
 
-The table executor has two forms. ``waves``: one launch per wave, one work-item per vEU. ``single``: one launch for the program, in
+The table executor has two forms. ``waves``: one launch per wave, one work-item per vEU. ``single``: one launch per program, in
 which work-groups claim the rows of a wave and synchronise at its end. A group never waits for an unclaimed row, so the launch
 ends with any number of co-resident groups. A group that has waited too long ends the launch early: its partner was interrupted,
 or has much more work. All groups then exit at the next row. The thread may sleep instead of spinning, and the host relaunches

@@ -21,6 +21,7 @@ class Shape:
     split_k: Any
     slice_k: Any
     tensor: bool = False
+    fixed: int = 0
 
     @property
     def group(self) -> Any:
@@ -36,12 +37,13 @@ class Shape:
 
     @property
     def threads(self) -> Any:
-        """The threads of the block: whole warps."""
-        return -(-self.works // 32) * 32
+        """The threads of the block: ``fixed``, or whole warps."""
+        return self.fixed or -(-self.works // 32) * 32
 
 
-def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False) -> Shape:
-    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config."""
+def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False, fixed: int = 0) -> Shape:
+    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config. It has ``fixed``
+    threads, or as many warps as it needs (0)."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
     # For threads, rows in pairs of register tiles, since neighbouring threads compute neighbouring rows.
     high, wide = (16 * tm, 8 * tn) if tensor else (2 * tm, tn)
@@ -55,4 +57,5 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
         config.get("split_k", 1),
         config.get("slice_k", 1),
         tensor,
+        fixed,
     )

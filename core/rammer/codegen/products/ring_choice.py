@@ -25,10 +25,10 @@ from rammer.ir.operator import ROperator
 #: limit. Kernels in float16 are so short that room for parallel branches and early-starting dependents is worth more than depth
 #: (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
 MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4, 1: 4}, 6
+#: Elements by which rows of both operands in local memory may be padded.
+PADDING = 8
 #: Threads of a tensor-core block that hide latency without crowding shared memory.
 BEST_THREADS = 192
-#: Least and most threads of a block.
-THREADS = (64, 512)
 
 Config: TypeAlias = tuple[tuple[str, int], ...]
 
@@ -76,10 +76,12 @@ def _rank_blocks(
     configs, table = _config_table(cost, unit.splits)
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
-    s = shape_of(rows, width, table, cost.tensor)
+    s = shape_of(rows, width, table, cost.tensor, cost.fixed)
     if cost.tensor:
         s = replace(s, stages=ring_buffers(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // unit.sms), unit))
-    possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
+    possible = (s.works > cost.threads[0] // 2) & (s.works <= cost.threads[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
+    if cost.local:
+        possible &= np.maximum(s.stages * s.bk * (s.bm + s.bn + PADDING), s.bm * s.bn * s.slice_k) * 4 <= cost.local
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
     lots = _copy_sizes(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)

@@ -34,7 +34,8 @@ class Processor(Protocol):
     """A unit with groups of threads: figures by which products are priced, per vEU unless said otherwise.
 
     ``shared`` is the local memory of a group in bytes, ``registers`` (of 32 bits) and ``threads`` are of a vEU.
-    ``model_clock`` is in cycles per second, ``launch`` in seconds. ``delivered`` is the bytes that a vEU gets per cycle if all read."""
+    ``model_clock`` is in cycles per second, ``launch`` in seconds. ``delivered`` is the bytes that a vEU gets per cycle if all
+    read."""
 
     @property
     def sms(self) -> int: ...
@@ -147,7 +148,9 @@ class RingCost:
     ``store`` per element of a thread in the epilogue. ``read`` is per shared-memory read of an operand, including rounding or
     splitting. ``reads`` counts reads for a tile's rows and columns; with ``port`` their cost is of a whole SM. ``l2`` applies to
     each cycle in which staging would keep L2 busy, ``peer`` to each byte read from others of a cluster. ``products`` is the
-    number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores."""
+    number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores. ``threads`` are
+    the least and the most threads that multiply, of a block of ``fixed`` threads (0: as many warps as it needs), with at most ``local`` bytes
+    of local memory (0: any)."""
 
     instruction: ProductInstruction
     tiles: tuple[tuple[int, int], ...]
@@ -164,6 +167,9 @@ class RingCost:
     products: int = 1
     port: bool = False
     write: float = 0.0
+    threads: tuple[int, int] = (64, 512)
+    fixed: int = 0
+    local: int = 0
 
     @property
     def tensor(self) -> bool:

@@ -19,6 +19,9 @@ ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 #: The define for copies to local memory that finish later (``ring.device_text``).
 ASYNC: Final = ("-DRM_ASYNC",)
 
+#: Groups of 256 work-items that an NVIDIA processor holds at once if their registers are limited: 65,536 registers.
+NVIDIA_GROUPS, REGISTERS = 2, ("-cl-nv-maxrregcount=128",)
+
 #: Maximum number of build log lines in an error message.
 LOG_LINES = 12
 #: Maximum number of built programs cached in memory.
@@ -80,8 +83,9 @@ def build_options(device: Any) -> tuple[str, ...]:
     known = language_version(device)
     language = ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
     able = device.single_fp_config & import_opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
-    copies = ASYNC if nvidia_capability(device) >= (8, 0) else ()
-    return language + (ROUNDED if able else ()) + copies
+    capability = nvidia_capability(device)
+    copies = ASYNC if capability >= (8, 0) else ()
+    return language + (ROUNDED if able else ()) + copies + (REGISTERS if capability >= (7, 0) else ())
 
 
 def nvidia_capability(device: Any) -> tuple[int, int]:

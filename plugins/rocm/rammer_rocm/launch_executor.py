@@ -142,17 +142,33 @@ class LaunchProgram(OpenClProgram):
         self.launches = []
 
 
-def join_launches(launches: Sequence[Launch], functions: Mapping[str, TaskFunction], veus: int) -> list[list[Launch]]:
-    """Return the launches of each kernel, in a legal order. A kernel's launches do not depend on each other."""
-    level, kernels = list[int](), dict[tuple[int, int], list[list[Launch]]]()
+def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """Return launches by level, in a legal order: those of a level do not depend on each other."""
+    level, levels = list[int](), list[list[Launch]]()
     for x in launches:
         level.append(max((level[i] + 1 for i in x.after), default=0))
-        alike = kernels.setdefault((level[-1], functions[x.operator].threads), [])
-        groups = [sum(len(y.tasks) * functions[y.operator].blocks for y in joined) for joined in (*alike, [x])]
-        room = (i for i, joined in enumerate(alike) if len(joined) < MOST_PARTS and groups[i] <= MOST_GROUPS * veus)
-        place = next(room, None) if groups[-1] <= MOST_GROUPS * veus else None
-        if place is None:
-            alike.append([x])
-        else:
-            alike[place].append(x)
-    return [joined for key in sorted(kernels) for joined in kernels[key]]
+        if level[-1] == len(levels):
+            levels.append([])
+        levels[level[-1]].append(x)
+    return levels
+
+
+def join_launches(launches: Sequence[Launch], functions: Mapping[str, TaskFunction], veus: int) -> list[list[Launch]]:
+    """Return the launches of each kernel, in a legal order. A kernel's launches do not depend on each other."""
+    kernels, most = list[list[Launch]](), MOST_GROUPS * veus
+    for level in launch_levels(launches):
+        open_ = dict[int, list[list[Launch]]]()  # kernels with room, by work-items of a group
+        for x in level:
+            groups, threads = _count_groups([x], functions), functions[x.operator].threads
+            room = (k for k in open_.get(threads, ()) if len(k) < MOST_PARTS and _count_groups(k, functions) <= most)
+            kernel = next(room, None) if groups <= most else None
+            if kernel is None:
+                kernel = []
+                kernels.append(kernel)
+                open_.setdefault(threads, []).append(kernel)
+            kernel.append(x)
+    return kernels
+
+
+def _count_groups(launches: Sequence[Launch], functions: Mapping[str, TaskFunction]) -> int:
+    return sum(len(x.tasks) * functions[x.operator].blocks for x in launches)

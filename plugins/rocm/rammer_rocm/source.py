@@ -19,6 +19,7 @@ from typing import Final
 from rammer.codegen.c_target import CTarget
 
 from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.ring.device_text import FENCE
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5
@@ -254,7 +255,7 @@ def launch_text(kernels: Sequence[Sequence[TaskFunction]], dialect: CTarget, tra
     Kernel ``launch_i`` has the tasks of all functions of ``kernels[i]``, which have equal work-items: first those of the first
     function, then those of the next. A task has a group, or ``blocks`` groups."""
     functions = dict.fromkeys(f for parts in kernels for part in parts for f in (*_ordered_callees(part), part))
-    parts = [dialect.preamble, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in functions if f.helpers)]
+    parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in functions if f.helpers)]
     parts += dict.fromkeys(f.text for f in functions)
     return "\n".join([*parts, *(_launch_kernel(number, parts, traced) for number, parts in enumerate(kernels))])
 
@@ -284,6 +285,84 @@ def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> 
             lines.append("    if (!get_local_id(0)) { times[0] = begin; times[1] = rm_clock(); }")
         lines += ["    return;", "  }", f"  group -= count{i};"]
     names += ["__global ulong *records", "int record"] if traced else []
-    scratch = f"  __local char scratch[{max(4, *(f.scratch for f in parts))}] __attribute__((aligned(64)));"
+    scratch = f"  {_local_scratch(parts)}"
     head = f"{_group_attribute(parts[0].threads)}\n__kernel void launch_{number}({', '.join(names)})"
     return "\n".join([head, "{", scratch, "  int group = (int)get_group_id(0);", *lines, "}\n"])
+
+
+#: 64-bit words of a unit of work before its pointers: function, task, slot, rank, partial sums, counters.
+UNIT_WORDS: Final = 6
+#: Polls of a group before it gives up waiting for others: seconds on a GPU.
+MOST_POLLS: Final = 20_000_000
+_PERSISTENT: Final = """{head}
+__kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
+    __global int *arrived, volatile __global int *sync, int levels{records}, int before)
+{{
+  {scratch}
+  const int group = (int)get_group_id(0), groups = (int)get_num_groups(0);
+  __local int *const given_up = (__local int *)scratch;
+  int first = starts[0];
+  for (int level = 0; level < levels; ++level) {{
+    const int end = starts[level + 1];
+    for (int u = first + group; u < end; u += groups) {{
+      __global const long *const unit = units + u * (long){width}, *const a = unit + {words};
+      const int task = (int)unit[1];{begin}
+      switch ((int)unit[0]) {{
+{cases}      }}
+      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);{end}
+    }}
+    first = end;
+    if (level + 1 == levels) break;
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (get_local_id(0) == 0) {{
+      rm_fence();
+      atomic_inc(sync);
+      const int wanted = (before + level + 1) * groups;
+      int polls = 0;
+      while (sync[0] < wanted && !sync[32] && polls < {patience}) ++polls;
+      if (polls >= {patience}) sync[32] = 1;
+      given_up[0] = sync[32];
+      rm_fence();
+    }}
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (given_up[0]) return;
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }}
+  if (get_local_id(0) == 0) atomic_inc(sync);
+}}
+"""
+
+
+def persistent_text(
+    functions: Sequence[TaskFunction], dialect: CTarget, constants: int, pointers: int, threads: int, traced: bool = False
+) -> str:
+    """Return the complete OpenCL program of one launch for all levels. Rows of units have ``pointers`` pointers."""
+    called = dict.fromkeys(f for function in functions for f in (*_ordered_callees(function), function))
+    parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in called if f.helpers)]
+    parts += dict.fromkeys(f.text for f in called)
+    shape = WalkShape(0, 0, constants)
+    cases = "".join(f"        case {i}: {_unit_call(f, shape)}; break;\n" for i, f in enumerate(functions))
+    record = "\n      if (!get_local_id(0)) { records[2 * u] = begin; records[2 * u + 1] = rm_clock(); }"
+    text = _PERSISTENT.format(
+        head=_group_attribute(threads),
+        parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(constants)),
+        scratch=_local_scratch(functions),
+        width=UNIT_WORDS + 2 * pointers,
+        words=UNIT_WORDS,
+        cases=cases,
+        patience=MOST_POLLS,
+        records=", __global ulong *records" * traced,
+        begin="\n      const ulong begin = rm_clock();" * traced,
+        end=record * traced,
+    )
+    return "\n".join([*parts, text])
+
+
+def _unit_call(function: TaskFunction, shape: WalkShape) -> str:
+    pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
+    shared = ["partials + unit[4]", "arrived + unit[5]", "(int)unit[2]", "(int)unit[3]"] if function.blocks > 1 else []
+    return f"{function.entry}({', '.join([*pointers, 'scratch', 'task', *shared])})"
+
+
+def _local_scratch(functions: Sequence[TaskFunction]) -> str:
+    return f"__local char scratch[{max(4, *(f.scratch for f in functions))}] __attribute__((aligned(64)));"

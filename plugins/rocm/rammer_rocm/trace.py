@@ -18,6 +18,7 @@ from rammer.plan.launches import Launch
 
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.table_executor import TableProgram
 
 #: Seconds between the two readings: a reading is about 10 us late, which is 0.02% of the interval.
@@ -111,7 +112,28 @@ class TracedLaunches(Clocked, LaunchProgram):
         return (*super().buffers(), self.records)
 
 
-def record_trace(loaded: TracedTable | TracedLaunches, inputs: Mapping[str, Array]) -> list[Span]:
+class TracedPersistent(Clocked, PersistentProgram):
+    """A persistent program whose groups record two times for each unit of work."""
+
+    traced = True
+
+    def recorders(self, context: Any) -> Sequence[Any]:
+        """Return the record buffer: two 64-bit words per unit."""
+        if not hasattr(self, "records"):
+            cl = import_opencl()
+            self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(len(self.places), 1))
+        return (self.records,)
+
+    def tasks(self) -> list[tuple[int, str, int]]:
+        """Return a row, the operator and the index of every record."""
+        return [(i % self.device.veus, x.operator, x.tasks[i]) for x, i in self.places]
+
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns, including the records."""
+        return (*super().buffers(), self.records)
+
+
+def record_trace(loaded: TracedTable | TracedLaunches | TracedPersistent, inputs: Mapping[str, Array]) -> list[Span]:
     """Record the tasks of the second of two runs, by table rows: OpenCL does not report the compute unit of a row. A task of
     several groups lasts from the first start to the last end."""
     for _ in range(2):

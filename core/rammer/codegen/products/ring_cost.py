@@ -149,8 +149,8 @@ class RingCost:
     splitting. ``reads`` counts reads for a tile's rows and columns; with ``port`` their cost is of a whole SM. ``l2`` applies to
     each cycle in which staging would keep L2 busy, ``peer`` to each byte read from others of a cluster. ``products`` is the
     number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores. ``threads`` are
-    the least and the most threads that multiply, of a block of ``fixed`` threads (0: as many warps as it needs), with at most ``local`` bytes
-    of local memory (0: any)."""
+    the least and the most threads that multiply, of a block of ``fixed`` threads (0: as many warps as it needs). The block has at
+    most ``local`` bytes of local memory (0: any)."""
 
     instruction: ProductInstruction
     tiles: tuple[tuple[int, int], ...]

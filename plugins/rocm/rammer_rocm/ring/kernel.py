@@ -35,7 +35,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.ring.device_text import COPIES, FENCE
+from rammer_rocm.ring.device_text import COPIES
 
 #: Most local memory of a group in bytes: the limit of NVIDIA's OpenCL.
 MOST_LOCAL = 48 << 10
@@ -119,7 +119,7 @@ class RingKernel:
             self.arguments,
             types,
             self.scratch,
-            COPIES + FENCE,
+            COPIES,
             threads=s.threads,
             blocks=self.split,
             partials=partials,

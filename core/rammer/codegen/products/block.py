@@ -21,7 +21,7 @@ class Shape:
     split_k: Any
     slice_k: Any
     tensor: bool = False
-    fixed: int = 0
+    items: int = 0
 
     @property
     def group(self) -> Any:
@@ -37,12 +37,12 @@ class Shape:
 
     @property
     def threads(self) -> Any:
-        """The threads of the block: ``fixed``, or whole warps."""
-        return self.fixed or -(-self.works // 32) * 32
+        """The threads of the block: ``items``, or whole warps."""
+        return self.items or -(-self.works // 32) * 32
 
 
-def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False, fixed: int = 0) -> Shape:
-    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config. It has ``fixed``
+def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False, items: int = 0) -> Shape:
+    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config. It has ``items``
     threads, or as many warps as it needs (0)."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
     # For threads, rows in pairs of register tiles, since neighbouring threads compute neighbouring rows.
@@ -57,5 +57,5 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
         config.get("split_k", 1),
         config.get("slice_k", 1),
         tensor,
-        fixed,
+        items,
     )

@@ -76,7 +76,7 @@ def _rank_blocks(
     configs, table = _config_table(cost, unit.splits)
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
-    s = shape_of(rows, width, table, cost.tensor, cost.fixed)
+    s = shape_of(rows, width, table, cost.tensor, cost.items)
     if cost.tensor:
         s = replace(s, stages=ring_buffers(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // unit.sms), unit))
     possible = (s.works > cost.threads[0] // 2) & (s.works <= cost.threads[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))

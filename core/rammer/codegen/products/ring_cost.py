@@ -149,7 +149,7 @@ class RingCost:
     splitting. ``reads`` counts reads for a tile's rows and columns; with ``port`` their cost is of a whole SM. ``l2`` applies to
     each cycle in which staging would keep L2 busy, ``peer`` to each byte read from others of a cluster. ``products`` is the
     number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores. ``threads`` are
-    the least and the most threads that multiply, of a block of ``fixed`` threads (0: as many warps as it needs). The block has at
+    the least and the most threads that multiply, of a block of ``items`` threads (0: as many warps as it needs). The block has at
     most ``local`` bytes of local memory (0: any)."""
 
     instruction: ProductInstruction
@@ -168,7 +168,7 @@ class RingCost:
     port: bool = False
     write: float = 0.0
     threads: tuple[int, int] = (64, 512)
-    fixed: int = 0
+    items: int = 0
     local: int = 0
 
     @property

@@ -66,8 +66,7 @@ def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool, s
         config.get("stages", 3),
         config.get("split_k", 1),
         1,
-        False,
-        down,
-        bool(config.get("halo", 0)),
-        config.get("producers", 1),
+        down=down,
+        halo=bool(config.get("halo", 0)),
+        producers=config.get("producers", 1),
     )

@@ -85,7 +85,7 @@ def ring_cost(device: VDevice) -> RingCost:
         port=True,
         write=30,
         threads=(64, device.threads),
-        fixed=device.threads,
+        items=device.threads,
         local=MOST_LOCAL,
     )
 

@@ -65,7 +65,7 @@ class Fma:
 
     def block(self, p: Product) -> Shape:
         """Return the block of a tiled product under its config."""
-        return shape_of(p.row_count, p.width, dict(p.operator.config), fixed=self.threads)
+        return shape_of(p.row_count, p.width, dict(p.operator.config), items=self.threads)
 
 
 def ring_kernel(operator: ROperator, binding: Binding, instruction: Fma) -> TaskFunction:

@@ -21,6 +21,7 @@ from rammer_rocm.image.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.panel.choose import GENERIC_RATE, make_panel_family
 from rammer_rocm.ring.choose import make_ring_family
+from rammer_rocm.window.choose import make_window_family
 from rammer_rocm.winograd.choose import make_winograd_family
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
@@ -42,6 +43,7 @@ def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family,
         make_image_family(device),
         make_channels_family(device),
         make_ring_family(device),
+        make_window_family(device),
         make_generic_family(device),
     )
     return tuple(f for f in made if f.supported_by(device) and f.name not in without)

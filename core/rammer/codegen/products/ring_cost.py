@@ -35,7 +35,7 @@ class Processor(Protocol):
 
     ``shared`` is the local memory of a group in bytes, ``registers`` (of 32 bits) and ``threads`` are of a vEU.
     ``model_clock`` is in cycles per second, ``launch`` in seconds. ``delivered`` is the bytes that a vEU gets per cycle if all
-    read."""
+    read, and ``bandwidth`` the bytes per second of the device's memory."""
 
     @property
     def sms(self) -> int: ...
@@ -51,6 +51,8 @@ class Processor(Protocol):
     def launch(self) -> float: ...
     @property
     def delivered(self) -> float: ...
+    @property
+    def bandwidth(self) -> float: ...
     @property
     def splits(self) -> Sequence[int]:
         """The numbers of blocks that may share a sum."""

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from rammer.codegen import Argument, Block, FunctionContext, Packing, Text, Unsuited, Val, affine_address, spell_type
 from rammer.codegen.products.depth import stopped_axes
+from rammer.codegen.window_strips import WARP
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
-from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.lengths import length_names, with_lengths
 from rammer_cuda.kernels.task import TaskKernel, place_of
 
-#: Threads of a warp.
-WARP = 32
 #: Elements of one 16-byte load of float32.
 VECTOR = 4
 
@@ -188,14 +186,3 @@ def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
     with frame.scope(f"for (int r = 1; r < {frame.blocks}; ++r)", "#pragma unroll"):
         block.line(f"const {kind} other = rm_peer_value(&{shared}, r);")
         block.line(block.combine(c, total.text, Val("other", total.cdtype, atom=True)))
-
-
-def moved_bytes(operator: ROperator, binding: Binding) -> int:
-    """Return the bytes that all tasks read and write, each element once. A tensor with data-dependent indices counts as many
-    elements as it has reads, at most all."""
-    read: dict[str, int] = {}
-    for c in operator.computes:
-        for load in c.loads:
-            read[load.tensor] = read.get(load.tensor, 0) + c.points
-    own = sum(binding.types[n].nbytes for n in operator.outputs)
-    return own + sum(min(binding.types[n].nbytes, read[n] * itemsize(binding.types[n].dtype)) for n in operator.inputs)

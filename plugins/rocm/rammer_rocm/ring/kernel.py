@@ -15,7 +15,6 @@ from rammer.codegen import (
     Argument,
     Block,
     FunctionContext,
-    Place,
     Product,
     Text,
     Unsuited,
@@ -30,10 +29,11 @@ from rammer.codegen.products.depth import Depth, depth_of
 from rammer.codegen.products.operand import Staged
 from rammer.codegen.products.staging import PLAIN
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Interval, Load, Ref, integer
+from rammer.ir.expr import Interval, Load, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.dialect import GPU_DIALECT
+from rammer_rocm.kernels.group_frame import place_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.ring.device_text import COPIES
 
@@ -236,7 +236,7 @@ class RingKernel:
     def _maps(self, value: str) -> str:
         """Write the maps after the sum ``value`` and the stores, by the core's emitter."""
         p, text, axes = self.p, self.text, self.p.main.axes
-        places = {a.tensor: self._place(a.tensor, f"p{k}") for k, a in enumerate(self.arguments) if k >= 2}
+        places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
         unit = FunctionContext(GPU_DIALECT, self.binding.types, {c.name: c for c in p.after}, places, ranges)
         point = tuple(Ref(f"x{d}") for d in range(len(axes)))
@@ -251,11 +251,6 @@ class RingKernel:
                 text.line(f"const float sum = {value};")
                 text.all(block.lines)
         return "".join(unit.tables.values())
-
-    def _place(self, tensor: str, pointer: str) -> Place:
-        kind = self.binding.types[tensor]
-        zeros = (integer(0),) * len(kind.shape)
-        return Place(pointer, kind.dtype, self.binding.storages[tensor].strides, zeros, kind.shape)
 
     def _coordinates(self, axes: Sequence[int], index: str) -> list[str]:
         """Define the coordinates of the tile's ``index`` along ``axes``; return the tests that they are inside."""

@@ -7,7 +7,7 @@ The parameters of ``rammer.compile``, the commands, the checks, the records of c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rammer.errors import BadInput
@@ -214,13 +214,18 @@ class Request(Options[str | None]):
         key=True,
     )
     resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.")
+    cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.")
+    memory: int = option(0, "Most bytes that loaded programs may take on the device; 0: all that it has.")
+    copies: int = option(1, "Copies of a program on the device; so many runs of it execute side by side.")
+    progress: Progress | None = option(None, "Called with (step, detail) while compiling.")  # noqa: RUF009 - a field
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Request:
         """Return the request for the parameters of ``rammer.compile`` or of a command. None stands for the default."""
         declared = {parameter_of(f): f for f in fields(cls)}
         given = [(declared[name], value) for name, value in parameters.items() if value is not None]
-        return cls(**{f.name: declaration_of(f).convert(value) for f, value in given})
+        made = cls(**{f.name: declaration_of(f).convert(value) for f, value in given})
+        return replace(made, device_options={**made.device_options, "cores": str(made.cores)}) if made.cores else made
 
     @property
     def chosen(self) -> CompileOptions:
@@ -234,11 +239,15 @@ ANY = Request()
 
 
 def check_choices(request: Request) -> None:
-    """Raise BadInput for the value of an option that is not one of its choices."""
+    """Raise BadInput for the value of an option that is not one of its choices, and for a malformed number."""
     for entry in fields(request):
         value = getattr(request, entry.name)
         if value is not None:
             _check_choice(entry, value)
+    for name, least in (("resident", 1), ("cores", 0), ("memory", 0), ("copies", 1)):
+        value = getattr(request, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadInput(f"{name} is {value!r}, not a whole number of at least {least}")
 
 
 def _check_choice(entry: Field[Any], value: str) -> None:

@@ -9,7 +9,12 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Final
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
 
@@ -48,9 +53,26 @@ def to_printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+@cache
+def logger() -> logging.Logger:
+    """Return the logger ``rammer``. Its handler prints one line per record on stderr, unless the root logger prints there."""
+    import logging  # a warm start has nothing to report
+
+    class OneLine(logging.Handler):
+        """Prints ``rammer: warning: ...`` on the current stderr."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if all(getattr(h, "stream", None) is not sys.stderr for h in logging.getLogger().handlers):
+                sys.stderr.write(to_printable(bound_text(f"rammer: {record.levelname.lower()}: {record.getMessage()}") + "\n"))
+
+    found = logging.getLogger("rammer")
+    found.addHandler(OneLine())
+    return found
+
+
 def print_warning(message: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(to_printable(bound_text(f"rammer: warning: {message}") + "\n"))
+    """Report one line as a warning of the logger ``rammer``."""
+    logger().warning("%s", message)
 
 
 class RammerError(Exception):
@@ -110,6 +132,12 @@ class MissingDependency(DeviceUnavailable):
     def reason(self) -> str:
         """The missing package and how to install it, in one line."""
         return ": ".join(filter(None, (self.what, self.hint)))
+
+
+def require_compiler(what: str) -> None:
+    """Raise DeviceUnavailable if ``what`` needs the compiler and only the runtime is installed."""
+    if find_spec("rammer.compiler") is None:
+        raise DeviceUnavailable(f"{what} needs rammer-core, the compiler", hint="pip install rammer-core")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
+from rammer.jit.graph_reference import evaluate_graph
 from rammer.passes.graph.cse import CommonSubexpressions
 from rammer.passes.graph.dce import DeadCode
 from rammer.passes.graph.fold_constants import FoldConstants
@@ -33,7 +34,6 @@ from rammer.passes.pass_pipeline import (
     default_passes,
     parse_passes,
 )
-from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
 from rammer_testing.nonempty import some
 

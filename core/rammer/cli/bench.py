@@ -179,7 +179,7 @@ def first_elsewhere() -> bool:
 def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Return the --shape options of each model's inputs. Raises BadInput for a name that matches no input."""
     from rammer.device.loader import Registry
-    from rammer.runtime.onnx_source import open_source
+    from rammer.jit.onnx_source import open_source
 
     given, plugins = parse_shapes(shapes), Registry().operators
     sources = [open_source(model, plugins) for model in models]
@@ -208,8 +208,8 @@ def _reference_outputs(model: Path, choice: InputChoice, asked: bool) -> Mapping
     """Return the outputs of ONNX Runtime, or None with a warning if it refuses the model or is missing. Raises the latter as an
     error if the user ``asked`` for it as a peer."""
     from rammer.device.loader import Registry
+    from rammer.jit.onnx_source import open_source
     from rammer.reference.outputs import expected_outputs
-    from rammer.runtime.onnx_source import open_source
 
     source = open_source(model, Registry().operators)
     try:
@@ -259,7 +259,7 @@ def _time_device(model: Path, device: str, request: Request, judged: Judged, wan
 
 def _time_peer(model: Path, peer: str, judged: Judged, wanted: Measured, precision: str) -> Row:
     from rammer.device.loader import Registry
-    from rammer.runtime.onnx_source import open_source
+    from rammer.jit.onnx_source import open_source
 
     source, (choice, want) = open_source(model, Registry().operators), judged
     inputs = collect_inputs(source.head, choice)

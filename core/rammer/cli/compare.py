@@ -122,8 +122,8 @@ def _explain_ties(
     exe: Executable, inputs: Mapping[str, Any], have: Mapping[str, Any], request: Request, tolerance: tuple[float, float]
 ) -> Ties | None:
     """Return the differences that rounding ties of a quantised model explain."""
+    from rammer.jit.session import open_executable
     from rammer.reference.rounding_ties import judge_ties
-    from rammer.runtime.session import open_executable
 
     def run(proto: Any) -> Mapping[str, Any]:
         parts = open_executable(proto, exe.device, request)

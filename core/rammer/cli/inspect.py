@@ -29,9 +29,9 @@ from rammer.distributed.runtime.distributed_session import (
 from rammer.distributed.transport.protocol import Site
 from rammer.distributed.transport.transport_registry import known_links
 from rammer.errors import BadInput
+from rammer.jit.onnx_source import check_kept, open_source
 from rammer.report.stage_text import STAGES, dump_texts
 from rammer.runtime.input_checks import check_inputs
-from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, describe_scope
 from rammer.tuning.kernel_store import KernelStore
 

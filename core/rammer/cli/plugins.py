@@ -28,7 +28,7 @@ FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test
 _PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
 LONGEST = 40
 #: Names whose distributions, rammer-NAME, are not plugins.
-OWN = ("core", "testing", "bench")
+OWN = ("core", "runtime", "testing", "bench")
 
 
 @click.group(invoke_without_command=False)

@@ -29,7 +29,7 @@ from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE,
 from rammer.compiled.segments import Cases, Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.custom_operators import CustomOperators
 from rammer.device.manifest import Array, Backend
-from rammer.errors import BadInput
+from rammer.errors import BadInput, require_compiler
 from rammer.ir.constants.recipes import Constants, Part, parts_of
 from rammer.ir.extent import Ranged
 from rammer.ir.formats import carrier_dtype
@@ -174,7 +174,8 @@ class _Members:
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
         """Return a program, verified, or an operator for the host."""
         if entry["kind"] == "host":
-            from rammer.compiled.host_node import HostNode
+            require_compiler(f"{self.path} has an operator on the host, which")
+            from rammer.frontend.host.host_node import HostNode
 
             try:
                 node = HostNode.from_bytes(self.read(f"{number}.node"), self.plugins())

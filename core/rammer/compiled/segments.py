@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HostOperator(Protocol):
-    """An operator that runs on the host (``rammer.compiled.host_node.HostNode``)."""
+    """An operator that runs on the host (``rammer.frontend.host.host_node.HostNode``)."""
 
     @property
     def node(self) -> Node:

@@ -89,9 +89,10 @@ class Compiler:
 
     def __post_init__(self) -> None:
         plugins = self.registry
-        self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
-        self.passes = default_passes(plugins.passes() if plugins else ())
-        self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
+        self.extra_policies: Sequence[Policy] = plugins.policies(self.device) if plugins else ()
+        self.policy = parse_policy(self.options.policy, self.extra_policies)
+        self.passes = default_passes(plugins.passes(self.device) if plugins else ())
+        self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings(self.device) if plugins else {})}
         self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
             self.backend,
@@ -228,12 +229,12 @@ class Compiler:
 
     def _in_form(self, segment: ProgramSegment) -> ProgramSegment:
         """Return a complete program, which had no choice of policies, in the best execution form."""
-        policy = parse_policy(segment.program.policy, self.registry.policies() if self.registry else ())
+        policy = parse_policy(segment.program.policy, self.extra_policies)
         with self.step("forms"):
             return self._form_chooser(Chooser(policy, self.backend, self.store)).chosen([segment])
 
     def _form_chooser(self, chooser: Chooser) -> FormChooser:
-        return FormChooser(chooser, self.registry.policies() if self.registry else (), self.unmeasured)
+        return FormChooser(chooser, self.extra_policies, self.unmeasured)
 
     def _choose_faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
         """Return the program that ``make`` builds; if kernels are measured, the faster one of those with and without."""

@@ -457,6 +457,15 @@ class Backend(ABC):
         is that of any array."""
         return HostRoom()
 
+    def device_array(self, values: Array) -> Any:
+        """Return values of the host as an array that bound calls use in place. The default returns ``values``: programs share the
+        host's memory, or copy arrays of the host in every run."""
+        return values
+
+    def host_array(self, array: Any) -> Array:
+        """Return a copy of an array of ``device_array`` on the host. The default supports NumPy arrays."""
+        return np.array(array)
+
     @property
     def records_tasks(self) -> bool:
         """True if the device overrides ``trace``."""
@@ -473,7 +482,8 @@ class Device:
     """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
 
     ``targets`` are the values of ``OpenOptions.target``. ``options`` are all that the device takes; ``several`` names the one
-    by which a name denotes several units. ``api`` is the API version that the plugin was written for, as a literal number."""
+    by which a name denotes several units. ``providers`` are ONNX Runtime's names of the execution providers that the device's
+    GPUs replace. ``api`` is the API version that the plugin was written for, as a literal number."""
 
     name: str
     summary: str
@@ -483,6 +493,7 @@ class Device:
     simulated: bool = False
     several: str = ""
     options: tuple[Option[Any], ...] = ()
+    providers: tuple[str, ...] = ()
     api: int = field(kw_only=True)
 
     def __post_init__(self) -> None:

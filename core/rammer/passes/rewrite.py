@@ -97,6 +97,12 @@ class GraphRewriter:
         self.nodes.append(node)
         self.producers.update({o: node for o in node.outputs if o})
 
+    def replace_node(self, node: Node, *others: Node) -> None:
+        """Put ``others`` in the place of ``node``, which is one of the new nodes."""
+        at = next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is node)
+        self.nodes[at : at + 1] = others
+        self.producers.update({o: other for other in others for o in other.outputs if o})
+
     def produced(self, value: str, op: str) -> Node | None:
         """Return the node that computes ``value`` if it is the standard operator ``op``, else None."""
         node = self.producers.get(value)

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 from rammer.ir.extent import LEAST, AffineExtent, Point
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 
 #: Minimum upper bound of a range: shorter lengths are too few for separate programs.
@@ -36,7 +36,7 @@ class LengthHistory:
     independent: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
     _lock: Any = field(default_factory=Lock, repr=False)
 
-    def learned(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+    def learned(self, ports: tuple[ModelPort, ...], shapes: Shapes) -> Lengths:
         """Record these shapes, and return the range that serves them, or FIXED if all dimensions have their first lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         if not self.on or not point:
@@ -44,7 +44,7 @@ class LengthHistory:
         with self._lock:
             return self._infer_lengths(point)
 
-    def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+    def until(self, ports: tuple[ModelPort, ...], shapes: Shapes) -> Lengths:
         """Return the range up to these lengths, for dimensions whose lengths changed between runs; FIXED if all are constant.
         Bound shapes are not recorded, since bound arrays have one shape, with the greatest lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}

@@ -44,12 +44,13 @@ class LoadedVariants:
 
 @dataclass(frozen=True)
 class BindSpec:
-    """The ranges of a bound call's lengths and its aliased outputs. ``kept`` maps outputs to the inputs whose memory they share.
-    ``closing`` is called when the bound call is closed."""
+    """The ranges of a bound call's lengths, its aliased outputs, and the ``stream`` of its runs. ``kept`` maps outputs to the
+    inputs whose memory they share. ``closing`` is called when the bound call is closed."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     closing: Callable[[], None] | None = None
+    stream: Any = field(default=None, compare=False)
 
     def check(self, lengths: Mapping[str, Any]) -> dict[str, int]:
         """Return ``lengths`` as integers. Raise BadInput for a name that is not a ranged dimension, or for a length outside its

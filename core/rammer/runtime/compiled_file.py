@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.cache.cache_location import cache_folder
-from rammer.compile_options import CompileOptions, Request, check_fixed, check_precision
+from rammer.compile_options import CompileOptions, Request, check_choices, check_fixed, check_precision
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal, check_device, load_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment
@@ -18,10 +18,9 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, print_warning
 from rammer.ir.fold_rows import fold
 from rammer.ir.names import quote_text
-from rammer.ir.port import InputPort
 from rammer.runtime.executable import Executable
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
+from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans, ports_of
 from rammer.runtime.specialiser import SpecialiserFactory
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
 
     ``specialise`` creates the compiler of control-flow bodies on the host; a file without them never calls it.
     """
+    check_choices(request)
     check_fixed(request, str(path))
     artifact = load_artifact(path, registry.operators)
     if artifact.compiled.ranged is not None and artifact.key:
@@ -73,10 +73,9 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
         compiled = _fit_hardware(path, artifact, backend, device_options)
         check_precision(recorded.precision, spec, backend.vdevice)
         graph, lengths = compiled.graph, FIXED
-        ports = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs)
         if compiled.ranged is not None:
-            lengths, ports = Lengths.of_file(compiled.ranged, graph.inputs)
-        head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
+            lengths = Lengths.of_file(compiled.ranged, graph.inputs)
+        head = Head(graph.name, ports_of(graph.inputs, compiled.ranged), ports_of(graph.outputs, compiled.ranged))
         exe = Executable(
             # The seal identifies the file, so programs that a run compiles (loop bodies) are cached as for a model.
             ModelSource(_no_model(path, lengths), specialise, artifact.seal, path, head),
@@ -86,6 +85,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry,
             registry,
             cache_root=cache_folder(),
             device_options=device_options,
+            memory=request.memory,
+            copies=request.copies,
             lengths=lengths,
             owner=True,
         )

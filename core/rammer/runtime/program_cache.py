@@ -124,7 +124,7 @@ def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
         p.name: p.dtype for p in head.inputs
     }:
         return False
-    return _output_names(compiled) == head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
+    return _output_names(compiled) == head.output_names and all(have[n].shape == s for n, s in key if n in have and n not in kept)
 
 
 def fits_part(compiled: Compiled, model: Model) -> bool:

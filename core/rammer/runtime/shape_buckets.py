@@ -13,7 +13,7 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
 from rammer.ir.graph import Value
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.untrusted_json import whole_number
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -78,7 +78,7 @@ class Lengths:
         return len(self.spans) == 1
 
     @staticmethod
-    def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
+    def of(ports: tuple[ModelPort, ...], given: Mapping[str, Span | str]) -> Lengths:
         """Parse lengths of the form ``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. Raise BadInput for
         an unknown dimension, an invalid range, or an expression that is not a sum of lengths."""
         names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
@@ -91,7 +91,7 @@ class Lengths:
         spans = {name: _check_span(name, said) for name, said in given.items() if not isinstance(said, str)}
         return Lengths(spans, {name: _parse_extent(name, said, spans) for name, said in given.items() if isinstance(said, str)})
 
-    def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def greatest(self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return ``shapes``, plus the shapes of other inputs with ranged dimensions, at the greatest lengths."""
         high = self.whole({name: span[1] for name, span in self.spans.items()})
         found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports if p.ranked}
@@ -103,19 +103,13 @@ class Lengths:
         return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
 
     @staticmethod
-    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> tuple[Lengths, tuple[InputPort, ...]]:
-        """Return the lengths and ports of a compiled file, which has one program.
+    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> Lengths:
+        """Return the lengths of a compiled file, which has one program. A derived dimension is named by its expression."""
+        shapes = [ranged.shapes[v.name] for v in inputs if v.name not in ranged.lengths.values()]
+        derived = {str(d): d for s in shapes for d in s if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
+        return Lengths(ranged.spans, derived, buckets=1)
 
-        A derived dimension is named by its expression."""
-        ports, derived = list[InputPort](), dict[str, AffineExtent]()
-        for value in inputs:
-            if value.name not in ranged.lengths.values():
-                shape = ranged.shapes[value.name]
-                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_dim_name, shape))))
-                derived |= {str(d): d for d in shape if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
-        return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
-
-    def spans_of(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
+    def spans_of(self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
         """Return the bucket of each dimension for inputs of these ``shapes``. Return {} if a length is outside its range or has a
         separate program."""
         if not self.spans:
@@ -130,7 +124,7 @@ class Lengths:
         return within if any(low < high for low, high in within.values()) else {}
 
     def longest(
-        self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
+        self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each input with the open dimensions at the greatest length of ``spans``."""
         if not spans:
@@ -138,6 +132,15 @@ class Lengths:
         high = self.whole({name: span[1] for name, span in spans.items()})
         by_name = {p.name: p for p in ports}
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].dims(len(s)), s, strict=True)) for n, s in shapes.items()}
+
+
+def ports_of(values: Sequence[Value], ranged: Ranged | None) -> tuple[ModelPort, ...]:
+    """Return the inputs or outputs of a compiled model as ports, with lengths of a range by name."""
+    hidden, shapes = (ranged.lengths.values(), ranged.shapes) if ranged is not None else ((), {})
+    shown = (v for v in values if v.name not in hidden)
+    return tuple(
+        ModelPort(v.external or v.name, v.port.dtype, tuple(map(_dim_name, shapes.get(v.name, v.type.shape)))) for v in shown
+    )
 
 
 def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:

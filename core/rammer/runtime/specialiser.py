@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.read.reader import Model
-    from rammer.runtime.control_flow import BodyPrograms
+    from rammer.jit.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 
@@ -44,7 +44,7 @@ class CompileSite:
 
 
 class Specialiser(Protocol):
-    """The compiler of an executable's programs (``rammer.runtime.model_specialiser``)."""
+    """The compiler of an executable's programs (``rammer.jit.model_specialiser``)."""
 
     @property
     def compiler(self) -> Compiler:

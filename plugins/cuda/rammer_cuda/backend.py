@@ -234,6 +234,22 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
             return self.load(program, constants)
         return CudaProgram(program, constants, Room(self.gpu, self.hardware.index, first.resident), 1, self.writer)
 
+    def device_array(self, values: Array) -> Any:
+        """Return a CuPy array with these values."""
+        self._need_hardware()
+        import cupy as cp
+
+        with cp.cuda.Device(self.hardware.index):
+            return cp.asarray(values)
+
+    def host_array(self, array: Any) -> Array:
+        """Return a copy of a CuPy array, or of an array with its interface, after all work of the GPU."""
+        import cupy as cp
+
+        with cp.cuda.Device(self.hardware.index) as device:
+            device.synchronize()
+            return np.asarray(cp.asnumpy(array))
+
     def close(self) -> None:
         """Wait for the context's creation. Programs hold modules and memory, and the GPU's context is the process's."""
         if self.context is not None:

@@ -16,7 +16,7 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
-from rammer.runtime.self_test import self_test, tiny_graph
+from rammer.jit.self_test import self_test, tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

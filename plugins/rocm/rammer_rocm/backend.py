@@ -31,9 +31,9 @@ from rammer_rocm.trace import TracedLaunches, TracedPersistent, TracedTable, rec
 from rammer_rocm.units import make_hardware, virtual_device
 
 
-def open_backend(options: OpenOptions, executor: str, winograd: bool, kernels: str) -> Backend:
-    """Open the unit that ``options`` name; ``executor``, ``winograd`` and ``kernels`` are options of the device. Raises
-    DeviceUnavailable if the unit is missing or of another kind."""
+def open_backend(options: OpenOptions, executor: str, winograd: bool, cores: int, kernels: str) -> Backend:
+    """Open the unit that ``options`` name; the others are options of the device. Raises DeviceUnavailable if the unit is missing
+    or of another kind, and BadInput if ``cores`` are given for a GPU."""
     found = units()
     if options.index >= len(found):
         raise DeviceUnavailable(
@@ -46,7 +46,23 @@ def open_backend(options: OpenOptions, executor: str, winograd: bool, kernels: s
             f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
             hint="leave out --require, or name another unit (rammer devices lists them)",
         )
-    return OpenClBackend(device, options.index, executor, () if winograd else ("winograd",), kernels)
+    return OpenClBackend(part_of(device, cores), options.index, executor, () if winograd else ("winograd",), kernels)
+
+
+def part_of(device: Any, cores: int) -> Any:
+    """Return a part of a CPU with at most so many cores, or the device itself for 0. Raises BadInput for a GPU."""
+    if not cores or (kind_of(device) == "cpu" and cores >= device.max_compute_units):
+        return device
+    if kind_of(device) != "cpu":
+        raise BadInput(f"cores={cores}: {device.name.strip()} is not a CPU", "--option cores", "leave it out")
+    cl = import_opencl()
+    try:
+        (part,) = device.create_sub_devices([cl.device_partition_property.BY_COUNTS, cores])
+    except cl.Error as problem:
+        raise DeviceUnavailable(
+            f"{device.name.strip()} cannot be divided: {problem}", hint="leave out the option cores"
+        ) from problem
+    return part
 
 
 class OpenClBackend(OpenClKernels):

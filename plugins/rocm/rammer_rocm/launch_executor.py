@@ -44,7 +44,7 @@ class LaunchProgram(OpenClProgram):
         program: RProgram,
         constants: Mapping[str, Array],
     ) -> None:
-        super().__init__(shared, kernels, program, constants)
+        super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
         self._check_memory(context.devices[0], 0)
         #: Launches of each kernel of a run, in order.

@@ -42,7 +42,7 @@ class PersistentProgram(OpenClProgram):
         constants: Mapping[str, Array],
         groups: int,
     ) -> None:
-        super().__init__(shared, kernels, program, constants)
+        super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
         self._check_memory(context.devices[0], 0)
         self.groups, self.items, self.epoch = groups, kernels.vdevice.threads, 0

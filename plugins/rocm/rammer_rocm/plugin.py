@@ -24,7 +24,8 @@ def open_device(options: OpenOptions) -> Backend:
         return open_target(options)
     from rammer_rocm.backend import open_backend
 
-    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on", options.value(KERNELS))
+    winograd, cores = options.value(WINOGRAD) == "on", options.value(CORES)
+    return open_backend(options, options.value(EXECUTOR), winograd, cores, options.value(KERNELS))
 
 
 #: AMD architectures that kernels can be compiled for without the card.
@@ -34,13 +35,16 @@ EXECUTOR = Option("executor", "", "One launch per program or per wave.", ("singl
 KERNELS = Option("kernels", "", "Kernels of CPU cores or of a GPU's groups, whatever the device.", ("cpu", "gpu"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 
+CORES = Option("cores", 0, "Most cores of a CPU that programs use; 0: all.", least=0)
+
 DEVICE = Device(
     name="rocm",
     summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    options=(EXECUTOR, WINOGRAD, KERNELS),
+    options=(EXECUTOR, WINOGRAD, CORES, KERNELS),
+    providers=("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     api=5,
 )
 

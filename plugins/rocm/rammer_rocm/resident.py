@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rammer.codegen import Argument
-from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
+from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
@@ -62,10 +62,8 @@ class OpenClProgram(Loaded):
     #: The placement of runs without the caller's arrays.
     own: Placement
 
-    def __init__(
-        self, shared: DeviceConstants, kernels: OpenClKernels, program: RProgram, constants: Mapping[str, Array]
-    ) -> None:
-        self.program, self.queue, self.closed = program, shared.queue, False
+    def __init__(self, queue: Any, kernels: OpenClKernels, program: RProgram, constants: Mapping[str, Array]) -> None:
+        self.program, self.queue, self.closed = program, queue, False
         self.device, self.threads = kernels.vdevice, kernels.vdevice.threads
         self.views = dict[str, Array]()
         self.functions = self._write_functions(kernels, Binding.of(program, constants))

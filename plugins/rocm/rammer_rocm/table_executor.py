@@ -37,9 +37,11 @@ class TableProgram(OpenClProgram):
         constants: Mapping[str, Array],
         single: bool,
     ) -> None:
-        super().__init__(shared, kernels, program, constants)
-        self.single = single
-        context, device, functions = self.queue.context, kernels.vdevice, self.functions
+        context, device = shared.queue.context, kernels.vdevice
+        # A single launch is complete when a run returns, so programs need no common order, and may run side by side.
+        queue = import_opencl().CommandQueue(context) if single else shared.queue
+        super().__init__(queue, kernels, program, constants)
+        self.single, functions = single, self.functions
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
         scratch = round_up(max((f.scratch for f in distinct.values()), default=0), PART)
@@ -58,6 +60,7 @@ class TableProgram(OpenClProgram):
             text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
             self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch)
+        shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare_kernels(context)
 

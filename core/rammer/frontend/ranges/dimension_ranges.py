@@ -10,7 +10,7 @@ from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.ir.extent import LEAST, NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
@@ -62,5 +62,5 @@ def shapes_at(
     return {port.name: _shape_at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
 
 
-def _shape_at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
+def _shape_at(port: ModelPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
     return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.dims(len(shape)), shape, strict=True))

@@ -20,7 +20,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
 from rammer.passes.loops.chunk_recurrent import MOST_TURN, MadeNodes, Rolling, in_order, valid_steps
@@ -150,7 +150,7 @@ def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int)
     ports = {p.name: p for p in model.inputs}
     for name in (i for i, value, _ in turn.slices if value == starts):
         (batch,), prefix = ports.pop(name).shape, f"{name}.left"
-        ports |= {n: InputPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
+        ports |= {n: ModelPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
         for what, value in (("none", np.array(0)), ("most", np.array(step)), ("shape", np.array([batch]))):
             tensor = numpy_helper.from_array(value.astype(np.int64))
             front.append(helper.make_node("Constant", [], [f"{prefix}.{what}"], value=tensor))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rammer.runtime import operator_check
-from rammer.runtime.continuation import Continuation
-from rammer.runtime.control_flow import BodyPrograms
+from rammer.jit import operator_check
+from rammer.jit.continuation import Continuation
+from rammer.jit.control_flow import BodyPrograms
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.specialiser import CompileSite
 

@@ -17,8 +17,8 @@ from rammer.errors import BadInput
 from rammer.ir.constants.digest import digest_array
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.names import shorten_name
+from rammer.jit.model_specialiser import ModelSpecialiser
 from rammer.runtime.model_source import ModelSource
-from rammer.runtime.model_specialiser import ModelSpecialiser
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +35,8 @@ def open_source(
 ) -> ModelSource:
     """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
     (``Registry.operators``) and is called when the model is read. ``weights`` are values of initialisers of a ModelProto
-    that have none (``rammer.frontend.read.reader.read_model``)."""
+    that have none (``rammer.frontend.read.reader.read_model``); they are not copied. With them, even if there are none, compiled
+    programs are cached by content."""
 
     path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
     folder = path.parent if path is not None else Path()

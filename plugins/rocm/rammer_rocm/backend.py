@@ -18,12 +18,12 @@ from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
-from rammer_rocm.build import NVIDIA_GROUPS, Builder, build_options, language_version, nvidia_capability
+from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
-from rammer_rocm.persistent_executor import PersistentProgram
+from rammer_rocm.persistent_executor import RESIDENT, PersistentProgram
 from rammer_rocm.placement import ROOM
 from rammer_rocm.resources import measure_resources
 from rammer_rocm.table_executor import TableProgram
@@ -70,14 +70,13 @@ class OpenClBackend(OpenClKernels):
 
     def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...], kernels: str = "") -> None:
         cl = import_opencl()
-        super().__init__(virtual_device(device, kernels), excluded)
-        self.hardware: Hardware = make_hardware(index, device)
-        if self.vdevice.threads > 1:  # groups of a device that is no GPU may run one after another
-            self.single = executor == "single" or (not executor and self.hardware.kind == "gpu")
+        vdevice = virtual_device(device, kernels)
+        if vdevice.threads > 1:  # groups of a device that is no GPU may run one after another
+            self.single = executor == "single" or (not executor and kind_of(device) == "gpu")
         else:
             self.single = _is_single_launch(executor, language_version(device) >= (2, 0))
-        #: Groups of a launch that runs a whole program: as many as surely run at the same time.
-        self.groups = self.vdevice.veus * (NVIDIA_GROUPS if nvidia_capability(device) >= (7, 0) else 1)
+        super().__init__(vdevice, excluded, RESIDENT if vdevice.threads > 1 and self.single else 0)
+        self.hardware: Hardware = make_hardware(index, device)
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -98,7 +97,7 @@ class OpenClBackend(OpenClKernels):
     @cached_property
     def fingerprint(self) -> str:
         """Device, driver, the text of the kernel generators, and the excluded families."""
-        detail, without = self.hardware.detail, "".join(f" without {name}" for name in self.without)
+        detail, without = self.hardware.detail, "".join(f" without {name}" for name in (*self.without, *self.excluded))
         driver = f"{detail['platform_version']} {detail['driver']}"
         return f"rocm {self.hardware.name} {self.vdevice.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
@@ -119,7 +118,7 @@ class OpenClBackend(OpenClKernels):
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Return the program, compiled and resident."""
         if self.vdevice.threads > 1 and self.single:
-            return PersistentProgram(self.builder, self.constants, self, program, constants, self.groups)
+            return PersistentProgram(self.builder, self.constants, self, program, constants)
         if self.vdevice.threads > 1:
             return LaunchProgram(self.builder, self.constants, self, program, constants)
         return TableProgram(self.builder, self.constants, self, program, constants, self.single)
@@ -128,7 +127,7 @@ class OpenClBackend(OpenClKernels):
         """Return the start and end of each task of a run, by row; kernels are built again with recording."""
         loaded: TracedLaunches | TracedPersistent | TracedTable
         if self.vdevice.threads > 1 and self.single:
-            loaded = TracedPersistent(self.builder, self.constants, self, program, constants, self.groups)
+            loaded = TracedPersistent(self.builder, self.constants, self, program, constants)
         elif self.vdevice.threads > 1:
             loaded = TracedLaunches(self.builder, self.constants, self, program, constants)
         else:

@@ -19,8 +19,8 @@ ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 #: The define for copies to local memory that finish later (``ring.device_text``).
 ASYNC: Final = ("-DRM_ASYNC",)
 
-#: Groups of 256 work-items that an NVIDIA processor holds at once if their registers are limited: 65,536 registers.
-NVIDIA_GROUPS, REGISTERS = 2, ("-cl-nv-maxrregcount=128",)
+#: The option that limits registers of NVIDIA GPUs, so that a processor with 65,536 holds two groups of 256 work-items.
+REGISTERS: Final = ("-cl-nv-maxrregcount=128",)
 
 #: Maximum number of build log lines in an error message.
 LOG_LINES = 12

@@ -33,8 +33,9 @@ GPU_RATE = 0.002
 PANEL_TILES = 6
 
 
-def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family, ...]:
-    """Return the families whose kernels a device can run, except those named in ``without``."""
+def families_of(device: VDevice, without: Collection[str] = (), resident: int = 0) -> tuple[Family, ...]:
+    """Return the families whose kernels a device can run, except those named in ``without``. A unit of a GPU runs ``resident``
+    groups at a time (0: as many as fit)."""
     made = (
         make_panel_family(device),
         make_dots_family(device),
@@ -42,7 +43,7 @@ def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family,
         make_winograd_family(device),
         make_image_family(device),
         make_channels_family(device),
-        make_ring_family(device),
+        make_ring_family(device, resident),
         make_window_family(device),
         make_generic_family(device),
     )
@@ -64,11 +65,11 @@ def task_function(operator: ROperator, binding: Binding, device: VDevice) -> Tas
 class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
     """Backend functions for a device's kernels, which do not need OpenCL. The families in ``without`` are not offered."""
 
-    def __init__(self, vdevice: VDevice, without: Collection[str] = ()) -> None:
+    def __init__(self, vdevice: VDevice, without: Collection[str] = (), resident: int = 0) -> None:
         self.vdevice: VDevice = vdevice
         self.without = tuple(without)
         self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
-        families = families_of(vdevice, without)
+        families = families_of(vdevice, without, resident)
         super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(limit_local(vdevice), PANEL_TILES))
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:

@@ -2,7 +2,8 @@
 
 A level has the tasks of launches that do not depend on each other (``launch_executor.launch_levels``). Group ``g`` of ``n`` runs
 tasks ``g``, ``g + n`` and so on of each level, then waits until all groups have finished the level. All groups must therefore run
-at the same time: there are at most as many as the device's units hold. A group that waits too long ends the run for all."""
+at the same time. OpenCL does not tell how many do, so a trial finds the number when a program is loaded: all groups wait for each
+other once. A group that waits too long ends the run for all."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ from rammer_rocm.constants import DeviceConstants, round_up
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.launch_executor import LINE, launch_levels
-from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.opencl_runtime import import_opencl, kind_of
 from rammer_rocm.placement import Placement
 from rammer_rocm.resident import OpenClProgram
-from rammer_rocm.source import UNIT_WORDS, persistent_text
+from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, persistent_text
 
 #: The counter is reset before it exceeds this.
 LARGEST: Final = 1 << 30
+#: Groups of a unit that kernels are chosen for, and those that a trial tries.
+RESIDENT: Final = 2
+TRIED: Final = (3, 2, 1)
+#: Byte of ``sync`` that is not zero after a group gave up.
+GIVEN_UP: Final = 128
 
 
 class PersistentProgram(OpenClProgram):
@@ -40,21 +46,20 @@ class PersistentProgram(OpenClProgram):
         kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
-        groups: int,
     ) -> None:
         super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
         self._check_memory(context.devices[0], 0)
-        self.groups, self.items, self.epoch = groups, kernels.vdevice.threads, 0
+        self.items, self.epoch = kernels.vdevice.threads, 0
         self.levels = launch_levels(make_launches(program))
         distinct = list({f.entry: f for f in functions.values()}.values())
         numbers = {f.entry: i for i, f in enumerate(distinct)}
         self.pointers = max((len(f.arguments) for f in distinct), default=0)
         with shared.filling():  # while the runtime compiles or loads its cached binary
             self.constants = self.placed(functions, constants, shared)
-            text = persistent_text(
-                distinct, dialect_of(kernels.vdevice), len(self.constants.buffers), self.pointers, self.items, self.traced
-            )
+            sizes = len(self.constants.buffers), self.pointers, self.items
+            trial = TRIAL_POLLS[kind_of(context.devices[0]) != "gpu"]
+            text = persistent_text(distinct, dialect_of(kernels.vdevice), sizes, trial, self.traced)
             self.binary = builder(text)
         self.allocate(context, False)
         self.upload_constants(constants)
@@ -63,6 +68,7 @@ class PersistentProgram(OpenClProgram):
         units, starts, floats, counters = self._make_table(numbers)
         self._upload_table(context, units, starts, floats, counters)
         self._prepare_kernel(context, len(starts) - 1)
+        self.groups = self.find_groups()
 
     @property
     def kernels(self) -> int:
@@ -122,19 +128,44 @@ class PersistentProgram(OpenClProgram):
         self.kernel.set_args(*fixed, np.int32(levels), *self.recorders(context), np.int32(0))
         self.last, self.count = len(fixed) + 1 + len(self.recorders(context)), levels
 
+    def find_groups(self) -> int:
+        """Return the number of groups that run at the same time, by trials of whole groups for each unit."""
+        for each in TRIED:
+            groups = each * self.device.veus
+            self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(0))
+            self.kernel.set_arg(self.last, np.int32(groups))
+            self._enqueue(groups)
+            given_up = self._has_given_up()
+            self.recover()
+            if not given_up:
+                self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(self.count))
+                return groups
+        raise DeviceFailure(
+            f"groups of {self.queue.device.name.strip()} do not run at the same time", hint="try --option executor=waves"
+        )
+
+    def _enqueue(self, groups: int) -> None:
+        import_opencl().enqueue_nd_range_kernel(self.queue, self.kernel, (groups * self.items,), (self.items,))
+
+    def _has_given_up(self) -> bool:
+        """Return True if a group gave up in the runs that were queued before."""
+        word = np.zeros(1, np.int32)
+        import_opencl().enqueue_copy(self.queue, word, self.sync, src_offset=GIVEN_UP)
+        return bool(word[0])
+
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration: one launch."""
+        if not self.count:
+            return
         if (self.epoch + 1) * self.groups * self.count > LARGEST:
             self.recover()
         self.kernel.set_arg(self.last, np.int32(self.epoch * self.count))
         self.epoch += 1
-        import_opencl().enqueue_nd_range_kernel(self.queue, self.kernel, (self.groups * self.items,), (self.items,))
+        self._enqueue(self.groups)
 
     def read(self, tensor: str) -> Array:
         """Return a copy of a tensor after all queued runs. Raises DeviceFailure if a run gave up."""
-        given_up = np.zeros(1, np.int32)
-        import_opencl().enqueue_copy(self.queue, given_up, self.sync, src_offset=128)
-        if given_up[0]:
+        if self._has_given_up():
             self.recover()
             raise DeviceFailure(
                 f"program {self.program.name}: its groups do not run at the same time", hint="try --option executor=waves"

@@ -294,6 +294,8 @@ def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> 
 UNIT_WORDS: Final = 6
 #: Polls of a group before it gives up waiting for others: seconds on a GPU.
 MOST_POLLS: Final = 20_000_000
+#: The same in a trial of the groups that run at the same time, on a GPU and on other devices: tenths of a second.
+TRIAL_POLLS: Final = (300_000, 100_000_000)
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
     __global int *arrived, volatile __global int *sync, int levels{records}, int before)
@@ -301,6 +303,15 @@ __kernel void program({parameters}, __global const long *units, __global const i
   {scratch}
   const int group = (int)get_group_id(0), groups = (int)get_num_groups(0);
   __local int *const given_up = (__local int *)scratch;
+  if (levels == 0) {{
+    if (get_local_id(0) == 0) {{
+      atomic_inc(sync);
+      int polls = 0;
+      while (sync[0] < before && !sync[32] && polls < {trial}) ++polls;
+      if (polls >= {trial}) sync[32] = 1;
+    }}
+    return;
+  }}
   int first = starts[0];
   for (int level = 0; level < levels; ++level) {{
     const int end = starts[level + 1];
@@ -334,9 +345,11 @@ __kernel void program({parameters}, __global const long *units, __global const i
 
 
 def persistent_text(
-    functions: Sequence[TaskFunction], dialect: CTarget, constants: int, pointers: int, threads: int, traced: bool = False
+    functions: Sequence[TaskFunction], dialect: CTarget, sizes: tuple[int, int, int], trial: int, traced: bool = False
 ) -> str:
-    """Return the complete OpenCL program of one launch for all levels. Rows of units have ``pointers`` pointers."""
+    """Return the complete OpenCL program of one launch for all levels. ``sizes`` are the buffers of constants, the pointers of a
+    row, and the work-items of a group. In a trial a group polls at most ``trial`` times."""
+    constants, pointers, threads = sizes
     called = dict.fromkeys(f for function in functions for f in (*_ordered_callees(function), function))
     parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in called if f.helpers)]
     parts += dict.fromkeys(f.text for f in called)
@@ -351,6 +364,7 @@ def persistent_text(
         words=UNIT_WORDS,
         cases=cases,
         patience=MOST_POLLS,
+        trial=trial,
         records=", __global ulong *records" * traced,
         begin="\n      const ulong begin = rm_clock();" * traced,
         end=record * traced,

@@ -25,6 +25,7 @@ from rammer_testing.single import check, subjects, trial_of
 from rammer_rocm import source
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_launches, launch_levels
+from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():
@@ -109,8 +110,8 @@ def test_both_executors_are_right(executor: str, rng: np.random.Generator) -> No
 def test_a_run_whose_groups_do_not_all_run_is_reported(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Check that groups give up waiting for groups that have not started, and that the next runs are reported, too."""
     monkeypatch.setattr(source, "MOST_POLLS", 1000)
-    exe: Any = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu", "executor": "single"})
-    exe.backend.groups = 512 * exe.backend.vdevice.veus
+    monkeypatch.setattr(PersistentProgram, "find_groups", lambda program: 512 * program.device.veus)
+    exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu", "executor": "single"})
     inputs, _ = layers(rng)
     for _ in range(2):
         with pytest.raises(DeviceFailure, match="do not run at the same time"):

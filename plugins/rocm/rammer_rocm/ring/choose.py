@@ -13,51 +13,57 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.task import Family
-from rammer_rocm.kernels.units import Units
+from rammer_rocm.kernels.units import ITEMS, Units
 from rammer_rocm.ring.kernel import MOST_LOCAL, Fma, ring_kernel
 
 NAME: Final = "ring"
+#: Most local memory of a group in bytes if a unit must hold several.
+SHARED_LOCAL: Final = 32 << 10
 #: Block depths with their slices.
 BLOCKS: Final = ((8, 1), (16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4), (32, 8))
 KEYS: Final = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
 
 
-def ring_cost(device: VDevice) -> RingCost:
-    """Return the costs on ``device``. They are those of cuda's FFMA kernels, with the exchange of partial sums in memory."""
+def ring_cost(device: VDevice, resident: int = 0) -> RingCost:
+    """Return the costs on ``device``, of whose units each runs ``resident`` groups (0: as many as fit).
+
+    Fitted to 700 kernels of 22 products and convolutions on an H200. The measured time over the predicted has a standard
+    deviation of 0.085, with more weight on the faster kernels of an operator. The first choice is 7% slower than the best
+    measured one in the mean. The costs of cuda's FFMA kernels, from which the fit began, have a deviation of 0.15 and 10%."""
     return RingCost(
         Fma(NAME, device.threads),
         REGISTERS,
         BLOCKS,
-        LaunchCycles(1900, 850, 4000),
-        160,
-        2.1,
-        0.1,
-        7.0,
-        6.0,
-        0.0,
-        0.3,
+        LaunchCycles(4620, 620, 5980),
+        240,
+        1.35,
+        0.38,
+        0.08,
+        28.0,
+        0.21,
+        0.09,
         (0.25, 0.25),
         port=True,
-        write=30,
+        write=24,
         threads=(64, device.threads),
         items=device.threads,
-        local=MOST_LOCAL,
+        local=SHARED_LOCAL if resident > 1 else MOST_LOCAL,
     )
 
 
-def make_ring_family(device: VDevice) -> Family:
-    """Return the family of products on GPUs, of groups of ``device.threads`` work-items."""
-    cost = ring_cost(device)
+def make_ring_family(device: VDevice, resident: int = 0) -> Family:
+    """Return the family of products on GPUs, of groups of ``device.threads`` work-items. A unit runs ``resident`` groups."""
+    cost, items = ring_cost(device, resident), resident * device.threads or ITEMS
     instruction = Fma(NAME, device.threads)
 
     def candidates(operator: ROperator, binding: Binding, unit: VDevice) -> Iterable[Choice]:
-        return ring_choices(cost, operator, binding, Units(unit))
+        return ring_choices(cost, operator, binding, Units(unit, threads=items))
 
     return Family(
         NAME,
         dict.fromkeys(KEYS, range(0, 1025)),
         candidates,
-        lambda operator, binding, unit: ring_time(cost, operator, binding, Units(unit)),
+        lambda operator, binding, unit: ring_time(cost, operator, binding, Units(unit, threads=items)),
         lambda operator, binding: ring_kernel(operator, binding, instruction),
         lambda unit: unit.threads > 1,
         product=True,

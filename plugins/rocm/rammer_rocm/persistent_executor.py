@@ -29,7 +29,7 @@ from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, persistent_text
 
 #: The counter is reset before it exceeds this.
 LARGEST: Final = 1 << 30
-#: Groups of a unit that kernels are chosen for, and those that a trial tries.
+#: Groups of a unit that kernels are chosen for, and those that trials on a GPU try.
 RESIDENT: Final = 2
 TRIED: Final = (3, 2, 1)
 #: Byte of ``sync`` that is not zero after a group gave up.
@@ -130,7 +130,7 @@ class PersistentProgram(OpenClProgram):
 
     def find_groups(self) -> int:
         """Return the number of groups that run at the same time, by trials of whole groups for each unit."""
-        for each in TRIED:
+        for each in TRIED if kind_of(self.queue.device) == "gpu" else (1,):
             groups = each * self.device.veus
             self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(0))
             self.kernel.set_arg(self.last, np.int32(groups))

@@ -295,7 +295,7 @@ UNIT_WORDS: Final = 6
 #: Polls of a group before it gives up waiting for others: seconds on a GPU.
 MOST_POLLS: Final = 20_000_000
 #: The same in a trial of the groups that run at the same time, on a GPU and on other devices: tenths of a second.
-TRIAL_POLLS: Final = (300_000, 100_000_000)
+TRIAL_POLLS: Final = (300_000, 50_000_000)
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
     __global int *arrived, volatile __global int *sync, int levels{records}, int before)

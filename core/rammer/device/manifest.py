@@ -344,7 +344,8 @@ class Backend(ABC):
         """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
 
     def exclude_families(self, patterns: Sequence[str]) -> None:
-        """Offer no kernels of families whose name matches one of ``patterns``. Raises BadInput if a pattern matches none."""
+        """Offer no kernels of families whose name matches one of ``patterns``. Raises BadInput if a pattern matches none. The
+        default has no families."""
         if patterns:
             raise BadInput(f"kernel family {patterns[0]!r} does not exist on this device", "--exclude-family", "leave it out")
 

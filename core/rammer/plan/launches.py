@@ -17,6 +17,8 @@ from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import has_overlap
 
+__all__ = ["Launch", "first_consecutive", "make_launches"]
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

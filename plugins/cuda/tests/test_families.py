@@ -35,7 +35,7 @@ from families import (
     softmax,
 )
 
-from rammer.codegen.window_strips import window_of
+from rammer.codegen.products.window_strips import window_of
 
 from .cuda_choices import OTHERS, choices, others
 from rammer_cuda.backend import CudaBackend, open_backend

@@ -21,7 +21,8 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 
 #: Columns of a core matrix, and products of two core matrices in float32: the depth of one tf32 instruction.
-CORE, DEEP = 8, 8
+CORE = 8
+DEEP = 8
 #: Constants shared by kernels are padded to a multiple of this number of products, by elements in 16 bytes. All block depths
 #: divide it. BEYOND: elements past the last one that a tile may read.
 SHARED, BEYOND = {4: 64, 8: 128, 16: 128}, 256

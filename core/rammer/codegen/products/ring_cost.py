@@ -27,7 +27,9 @@ BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
 #: Cycles of maps before the contraction, per step and per element of a thread, of a ring's busiest scheduler: a shared-memory
 #: read, two dependent operations and a write before the step's barrier. And cycles of a producer, whose first block's maps are
 #: not hidden. Counted from the instructions, not measured.
-MAPS_STEP, MAPS, PRODUCER_MAPS = 90, 3.0, 6.0
+MAPS_STEP = 90
+MAPS = 3.0
+PRODUCER_MAPS = 6.0
 
 
 class Processor(Protocol):

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen import Block, Operand, Unsuited, Val, convert_value, format_sum, initial_value, weighted_terms
-from rammer.codegen.products.depth import ceiling_quotient
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP, ceiling_quotient
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from rammer.codegen import Operand, Packing, Unsuited, operand_of, packing_key
-from rammer.codegen.products.packing import DEEP, to_core_matrices
+from rammer.codegen.products import DEEP, to_core_matrices
 from rammer.device.manifest import Array, Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load

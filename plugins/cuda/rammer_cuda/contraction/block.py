@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rammer.codegen import Unsuited
-from rammer.codegen.products.block import Shape
+from rammer.codegen.products import Shape
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand: 128
 #: results and as many partial sums a thread would not fit its registers.

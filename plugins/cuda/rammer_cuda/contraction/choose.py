@@ -10,10 +10,21 @@ from itertools import product
 from typing import Final, TypeAlias
 
 from rammer.codegen import Choice, Roles, Unsuited, operand_of, with_quotients
-from rammer.codegen.products.depth import Depth, depth_of
-from rammer.codegen.products.ring_choice import Config, copy_bytes, find_roles, ring_choices, ring_time
-from rammer.codegen.products.ring_cost import Work
-from rammer.codegen.products.tiles import at_lengths, one_tile, patch_tiles, task_count, tile_parts
+from rammer.codegen.products import (
+    Config,
+    Depth,
+    Work,
+    at_lengths,
+    copy_bytes,
+    depth_of,
+    find_roles,
+    one_tile,
+    patch_tiles,
+    ring_choices,
+    ring_time,
+    task_count,
+    tile_parts,
+)
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load

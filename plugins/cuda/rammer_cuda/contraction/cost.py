@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rammer.codegen import length_under
-from rammer.codegen.products.depth import Depth
-from rammer.codegen.products.ring_cost import BLOCKS, MAPS_STEP, PRODUCER_MAPS, REGISTERS, DepthWalk, LaunchCycles, RingCost, Work
+from rammer.codegen.products import BLOCKS, MAPS_STEP, PRODUCER_MAPS, REGISTERS, Depth, DepthWalk, LaunchCycles, RingCost, Work
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 

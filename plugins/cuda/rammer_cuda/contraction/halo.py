@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen import Operand, Product, Side, Text, Unsuited, format_sum, sides_of, split_digits, weighted_terms
-from rammer.codegen.products.depth import Depth
-from rammer.codegen.products.operand import Piece, Staged
+from rammer.codegen.products import Depth, Piece, Staged
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

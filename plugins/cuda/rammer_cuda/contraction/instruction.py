@@ -19,10 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rammer.codegen import BYTE, Product, Unsuited, product_of
-from rammer.codegen.products.block import Shape, shape_of
-from rammer.codegen.products.operand import Staged
-from rammer.codegen.products.packing import Turned
-from rammer.codegen.products.staging import PLAIN, Staging
+from rammer.codegen.products import PLAIN, Shape, Staged, Staging, Turned, shape_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

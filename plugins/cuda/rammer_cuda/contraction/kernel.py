@@ -19,10 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from rammer.codegen import BYTE, Argument, Product, Text, Unsuited
-from rammer.codegen.products.block import Shape
-from rammer.codegen.products.depth import Depth, depth_of, stopped_axes, taps_of
-from rammer.codegen.products.operand import Staged
-from rammer.codegen.products.packing import Cores
+from rammer.codegen.products import Cores, Depth, Shape, Staged, depth_of, stopped_axes, taps_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rammer.codegen import Block, FunctionContext, Operand, Place, Prologue, Text, Unsuited, Val, format_sum, weighted_terms
-from rammer.codegen.products.operand import Piece
+from rammer.codegen.products import Piece
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rammer.codegen.products.packing import Cores, Rows, Turned
-from rammer.codegen.products.staging import Staging
+from rammer.codegen.products import Cores, Rows, Staging, Turned
 
 #: For tensor cores that read words; for constants that ldmatrix reads as words; for constants of warpgroups.
 WORDS = Staging("float32", Rows(True), Rows(True, 4), Rows(True))

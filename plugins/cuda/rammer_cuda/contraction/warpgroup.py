@@ -21,9 +21,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from rammer.codegen import BYTE, Product, Text, Unsuited
-from rammer.codegen.products.block import Shape
-from rammer.codegen.products.depth import Depth
-from rammer.codegen.products.operand import Staged
+from rammer.codegen.products import Depth, Shape, Staged
 from rammer.device.manifest import Array
 
 from rammer_cuda.contraction.block import GROUP, THREADS, WarpgroupShape, warpgroup_shape

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import Choice
-from rammer.codegen.strips import contiguous_tile, moved_bytes
+from rammer.codegen.products import contiguous_tile, moved_bytes
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex

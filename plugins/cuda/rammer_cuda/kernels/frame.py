@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.codegen import Argument, Block, FunctionContext, Packing, Text, Unsuited, Val, affine_address, spell_type
-from rammer.codegen.products.depth import stopped_axes
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP, stopped_axes
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref

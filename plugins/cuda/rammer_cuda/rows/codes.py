@@ -16,9 +16,7 @@ from typing import Final
 import numpy as np
 
 from rammer.codegen import Forms, Packing, Unsuited, Val, check_followers, packing_key, pad_axis, preload_elements, stored_loads
-from rammer.codegen.products.depth import ceiling_quotient
-from rammer.codegen.strips import Strips
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP, Strips, ceiling_quotient
 from rammer.device.manifest import Array, Binding
 from rammer.ir.compute import Decoded
 from rammer.ir.expr import Load, integer

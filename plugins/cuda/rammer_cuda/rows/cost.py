@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rammer.codegen.strips import moved_bytes
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP, moved_bytes
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

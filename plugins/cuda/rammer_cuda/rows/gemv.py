@@ -27,9 +27,7 @@ from rammer.codegen import (
     roles_of,
     stored_loads,
 )
-from rammer.codegen.products.depth import ceiling_quotient
-from rammer.codegen.strips import Strips
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP, Strips, ceiling_quotient
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

@@ -17,7 +17,7 @@ from rammer.codegen import (
     map_form,
     row_form,
 )
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load

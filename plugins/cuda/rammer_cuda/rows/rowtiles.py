@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from rammer.codegen import RowForm
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.gpu import Gpu

@@ -25,7 +25,7 @@ from rammer.codegen import (
     spell_type,
     stored_loads,
 )
-from rammer.codegen.window_strips import WARP
+from rammer.codegen.products import WARP
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, integer, make_add

@@ -1,4 +1,4 @@
-"""The ``window`` family: the core's windows of strips (``rammer.codegen.window_strips``), in CUDA."""
+"""The ``window`` family: the core's windows of strips (``rammer.codegen.products.window_strips``), in CUDA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import Forms
-from rammer.codegen.window_strips import Window, WindowWriter, thread_count, window_of, window_seconds, window_tilings
+from rammer.codegen.products import Window, WindowWriter, thread_count, window_of, window_seconds, window_tilings
 from rammer.device.manifest import Binding
 
 from rammer_cuda.family import size_keys

@@ -20,7 +20,7 @@ _WAIT: Final = "#define rm_after()\n"
 
 
 class GroupFrame:
-    """A function under construction (``rammer.codegen.strips.Frame``): ``p0, p1, ...`` point at inputs, then at outputs."""
+    """A function under construction (the core's ``products.strips.Frame``): ``p0, p1, ...`` point at inputs, then at outputs."""
 
     def __init__(self, operator: ROperator, binding: Binding, inlined: Mapping[str, Compute], threads: int) -> None:
         self.operator, self.binding, self.threads = operator, binding, threads

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rammer.codegen import Choice
-from rammer.codegen.products.ring_choice import ring_choices, ring_time
-from rammer.codegen.products.ring_cost import REGISTERS, LaunchCycles, RingCost
+from rammer.codegen.products import REGISTERS, LaunchCycles, RingCost, ring_choices, ring_time
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator

@@ -24,10 +24,7 @@ from rammer.codegen import (
     split_digits,
 )
 from rammer.codegen.c_target import head_of
-from rammer.codegen.products.block import Shape, shape_of
-from rammer.codegen.products.depth import Depth, depth_of
-from rammer.codegen.products.operand import Staged
-from rammer.codegen.products.staging import PLAIN
+from rammer.codegen.products import PLAIN, Depth, Shape, Staged, depth_of, shape_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 from rammer.ir.operator import ROperator

@@ -1,11 +1,11 @@
-"""The family of windows on GPUs: the core's strips (``rammer.codegen.window_strips``) in OpenCL C."""
+"""The family of windows on GPUs: the core's strips (``rammer.codegen.products.window_strips``) in OpenCL C."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from rammer.codegen import Forms, KernelFamily, Unsuited
-from rammer.codegen.window_strips import Window, WindowWriter, thread_count, window_of, window_seconds, window_tilings
+from rammer.codegen.products import Window, WindowWriter, thread_count, window_of, window_seconds, window_tilings
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from rammer.codegen.products.ring_cost import Processor
+from rammer.codegen.products.strips import Frame, Strips, contiguous_tile, moved_bytes
 from rammer.codegen.scalar import preload_elements, stored_loads
-from rammer.codegen.strips import Frame, Strips, contiguous_tile, moved_bytes
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex

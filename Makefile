@@ -81,9 +81,9 @@ search-at: drawn-at
 	$(GRAPHS) --device toy --graphs 170
 	$(GRAPHS) --device ipu_sim --graphs 80 --precision '*' --no-voices
 	$(GRAPHS) --device rocm --graphs 50 --precision '*' --no-voices
-	$(MUTANTS) --option tiles=8 --kind model --kind compiled --count 420
+	$(MUTANTS) --option tiles=8 --kind model --kind compiled --kind signed --count 480
 	$(MUTANTS) --option tiles=8 --kind store --kind kept --kind head --count 70
-	$(MUTANTS) --device rocm --kind model --kind compiled --count 10
+	$(MUTANTS) --device rocm --kind model --kind compiled --kind signed --count 15
 	$(FAMILIES) --device rocm --seconds 40 --report $(FOUND)/rocm.json
 	$(FAMILIES) --device ipu_sim --seconds 20 --report $(FOUND)/ipu_sim.json
 

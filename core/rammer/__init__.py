@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
+    from rammer.ir.extent import GivenLength
     from rammer.onnxruntime_api import (
         ExecutionMode,
         GraphOptimizationLevel,
@@ -76,7 +77,9 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
-    shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    shapes: Mapping[str, GivenLength] | None = None,
+    trust: bool = False,
+    trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
     exclude_family: Sequence[str] = (),
     cores: int = 0,
@@ -95,7 +98,11 @@ def compile(
     lacks, or that differs from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
-    range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+    range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.
+    ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+
+    A compiled file may contain machine code, which is ignored unless the file is trusted: with ``trust``, or if the public key in
+    the file ``trust_key`` signed it.
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
@@ -140,7 +147,13 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("errors", "onnxruntime_api", "torch"):
+    if name == "errors":
+        return importlib.import_module("rammer.errors")
+    if name in ("onnxruntime_api", "torch") or name in _ONNX_RUNTIME:
+        from rammer.errors import require_compiler
+
+        require_compiler(f"rammer.{name}")
+    if name in ("onnxruntime_api", "torch"):
         return importlib.import_module(f"rammer.{name}")
     if name in _ONNX_RUNTIME:
         return getattr(importlib.import_module("rammer.onnxruntime_api"), name)

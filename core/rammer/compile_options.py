@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
+from rammer.ir.extent import GivenLength
 from rammer.ir.parts import PRECISIONS as PRECISIONS  # re-exported for commands
 
 #: The order of image axes inside a program: the model's (NCHW in ONNX), but all 8-bit quantised images channels last if that is
@@ -183,8 +184,8 @@ class CompileOptions(Options[str]):
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> CompileOptions:
-        """Return the options that a compiled file recorded. Raises BadInput if the file records others than ``record``."""
-        if record.keys() != DEFAULT.record().keys():
+        """Return the options that a compiled file recorded. Raises BadInput if it recorded an unknown option."""
+        if not record.keys() <= DEFAULT.record().keys():  # an earlier version recorded fewer
             raise BadInput(
                 f"compiled file records the options {', '.join(record)}, not {', '.join(DEFAULT.record())}",
                 hint="compile the model again",
@@ -202,10 +203,10 @@ class Request(Options[str | None]):
     file, and float32 for a model."""
 
     require: str = option("", "Fail unless the device is of this kind, e.g. gpu.", "KIND")
-    lengths: Mapping[str, tuple[int, int] | str] = option(
+    lengths: Mapping[str, GivenLength] = option(
         dict,
-        "Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
-        "NAME:1x3x224x224|DIM=1..512",
+        "Shape of an input, or range of a dynamic dimension, also in steps, for few programs (total=past+1: dependent).",
+        "NAME:1x3x224x224|DIM=32..960/32",
         flag="--shape",
         parameter="shapes",
         convert=dict,
@@ -219,6 +220,10 @@ class Request(Options[str | None]):
         parameter="options",
         convert=dict,
         key=True,
+    )
+    trust: bool = option(False, "Run the machine code in a compiled file: its author may execute code here.", "FLAG")
+    trust_key: str = option(
+        "", "Run the machine code in a compiled file if this public key (PEM, Ed25519) signed it.", "FILE", convert=str
     )
     resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.")
     cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.")

@@ -136,7 +136,7 @@ class MissingDependency(DeviceUnavailable):
 
 def require_compiler(what: str) -> None:
     """Raise DeviceUnavailable if ``what`` needs the compiler and only the runtime is installed."""
-    if find_spec("rammer.compiler") is None:
+    if find_spec(f"{__package__}.compiler") is None:
         raise DeviceUnavailable(f"{what} needs rammer-core, the compiler", hint="pip install rammer-core")
 
 

@@ -31,8 +31,8 @@ from rammer.frontend.read.reader import read_model
 from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.fold_rows import fold
+from rammer.ir.launches import make_launches
 from rammer.ir.program import RProgram, waves
-from rammer.plan.launches import make_launches
 from rammer.report.stage_text import STAGES
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import VerifyError, verify

@@ -13,7 +13,7 @@ import click
 from rammer.cli.common import Array, collect_inputs, device_names, open_model, show_progress
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
-from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, parse_shapes
+from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, complete_devices, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
 from rammer.commands import gather_options
 from rammer.compile_options import DEFAULT, Request
@@ -100,6 +100,7 @@ class Measured:
     multiple=True,
     required=True,
     metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
     help="Repeatable; all: every installed device. NAME,NAME: one model over several.",
 )
 @click.option(

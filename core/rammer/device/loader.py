@@ -177,13 +177,21 @@ class Registry:
         with stdout_to_stderr():
             return _probe_device(name, entry)
 
-    def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
-        """Open ``NAME[:INDEX]``. Raises BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
+    def open(
+        self,
+        spec: str,
+        require: str = "",
+        target: str = "",
+        options: Mapping[str, str] | None = None,
+        run_only: bool = False,
+    ) -> Backend:
+        """Open ``NAME[:INDEX]``; ``run_only``: for machine code alone. Raises BadInput for a malformed or unknown name,
+        DeviceUnavailable otherwise."""
         name, _, place = spec.partition(":")
         index = whole_number(place or "0")
         if index is None:
             raise BadInput(f"device index {place!r} is not a number", where=spec, hint=f"write {name}:0")
-        request = OpenOptions(index, target, require, options or {})
+        request = OpenOptions(index, target, require, options or {}, run_only)
         for key, value in request.options.items():
             if isinstance(value, str) and len(value) > LONGEST_OPTION:
                 raise BadInput(f"option {key} has a value of {len(value)} characters", name, f"at most {LONGEST_OPTION}")

@@ -39,6 +39,7 @@ __all__ = [
     "Hardware",
     "IterationCost",
     "Loaded",
+    "MachineCode",
     "MissingDependency",
     "OpenOptions",
     "Option",
@@ -126,12 +127,14 @@ def _parse_float(text: str) -> float | None:
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
     """The unit to open. ``target`` names hardware to compile for without running it; ``require`` rejects any other ``kind``;
-    ``options`` are the texts of the device's ``--option key=value`` pairs."""
+    ``options`` are the texts of the device's ``--option key=value`` pairs. With ``run_only`` the backend only loads machine code
+    of compiled files, so a device whose kernels need the compiler opens without it."""
 
     index: int = 0
     target: str = ""
     require: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    run_only: bool = False
 
     def value(self, option: Option[Value]) -> Value:
         """Return the value of ``option``: the user's, or its default. Raises BadInput if it is malformed."""
@@ -210,6 +213,17 @@ class RunResult:
     outputs: dict[str, Array]
     seconds: float
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """The machine code of one program for the unit ``target`` (``Backend.code_target``), as a compiled file contains it.
+
+    ``record`` is data of the device, which JSON can express. ``arrays`` are its bytes by name: binaries, packed constants."""
+
+    target: str
+    record: Mapping[str, Any]
+    arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +437,23 @@ class Backend(ABC):
         """Load a table for other lengths than those of ``first``, with the same ports. The two never run at the same time, so it
         may use the memory of ``first``. The default is ``load``, with memory of its own."""
         return self.load(program, constants)
+
+    # --- machine code in compiled files ---
+
+    @cached_property
+    def code_target(self) -> str:
+        """The name of the hardware and software whose machine code this unit can load: equal names, equal code. The default ""
+        says that compiled files have no machine code for the device."""
+        return ""
+
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the machine code of a program for ``code_target``. The default raises DeviceFailure."""
+        raise DeviceFailure("the device writes no machine code")
+
+    def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
+        """Load a program with machine code for ``code_target``, and compile nothing. The user trusts the code. Raises
+        DeviceFailure if it is malformed or does not load. The default raises it."""
+        raise DeviceFailure("the device loads no machine code")
 
     # --- execution forms ---
 

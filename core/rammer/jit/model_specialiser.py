@@ -42,6 +42,10 @@ class ModelSpecialiser:
         """The bodies of control flow on the device."""
         return BodyPrograms(self.site.load, self.site.bodies, self.site.is_cached)
 
+    def hosted(self, operators: list[str]) -> list[str]:
+        """Return the operators that the host has computed, given those that it ran."""
+        return self.bodies.hosted(operators)
+
     def continuation(self, rest: DeferredModel) -> Continuation:
         """Return the deferred part of a model on the device."""
         return Continuation(rest, self.site.load, LoadedPrograms(self.site.bodies.name, self.site.bodies.limit), self.bodies)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import rammer
+from rammer.cache.whole_files import write_whole
 from rammer.errors import BadInput, RammerError, logger
 from rammer.ir.formats import numpy_type
 from rammer.onnxruntime_api.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, as_errors_of_run, as_runtime_error
@@ -289,7 +290,8 @@ class Profile:
     def write(self) -> str:
         """Write all events to a new file in the working folder, and return its name."""
         path = Path(f"{self.prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{time.time_ns() // 10**6 % 1000:03}.json")
-        path.write_text(json.dumps(self._events))
+        text = json.dumps(self._events).encode()
+        write_whole(path, lambda file: file.write(text))
         return str(path)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
-from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
+from rammer.compiled.segments import Compiled, ProgramSegment, with_code, with_contents, with_needs
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
@@ -38,7 +38,7 @@ from rammer.runtime.input_checks import check_inputs, is_host_value, name_inputs
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Programs, Timing, bytes_of, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
+from rammer.runtime.program_cache import ProgramCache, describe_unit, fits_part, fits_shapes, part_key
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.runtime.specialiser import CompileSite, Specialiser
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from rammer.compiler.compiler import Compiler
+    from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.jit.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
@@ -133,7 +133,7 @@ class Executable:
         return self.specialiser.compiler
 
     @property
-    def bodies(self) -> BodyPrograms:
+    def bodies(self) -> BodyRunner:
         """The bodies of control flow on the device."""
         return self.specialiser.bodies
 
@@ -148,7 +148,7 @@ class Executable:
         """Names of operators that the host has computed, including control flow whose bodies it ran."""
         specials = (*self.residents.held.values(), *self.body_programs.held.values())
         found = [h.node.node.op for special in specials for h in special.host_nodes]
-        return self.bodies.hosted(found) if found else []
+        return self.specialiser.hosted(found) if found else []
 
     @property
     def cache(self) -> Mapping[ShapeKey, LoadedModel]:
@@ -271,12 +271,16 @@ class Executable:
                 return special.bind(what.inputs, what.outputs, BindSpec(stream=stream))
         of_file = self.source.known is not None  # also for bound calls; it copies states
         own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are private to this call
-        key = key_for(what.shapes, what.spans, what.lengths.derived)
+        key = key_for(what.shapes, what.spans, what.lengths)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        spec = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None, stream)
-        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
-            return self.bind(inputs, outputs, stream)
+        spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None, stream)
+        if what.found and what.spans:
+            tried = self._try_range(lambda: self._find_bindable(key, what), what.lengths)
+            if isinstance(tried, str):
+                print_warning(tried)
+                self.length_history.binds = False
+                return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, spec)
 
@@ -292,7 +296,10 @@ class Executable:
     def _compiled_bound(self, what: BindRequest) -> Compiled:
         """Compile a bound call's program. Raises NoRange if no single program covers the range."""
         if what.spans:
-            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)
+            lengths = what.lengths
+            return self.compiler.compile_range(
+                self.source.model, what.shapes, what.spans, lengths.derived, what.kept, lengths.steps
+            )
         return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -305,19 +312,28 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> LoadedModel:
         """Return the loaded program for these input shapes, compiling it if it is not cached. It may be freed for others."""
-        lengths, at = self.lengths, tuple(shapes.items())
+        lengths, at, history = self.lengths, tuple(shapes.items()), self.length_history
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
-        if not lengths.spans and self.length_history.on:
-            lengths = self.length_history.learned(self.head.inputs, shapes)
+        if not lengths.spans and history.on:
+            lengths = history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
             if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
                 lengths = FIXED  # compiled for these shapes earlier
-        spans = lengths.spans_of(self.head.inputs, shapes)
-        found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
-        return found or self._specialise_shapes(shapes, {}, FIXED)
+        problems = list[str]()
+        while spans := lengths.spans_of(self.head.inputs, shapes):
+            found = self._try_range(partial(self._specialise_shapes, shapes, spans, lengths), lengths)
+            if isinstance(found, LoadedModel):
+                history.serves = True
+                return found
+            problems.append(found)
+            history.refuse(lengths)
+            lengths = history.learned(self.head.inputs, shapes)
+        if problems:
+            print_warning(problems[0])
+        return self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
         """Cache the program key for these shapes, so that later runs skip the search of the ranges."""
@@ -325,24 +341,26 @@ class Executable:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _try_range(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
-        """Return the program for a range from ``make``; on failure, disable ranges so that each shape is compiled, and return
-        None."""
+    def _try_range(self, make: Callable[[], LoadedModel], lengths: Lengths) -> LoadedModel | str:
+        """Return the program for a range of ``lengths`` from ``make``. If it does not exist, ignore the user's ranges from then
+        on, and return the reason."""
         try:
             return make()
         except NoRange as problem:
-            print_warning(f"{problem}")
+            why = str(problem)
         except (BadInput, DeviceFailure) as problem:  # an inferred range may need more memory
             if self.lengths.spans or self.closed:
                 raise
-            print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
-        self.lengths, self.length_history.on = FIXED, False
-        return None
+            served = format_spans(lengths.spans, lengths.steps)
+            why = f"no program for {served}, so each shape is compiled on its own: {problem.what}"
+        if self.lengths.spans:
+            self.lengths, self.length_history.on = FIXED, False
+        return why
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """Return the program for these shapes, with ``spans`` as dynamic lengths. Raises NoRange if it does not exist."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
-        key = key_for(longest, spans, lengths.derived)
+        key = key_for(longest, spans, lengths)
         found = self.residents.find(key)
         if found is not None:
             if spans and lengths is self.lengths:
@@ -351,7 +369,7 @@ class Executable:
 
         def compiled() -> Compiled:
             if spans and not self.lengths.spans:
-                self.progress("range", format_spans(spans))
+                self.progress("range", format_spans(spans, lengths.steps))
             return self._compile_shapes(shapes, spans, lengths)
 
         with compile_lock(self.backend):  # waiting threads reuse the program
@@ -387,13 +405,13 @@ class Executable:
         NoRange if it does not exist."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
-        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
+        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived, steps=lengths.steps)
 
     def adopt(self, compiled: Compiled) -> LoadedModel:
         """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
-        key = key_for(dict(shapes), spans, self.lengths.derived)
+        key = key_for(dict(shapes), spans, self.lengths)
         with compile_lock(self.backend):
             special = self._load_compiled(compiled, time.perf_counter())
             self.residents.keep(key, special)
@@ -450,7 +468,8 @@ class Executable:
             return self.compile_only(shapes)
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compile_lock(self.backend):
-            return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
+            lengths = self.lengths
+            return self.compiler.compile_range(self.source.model, shapes, lengths.spans, lengths.derived, {}, lengths.steps)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """Return the chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -467,7 +486,14 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
-        return self.kept.artifact(compiled)
+        has_code = any(s.code for s in compiled.segments if isinstance(s, ProgramSegment))
+        code_target = self.backend.code_target if has_code else ""
+        return replace(self.kept.artifact(compiled), hardware=describe_unit(self.backend), code_target=code_target)
+
+    def with_code(self, compiled: Compiled) -> Compiled:
+        """Return ``compiled`` with its machine code for the device, unless compiled files have none for it."""
+        with compile_lock(self.backend):
+            return with_code(compiled, self.backend) if self.backend.code_target else compiled
 
     def close(self) -> None:
         """Free the device when the runs in progress and submitted ones have ended; later calls raise DeviceFailure."""

@@ -303,13 +303,25 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded | LoadedVariants:
     """Load a program with its length variants, or without them if the device does not support them."""
-    first = backend.load(segment.program, segment.constants)
+    first = load_program(backend, segment, 0)
     if segment.cases is None or not backend.cases:
         return first
+    shorter = list[Loaded]()
     try:
-        shorter = [backend.load_case(table, segment.constants, first) for table in segment.cases.tables]
+        for number, table in enumerate(segment.cases.tables, 1):
+            case = load_program(backend, segment, number) if segment.code else backend.load_case(table, segment.constants, first)
+            shorter.append(case)
     except BaseException:
-        first.close()
+        for program in (*shorter, first):
+            program.close()
         raise
     port = next(p.external for p in segment.program.inputs if p.tensor == segment.cases.length)
     return LoadedVariants(segment.cases, port, (*shorter, first))
+
+
+def load_program(backend: Backend, segment: ProgramSegment, number: int) -> Loaded:
+    """Load table ``number`` of a segment, with its machine code if there is any."""
+    program = segment.tables[number]
+    if not segment.code:
+        return backend.load(program, segment.constants)
+    return backend.load_code(program, segment.constants, segment.code[number])

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rammer.device.manifest import Array, Binding
+from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
-from rammer.plan.launches import Launch, first_consecutive, make_launches
 from rammer.tuning.kernel_probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram

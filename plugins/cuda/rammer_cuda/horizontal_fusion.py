@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen import Argument, Text
 from rammer.device.manifest import Binding
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.plan.launches import Launch, first_consecutive
 
 from rammer_cuda.device import device_source
 from rammer_cuda.families import family_of

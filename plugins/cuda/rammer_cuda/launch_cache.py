@@ -1,13 +1,13 @@
-"""Cached launches of large programs (``rammer.plan.launches``)."""
+"""Cached launches of large programs (``rammer.ir.launches``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from rammer.ir import launches
+from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
-from rammer.plan import launches
-from rammer.plan.launches import Launch, first_consecutive, make_launches
 
 from rammer_cuda.kernel_cache import Cached
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from rammer.device.manifest import Array, Recorded, Span
 from rammer.errors import DeviceFailure
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram
-from rammer.plan.launches import Launch
 
 from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin

@@ -24,8 +24,8 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram, waves
-from rammer.plan.launches import Launch
 from rammer.runtime.host_memory import HostMemory, storage_view
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.in_place_state import state_pairs

@@ -23,7 +23,7 @@ from rammer_testing.programs import random_net
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.plan.launches import first_consecutive, make_launches
+from rammer.ir.launches import first_consecutive, make_launches
 
 from rammer_cuda import launch_cache as planning
 from rammer_cuda.backend import open_backend

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import Binding
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.operator import ROperator
-from rammer.plan.launches import Launch, first_consecutive
 from rammer.runtime.host_memory import HostMemory
 from rammer_testing.nonempty import some
 

@@ -23,7 +23,7 @@ from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.plan.launches import Launch, make_launches
+from rammer.ir.launches import Launch, make_launches
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin

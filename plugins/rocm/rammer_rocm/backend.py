@@ -1,89 +1,46 @@
-"""The opened OpenCL device."""
+"""The opened OpenCL device with its compiler."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from rammer.codegen.writer import generator_hash
-from rammer.device.arrays import HostRoom
-from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, OpenOptions, Profiler, Recorded
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.device.manifest import Array, Binding, Loaded, MachineCode, OpenOptions, Profiler, Recorded
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
-from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.launch_executor import LaunchProgram
-from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
-from rammer_rocm.persistent_executor import RESIDENT, PersistentProgram
-from rammer_rocm.placement import ROOM
+from rammer_rocm.kernel_writing import WrittenKernels
+from rammer_rocm.opened_unit import OpenClUnit, find_unit, is_single_launch
+from rammer_rocm.persistent_executor import RESIDENT
 from rammer_rocm.resources import measure_resources
-from rammer_rocm.table_executor import TableProgram
+from rammer_rocm.shipped_kernels import machine_code
 from rammer_rocm.trace import TracedLaunches, TracedPersistent, TracedTable, record_trace
-from rammer_rocm.units import make_hardware, virtual_device
+from rammer_rocm.units import virtual_device
 
 
-def open_backend(options: OpenOptions, executor: str, winograd: bool, cores: int, kernels: str) -> Backend:
-    """Open the unit that ``options`` name; the others are options of the device. Raises DeviceUnavailable if the unit is missing
-    or of another kind, and BadInput if ``cores`` are given for a GPU."""
-    found = units()
-    if options.index >= len(found):
-        raise DeviceUnavailable(
-            f"rocm:{options.index} does not exist, {len(found)} OpenCL unit(s) found",
-            hint="on a machine without a GPU driver: pip install intel-opencl-rt intel-cmplr-lib-rt",
-        )
-    device = found[options.index]
-    if options.require and kind_of(device) != options.require:
-        raise DeviceUnavailable(
-            f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
-            hint="leave out --require, or name another unit (rammer devices lists them)",
-        )
-    return OpenClBackend(part_of(device, cores), options.index, executor, () if winograd else ("winograd",), kernels)
+class OpenClBackend(OpenClUnit, OpenClKernels):
+    """An OpenCL unit with the kernel families that compile programs for it. ``executor``, ``cores`` and ``kernels`` are options of
+    the device; families in ``excluded`` are not offered."""
 
-
-def part_of(device: Any, cores: int) -> Any:
-    """Return a part of a CPU with at most so many cores, or the device itself for 0. Raises BadInput for a GPU."""
-    if not cores or (kind_of(device) == "cpu" and cores >= device.max_compute_units):
-        return device
-    if kind_of(device) != "cpu":
-        raise BadInput(f"cores={cores}: {device.name.strip()} is not a CPU", "--option cores", "leave it out")
-    cl = import_opencl()
-    try:
-        (part,) = device.create_sub_devices([cl.device_partition_property.BY_COUNTS, cores])
-    except cl.Error as problem:
-        raise DeviceUnavailable(
-            f"{device.name.strip()} cannot be divided: {problem}", hint="leave out the option cores"
-        ) from problem
-    return part
-
-
-class OpenClBackend(OpenClKernels):
-    """An OpenCL unit with a context and an in-order queue."""
-
-    def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...], kernels: str = "") -> None:
-        cl = import_opencl()
+    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int, kernels: str) -> None:
+        device = find_unit(options, cores)
         vdevice = virtual_device(device, kernels)
-        if vdevice.threads > 1:  # groups of a device that is no GPU may run one after another
-            self.single = executor == "single" or (not executor and kind_of(device) == "gpu")
-        else:
-            self.single = _is_single_launch(executor, language_version(device) >= (2, 0))
-        super().__init__(vdevice, excluded, RESIDENT if vdevice.threads > 1 and self.single else 0)
-        self.hardware: Hardware = make_hardware(index, device)
-        try:
-            self.context = cl.Context([device])
-            self.queue = cl.CommandQueue(self.context)
-            self.builder = Builder(self.context, build_options(device))
-            self.constants = DeviceConstants(self.queue, self.vdevice.threads == 1)
-        except cl.Error as problem:
-            raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
+        shared = vdevice.threads > 1 and is_single_launch(executor, device, vdevice)
+        OpenClKernels.__init__(self, vdevice, excluded, RESIDENT if shared else 0)
+        OpenClUnit.__init__(self, device, options.index, executor, vdevice)
+
+    @property
+    def written(self) -> WrittenKernels:
+        """The kernels of programs that this unit compiles."""
+        return WrittenKernels(self, self.builder)
 
     @cached_property
     def profiler(self) -> OpenClProfiler:
@@ -101,54 +58,30 @@ class OpenClBackend(OpenClKernels):
         driver = f"{detail['platform_version']} {detail['driver']}"
         return f"rocm {self.hardware.name} {self.vdevice.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
-    @cached_property
-    def iteration_cost(self) -> IterationCost:
-        """The cost between iterations, which are queued in order, or all run in one launch that copies in steps that are not
-        skipped.
-
-        Measured on a core of an EPYC: 3 us between two iterations, 1.2 us for a step of an LSTM of 64 units. A row of its product
-        with the inputs, which is not skipped, took 0.4 us."""
-        return IterationCost(4, 4) if self.single and self.vdevice.threads == 1 else IterationCost()
-
-    @cached_property
-    def host_room(self) -> HostRoom:
-        """The alignment and readable tail of arrays that kernels use in place, on a CPU."""
-        return ROOM
-
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Return the program, compiled and resident."""
-        if self.vdevice.threads > 1 and self.single:
-            return PersistentProgram(self.builder, self.constants, self, program, constants)
-        if self.vdevice.threads > 1:
-            return LaunchProgram(self.builder, self.constants, self, program, constants)
-        return TableProgram(self.builder, self.constants, self, program, constants, self.single)
+        return self.open_program(self.written, self.constants, program, constants)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Return the start and end of each task of a run, by row; kernels are built again with recording."""
         loaded: TracedLaunches | TracedPersistent | TracedTable
-        if self.vdevice.threads > 1 and self.single:
-            loaded = TracedPersistent(self.builder, self.constants, self, program, constants)
-        elif self.vdevice.threads > 1:
-            loaded = TracedLaunches(self.builder, self.constants, self, program, constants)
+        if self.vdevice.threads == 1:
+            loaded = TracedTable(self.written, self.constants, program, constants, self.single)
         else:
-            loaded = TracedTable(self.builder, self.constants, self, program, constants, self.single)
+            loaded = (TracedPersistent if self.single else TracedLaunches)(self.written, self.constants, program, constants)
         try:
             return Recorded(program, record_trace(loaded, inputs))
         finally:
             loaded.close()
 
-    def close(self) -> None:
-        """Free the queue, built kernels and the context, which this object owns."""
-        self.queue.finish()
-        del self.constants, self.builder, self.queue, self.context
-
-
-def _is_single_launch(executor: str, able: bool) -> bool:
-    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
-    executor = executor or ("single" if able else "waves")
-    if executor == "single" and not able:
-        raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
-    return executor == "single"
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the machine code of a program, with its packed constants."""
+        own = DeviceConstants(self.queue, self.vdevice.threads == 1)  # as in ``load_code``
+        loaded = self.open_program(self.written, own, program, constants)
+        try:
+            return machine_code(loaded, constants, self.code_target)
+        finally:
+            loaded.close()
 
 
 class OpenClProfiler(Profiler):

@@ -1,29 +1,28 @@
 """The launch executor: kernels with a group of work-items for each task, queued in order.
 
-A launch has the tasks of one operator in one wave (``rammer.plan.launches``). The queue runs kernels one after another, so
+A launch has the tasks of one operator in one wave (``rammer.ir.launches``). The queue runs kernels one after another, so
 launches that do not depend on each other share a kernel if their groups have equal work-items."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from rammer.codegen import Argument
 from rammer.device.manifest import Array
+from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
-from rammer.plan.launches import Launch, first_consecutive, make_launches
 
-from rammer_rocm.build import Builder
 from rammer_rocm.constants import DeviceConstants, round_up
-from rammer_rocm.dialect import dialect_of
-from rammer_rocm.families import OpenClKernels
-from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement
+from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.source import launch_text
+
+if TYPE_CHECKING:
+    from rammer_rocm.kernels.task import TaskFunction
 
 #: Maximum launches of one kernel: each adds its registers' maximum and parameters (OpenCL guarantees 1024 bytes of parameters).
 MOST_PARTS: Final = 6
@@ -38,9 +37,8 @@ class LaunchProgram(OpenClProgram):
 
     def __init__(
         self,
-        builder: Builder,
+        kernels: ProgramKernels,
         shared: DeviceConstants,
-        kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
     ) -> None:
@@ -54,7 +52,8 @@ class LaunchProgram(OpenClProgram):
             self.constants = self.placed(functions, constants, shared)
             signatures = {tuple(f.entry for f in parts): parts for parts in texts}
             self.number = {entries: i for i, entries in enumerate(signatures)}
-            self.binary = builder(launch_text(list(signatures.values()), dialect_of(kernels.vdevice), self.traced))
+            written = cast("list[Sequence[TaskFunction]]", list(signatures.values()))
+            self.binary = kernels.build(lambda dialect: launch_text(written, dialect, self.traced))
         self.allocate(context, False)
         self.upload_constants(constants)
         self.partials, self.arrived = self._allocate_sharing(context)
@@ -113,7 +112,7 @@ class LaunchProgram(OpenClProgram):
         threads = functions[0].threads
         return kernel, sum(map(self.groups_of, joined)) * threads, threads
 
-    def pointer(self, argument: Argument) -> tuple[Any, Any]:
+    def pointer(self, argument: Pointer) -> tuple[Any, Any]:
         """Return the buffer and the byte offset of a kernel's argument."""
         number, place = self._argument_address(argument, self.memory.buffers)
         return self.constants.buffers[number - 1] if number else self.buffer, np.int64(place)
@@ -153,7 +152,7 @@ def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:
     return levels
 
 
-def join_launches(launches: Sequence[Launch], functions: Mapping[str, TaskFunction], veus: int) -> list[list[Launch]]:
+def join_launches(launches: Sequence[Launch], functions: Mapping[str, Function], veus: int) -> list[list[Launch]]:
     """Return the launches of each kernel, in a legal order. A kernel's launches do not depend on each other."""
     kernels, most = list[list[Launch]](), MOST_GROUPS * veus
     for level in launch_levels(launches):
@@ -170,5 +169,5 @@ def join_launches(launches: Sequence[Launch], functions: Mapping[str, TaskFuncti
     return kernels
 
 
-def _count_groups(launches: Sequence[Launch], functions: Mapping[str, TaskFunction]) -> int:
+def _count_groups(launches: Sequence[Launch], functions: Mapping[str, Function]) -> int:
     return sum(len(x.tasks) * functions[x.operator].blocks for x in launches)

@@ -8,24 +8,25 @@ other once. A group that waits too long ends the run for all."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
+from rammer.ir.launches import Launch, make_launches
 from rammer.ir.program import RProgram
-from rammer.plan.launches import Launch, make_launches
 
-from rammer_rocm.build import Builder
 from rammer_rocm.constants import DeviceConstants, round_up
-from rammer_rocm.dialect import dialect_of
-from rammer_rocm.families import OpenClKernels
 from rammer_rocm.launch_executor import LINE, launch_levels
 from rammer_rocm.opencl_runtime import import_opencl, kind_of
 from rammer_rocm.placement import Placement
+from rammer_rocm.program_kernels import ProgramKernels
 from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, persistent_text
+
+if TYPE_CHECKING:
+    from rammer_rocm.kernels.task import TaskFunction
 
 #: The counter is reset before it exceeds this.
 LARGEST: Final = 1 << 30
@@ -41,9 +42,8 @@ class PersistentProgram(OpenClProgram):
 
     def __init__(
         self,
-        builder: Builder,
+        kernels: ProgramKernels,
         shared: DeviceConstants,
-        kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
     ) -> None:
@@ -59,8 +59,8 @@ class PersistentProgram(OpenClProgram):
             self.constants = self.placed(functions, constants, shared)
             sizes = len(self.constants.buffers), self.pointers, self.items
             trial = TRIAL_POLLS[kind_of(context.devices[0]) != "gpu"]
-            text = persistent_text(distinct, dialect_of(kernels.vdevice), sizes, trial, self.traced)
-            self.binary = builder(text)
+            written = cast("list[TaskFunction]", distinct)
+            self.binary = kernels.build(lambda dialect: persistent_text(written, dialect, sizes, trial, self.traced))
         self.allocate(context, False)
         self.upload_constants(constants)
         self.own = Placement(self.memory.buffers, None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions, Option
+from rammer.errors import require_compiler
 
 
 def probe() -> Sequence[Hardware]:
@@ -17,15 +18,21 @@ def probe() -> Sequence[Hardware]:
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """Return the backend of one device, or of the AMD target ``options.target`` without hardware."""
+    """Return the backend of one device, or of the AMD target ``options.target`` without hardware. Raises DeviceUnavailable if
+    kernels must be compiled and only the runtime is installed."""
     if options.target:
         from rammer_rocm.offline import open_target
 
         return open_target(options)
-    from rammer_rocm.backend import open_backend
+    if options.run_only:
+        from rammer_rocm.opened_unit import RunOnlyUnit
 
-    winograd, cores = options.value(WINOGRAD) == "on", options.value(CORES)
-    return open_backend(options, options.value(EXECUTOR), winograd, cores, options.value(KERNELS))
+        return RunOnlyUnit(options, options.value(EXECUTOR), options.value(CORES), options.value(KERNELS))
+    require_compiler("compiling kernels for device rocm")
+    from rammer_rocm.backend import OpenClBackend
+
+    without = () if options.value(WINOGRAD) == "on" else ("winograd",)
+    return OpenClBackend(options, options.value(EXECUTOR), without, options.value(CORES), options.value(KERNELS))
 
 
 #: AMD architectures that kernels can be compiled for without the card.

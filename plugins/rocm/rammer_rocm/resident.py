@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.codegen import Argument
-from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
-from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
 from rammer.ir.constants import parts_of
@@ -24,31 +22,13 @@ from rammer.runtime.host_memory import is_whole_buffer, storage_view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form, plain_form
-from rammer_rocm.dialect import dialect_of
-from rammer_rocm.families import OpenClKernels
-from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.task_guards import ended, skip_unchanged_task
 from rammer_rocm.memory import lay_out, shared_memory
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement
+from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 
-#: Form of cached task functions, excluding functions that call another. Below this number of operators, writing them is fast and
-#: caching is skipped: kernel measurement loads thousands of programs with one operator.
-FORM, CACHED_FROM = KernelForm(TaskFunction, "types", lambda function: function.inner is None), 8
 #: Note for run results: the rows that are printed do not determine the compute units.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
-
-
-def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) -> dict[str, TaskFunction]:
-    """Return the function of every operator with tasks, by name. Functions of large models are cached for later processes."""
-    used = {task.operator for row in program.rows for task in row}
-    operators = [o for o in program.operators if o.name in used]
-    if len(operators) < CACHED_FROM:
-        return kernels.writer.all(operators, binding)
-    versions = of_generators("rammer_rocm", binding)
-    return FORM.cached(
-        CachedValue("rocm", program, "kernels", *versions, repr(kernels.vdevice)), operators, binding, kernels.writer
-    )
 
 
 class OpenClProgram(Loaded):
@@ -62,23 +42,17 @@ class OpenClProgram(Loaded):
     #: The placement of runs without the caller's arrays.
     own: Placement
 
-    def __init__(self, queue: Any, kernels: OpenClKernels, program: RProgram, constants: Mapping[str, Array]) -> None:
+    binary: Any
+
+    def __init__(self, queue: Any, kernels: ProgramKernels, program: RProgram, constants: Mapping[str, Array]) -> None:
         self.program, self.queue, self.closed = program, queue, False
         self.device, self.threads = kernels.vdevice, kernels.vdevice.threads
         self.views = dict[str, Array]()
-        self.functions = self._write_functions(kernels, Binding.of(program, constants))
+        self.functions = kernels.functions(program, constants)
         self.memory = lay_out(program)
 
-    def _write_functions(self, kernels: OpenClKernels, binding: Binding) -> dict[str, TaskFunction]:
-        """Return the function of every operator, guarded by tests of lengths and of new work."""
-        program, dialect, operator = self.program, dialect_of(kernels.vdevice), self.program.operator
-        functions = {o: ended(operator[o], f, binding, dialect) for o, f in task_functions(kernels, program, binding).items()}
-        if program.repeat is not None:  # the last iteration has fewer steps
-            functions = {o: skip_unchanged_task(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
-        return functions
-
     def placed(
-        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
         """Store the constants that kernels read on the device, in the required forms."""
         filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
@@ -96,7 +70,7 @@ class OpenClProgram(Loaded):
         except import_opencl().MemoryError as problem:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
-    def _argument_address(self, argument: Argument, buffers: Mapping[str, int]) -> tuple[int, int]:
+    def _argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
         if argument.packing is not None:
             return self.constants.places[argument.tensor, argument.packing.key]
         storage = self.program.storage[argument.tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,16 +13,16 @@ from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Task, waves
 
-from rammer_rocm.build import Builder
 from rammer_rocm.constants import PART, DeviceConstants, round_up
-from rammer_rocm.dialect import dialect_of
-from rammer_rocm.families import OpenClKernels
-from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import shared_memory, system_wide
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
+from rammer_rocm.program_kernels import Function, ProgramKernels
 from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
+
+if TYPE_CHECKING:
+    from rammer_rocm.kernels.task import TaskFunction
 
 
 class TableProgram(OpenClProgram):
@@ -30,9 +30,8 @@ class TableProgram(OpenClProgram):
 
     def __init__(
         self,
-        builder: Builder,
+        kernels: ProgramKernels,
         shared: DeviceConstants,
-        kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
         single: bool,
@@ -57,8 +56,8 @@ class TableProgram(OpenClProgram):
             #: True if one launch runs all iterations.
             self.turning = single and program.repeat is not None
             shape = WalkShape(program.veus, scratch, len(self.constants.buffers), self.traced, self.turning)
-            text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
-            self.binary = builder(text)
+            written = cast("list[TaskFunction]", list(distinct.values()))
+            self.binary = kernels.build(lambda dialect: program_text(written, self.table.sets, shape, dialect, single))
         self.upload(context, arguments, constants, self.groups * scratch)
         shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
@@ -69,7 +68,7 @@ class TableProgram(OpenClProgram):
         """Number of launches of one run (with ``single``: if no launch ends early)."""
         return 1 if self.single else self.program.turns * len(self.table.kernel_of_wave)
 
-    def _argument_table(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
+    def _argument_table(self, functions: Mapping[str, Function]) -> tuple[Array, dict[str, int]]:
         """Return the argument table (buffer number and byte offset per pointer), and each operator's start in it."""
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():

@@ -13,8 +13,8 @@ import numpy as np
 
 from rammer.device.manifest import Array, Span
 from rammer.errors import DeviceFailure
+from rammer.ir.launches import Launch
 from rammer.ir.program import waves
-from rammer.plan.launches import Launch
 
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl

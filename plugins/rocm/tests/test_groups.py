@@ -15,7 +15,7 @@ import pytest
 import rammer
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.plan.launches import Launch
+from rammer.ir.launches import Launch
 from rammer_testing.cases import NetCase
 from rammer_testing.nonempty import some
 

@@ -27,7 +27,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.child_processes",
         "rammer.cache",
         "rammer.codegen.program_values",
-        "rammer.plan.launches",
+        "rammer.ir.launches",
         "rammer.device.arrays",
         "rammer.device.execution_forms",
         "rammer.device.manifest",

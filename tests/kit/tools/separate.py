@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from rammer.codegen import Argument
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import storage_view
 
-import rammer_rocm.backend
+import rammer_rocm.opened_unit
 import rammer_rocm.resident
 from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form
-from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.program_kernels import Function, Pointer
 
 #: Bits of the offset in an address.
 PLACE = 48
@@ -40,7 +39,7 @@ class SeparateProgram(LaunchProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
     def placed(
-        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
         """Return the packed constants, each in a separate allocation."""
         packings = {
@@ -65,7 +64,7 @@ class SeparateProgram(LaunchProgram):
         for address, how in self.packs.items():
             how.given(lambda values, address=address: self.write_bytes(values, address))
 
-    def pointer(self, argument: Argument) -> tuple[Any, Any]:
+    def pointer(self, argument: Pointer) -> tuple[Any, Any]:
         """Return the allocation and the byte offset of a kernel's argument."""
         _, address = self._argument_address(argument, self.memory.buffers)
         low = (1 << PLACE) - 1
@@ -112,4 +111,4 @@ def _tensor(image: Array, program: RProgram, tensor: str) -> Array:
 def install() -> None:
     """Use separate allocations for all later programs of the plugin in this process."""
     rammer_rocm.resident.lay_out = lay_out
-    rammer_rocm.backend.LaunchProgram = SeparateProgram
+    rammer_rocm.opened_unit.LaunchProgram = SeparateProgram

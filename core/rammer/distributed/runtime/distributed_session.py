@@ -307,7 +307,7 @@ def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> Op
 
     shapes = shapes_of(head, inputs)
     spans = lengths.spans_of(head.inputs, shapes)
-    return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived)
+    return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived, steps=lengths.steps)
 
 
 def read_partition_file(path: Path | None) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.errors import DeviceFailure
+from rammer.ir.overlap import has_overlap
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
-from rammer.plan.overlap import has_overlap
 
 __all__ = ["Launch", "first_consecutive", "make_launches"]
 

@@ -27,8 +27,8 @@ from rammer_rocm.units import virtual_device
 
 
 class OpenClBackend(OpenClUnit, OpenClKernels):
-    """An OpenCL unit with the kernel families that compile programs for it. ``executor``, ``cores`` and ``kernels`` are options of
-    the device; families in ``excluded`` are not offered."""
+    """An OpenCL unit with the kernel families that compile programs for it. ``executor``, ``cores`` and ``kernels`` are options
+    of the device; families in ``excluded`` are not offered."""
 
     def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int, kernels: str) -> None:
         device = find_unit(options, cores)

@@ -124,10 +124,10 @@ def compile(
 
 
 def _specialise(site: CompileSite) -> Specialiser:
-    """Return the compiler of a compiled file's control flow."""
+    """Return the compiler of the programs that a compiled file does not have: of control flow, or for other arrays."""
     from rammer.errors import require_compiler
 
-    require_compiler("control flow on the host")
+    require_compiler("a program that is not in the file")
     from rammer.jit.model_specialiser import ModelSpecialiser
 
     return ModelSpecialiser(site)

@@ -7,8 +7,9 @@ of a model stay parallel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from rammer.ir.overlap import has_overlap
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 
-__all__ = ["Launch", "first_consecutive", "make_launches"]
+__all__ = ["Launch", "decode_plan", "encode_plan", "first_consecutive", "make_launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,37 @@ def make_launches(program: RProgram) -> list[Launch]:
     _add_memory_edges(ranges, groups, needs)
     direct = _reduce_edges(needs)
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
+
+
+def encode_plan(plan: Sequence[Launch]) -> list[list[object]]:
+    """Return a plan as JSON data, which ``decode_plan`` reads. Launches of several operators lose their parts."""
+    return [
+        [x.operator, [x.tasks[0], len(x.tasks)] if first_consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+        for x in plan
+    ]
+
+
+def decode_plan(record: Any, program: RProgram) -> list[Launch]:
+    """Decode a cached plan. Raises ValueError or a similar error unless it launches every task once, after earlier launches."""
+    plan = [Launch(operator, _decode_tasks(tasks, program.task_count), tuple(after)) for operator, tasks, after in record]
+    found: dict[str, set[int]] = {}
+    for place, launch in enumerate(plan):
+        found.setdefault(launch.operator, set()).update(launch.tasks)
+        if not all(0 <= before < place for before in launch.after):
+            raise ValueError(f"launch {place} waits for a later launch")
+    wanted = {o.name: o.task_count for o in program.operators if o.task_count}
+    if {n: len(tasks) for n, tasks in found.items()} != wanted or sum(len(x.tasks) for x in plan) != program.task_count:
+        raise ValueError("not every task is launched once")
+    if any(min(tasks) < 0 or max(tasks) >= wanted[n] for n, tasks in found.items()):
+        raise ValueError("a launch has unknown tasks")
+    return plan
+
+
+def _decode_tasks(listed: list[int], most: int) -> tuple[int, ...]:
+    """Return tasks from [first, number], with ``number`` of at most ``most``, or from a list that ends in None."""
+    if listed[-1] is not None and not 0 <= listed[1] <= most:
+        raise ValueError(f"a launch has {listed[1]} tasks")
+    return tuple(listed[:-1]) if listed[-1] is None else tuple(range(listed[0], listed[0] + listed[1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ DEMO_PLUGINS := $(PLUGINS)
 endif
 # The test kit and the peers of the bench command.
 TOOLS := -e tests/kit -e benchmarks
-LOCKS := pyproject.toml constraints.txt tests/kit/pyproject.toml benchmarks/pyproject.toml \
+LOCKS := pyproject.toml core/pyproject.toml constraints.txt tests/kit/pyproject.toml benchmarks/pyproject.toml \
     $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
 .PHONY: demo test tests test-slow test-all test-torch corpus search search-at drawn drawn-at check newest docs linkcheck dist clean
@@ -43,7 +43,7 @@ test-all: check
 
 # Models from torch: installs the extra, torchvision, timm and transformers.
 test-torch: .venv/test
-	$(PIP) -e '.[torch]' torchvision timm transformers
+	$(PIP) -e core -e '.[torch]' torchvision timm transformers
 	$(BIN)/python -m pytest tests/from_torch -m "not cuda"
 
 # Every model of tests/corpus on every device that works here but a GPU, in about half an hour.
@@ -81,9 +81,9 @@ search-at: drawn-at
 	$(GRAPHS) --device toy --graphs 170
 	$(GRAPHS) --device ipu_sim --graphs 80 --precision '*' --no-voices
 	$(GRAPHS) --device rocm --graphs 50 --precision '*' --no-voices
-	$(MUTANTS) --option tiles=8 --kind model --kind compiled --count 420
+	$(MUTANTS) --option tiles=8 --kind model --kind compiled --kind signed --count 480
 	$(MUTANTS) --option tiles=8 --kind store --kind kept --kind head --count 70
-	$(MUTANTS) --device rocm --kind model --kind compiled --count 10
+	$(MUTANTS) --device rocm --kind model --kind compiled --kind signed --count 15
 	$(FAMILIES) --device rocm --seconds 40 --report $(FOUND)/rocm.json
 	$(FAMILIES) --device ipu_sim --seconds 20 --report $(FOUND)/ipu_sim.json
 
@@ -114,27 +114,27 @@ linkcheck: .venv/docs
 	$(PYTHON) -m venv .venv
 
 .venv/demo: .venv/bin/python $(LOCKS)
-	@echo "Installing into .venv: rammer-core, $(TOOLS), $(DEMO_PLUGINS)"
+	@echo "Installing into .venv: rammer-runtime, rammer-core, $(TOOLS), $(DEMO_PLUGINS)"
 	@echo "Downloads about 340 MB of wheels from PyPI: 275 MB are an OpenCL runtime for CPUs. An NVIDIA GPU adds about 170 MB."
-	$(PIP) -e . $(TOOLS) $(DEMO_PLUGINS)
+	$(PIP) -e core -e . $(TOOLS) $(DEMO_PLUGINS)
 	@touch $@
 
 .venv/test: .venv/bin/python $(LOCKS)
-	@echo "Installing into .venv: rammer-core, $(TOOLS), $(PLUGINS), plugins/cuda and the test tools"
+	@echo "Installing into .venv: rammer-runtime, rammer-core, $(TOOLS), $(PLUGINS), plugins/cuda and the test tools"
 	@echo "Downloads about 470 MB of wheels from PyPI: an OpenCL runtime for CPUs and NVIDIA's run-time compiler among them"
-	$(PIP) -e '.[test]' $(TOOLS) $(PLUGINS) -e 'plugins/cuda[compile]' -e core/rammer/plugin-template
+	$(PIP) -e core -e '.[test]' $(TOOLS) $(PLUGINS) -e 'plugins/cuda[compile]' -e core/rammer/plugin-template
 	@touch $@
 
 .venv/docs: .venv/bin/python $(LOCKS)
-	$(PIP) -e '.[docs]'
+	$(PIP) -e core -e '.[docs]'
 	@touch $@
 
 # An sdist of every distribution, and the wheel that is built from it.
 dist: .venv/test
 	rm -rf dist
-	for folder in . tests/kit benchmarks plugins/cuda plugins/rocm plugins/ipu_sim; do \
+	for folder in core . tests/kit benchmarks plugins/cuda plugins/rocm plugins/ipu_sim; do \
 	    $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; \
 	done
 
 clean:
-	rm -rf .venv build dist docs/_build
+	rm -rf .venv build core/build dist docs/_build

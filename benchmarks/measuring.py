@@ -28,11 +28,11 @@ from rammer.ir.device import VDevice
 from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
+from rammer.jit.session import open_executable
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
-from rammer.runtime.session import open_executable
 from rammer.schedule.policy import Policy
 from rammer.tuning.interleaved_timing import Rounds, time_interleaved
 from rammer_bench.graph import Array

@@ -144,13 +144,6 @@ _TABLES: Final = (
         spelled={"device": "--device", "models": "--models", "tune": "--tune"},
     ),
     Table(
-        "ablation",
-        "Rammer's three bars for LSTM-TC, with a plot",
-        "ablation",
-        spelled={"models": "--model", "tune": "--tune", "seed": "--seed", "out": "--folder {folder}"},
-        devices=("cuda",),
-    ),
-    Table(
         "transfers", "tensors between processes beside remote calls", "transfers_table", spelled={**_MARKED, "rounds": "--rounds"}
     ),
     Table("loops", "loops, branches and recurrent layers beside a peer", "loops", spelled={"device": "--device", **_MARKED}),

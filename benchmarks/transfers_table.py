@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from delayed import far_apart
 from entry import run
 from facts import environment_of, meanwhile, section
 from transfers import AHEAD, KINDS, SIZES, measured
 
 from rammer.report.text_table import format_duration, format_size, markdown_table
+from rammer_testing.distant_hosts import far_apart
 
 CALLS = ("pickled", "gRPC")
 ALONE = ("between", "tensor", *KINDS, "pickled / ours", "gRPC / ours", "pickled / socket", "gRPC / socket", "ours, known")

@@ -36,7 +36,7 @@ tar -c --exclude={./build,./dist,'./.?*',__pycache__,*.egg-info} . | tar -x -C "
 rm -rf "$venv" && "$python" -m venv --without-pip "$venv" && PATH=$venv/bin:$PATH
 "$base" -m pip download --no-deps -d "$TMPDIR" pip || { echo "newest Python: pip cannot be downloaded: nothing tested"; exit 0; }
 pip() { PYTHONPATH=$(echo "$TMPDIR"/pip-*.whl) python -m pip install --no-compile --no-cache-dir -c constraints.txt "$@"; }
-pip setuptools && pip --no-build-isolation pytest-xdist -e . -e tests/kit -e benchmarks -e plugins/rocm -e plugins/ipu_sim \
+pip setuptools && pip --no-build-isolation pytest-xdist -e core -e . -e tests/kit -e benchmarks -e plugins/rocm -e plugins/ipu_sim \
   -e plugins/cuda -e core/rammer/plugin-template \
   || { echo "newest Python: wheels for $(python -V) could not be installed: nothing tested"; exit 0; }
 

@@ -1,11 +1,13 @@
 """A compiler from ONNX models to static tables of small tasks, which any device with a plugin runs.
 
 ``rammer.compile(model, device="rocm")`` returns an ``Executable``; ``exe.run({name: array})`` runs it; ``rammer.devices()`` lists
-the devices with their state. Heavy modules load on first use."""
+the devices with their state. Heavy modules load on first use.
+
+This package belongs to the distribution rammer-runtime, which opens and runs compiled files. The compiler is rammer-core."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,50 @@ if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
+    from rammer.ir.extent import GivenLength
+    from rammer.onnxruntime_api import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        InferenceSession,
+        IOBinding,
+        ModelMetadata,
+        NodeArg,
+        OrtDevice,
+        OrtValue,
+        RunOptions,
+        SessionOptions,
+        get_all_providers,
+        get_available_providers,
+        get_device,
+        set_default_logger_severity,
+        set_seed,
+    )
     from rammer.runtime.executable import Executable
+    from rammer.runtime.specialiser import CompileSite, Specialiser
 
-__all__ = ["__version__", "compile", "devices"]
+__all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtDevice",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "__version__",
+    "compile",
+    "devices",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_seed",
+]
+
+#: Names of ``rammer.onnxruntime_api``: with ``import rammer as ort``, code for ONNX Runtime runs unchanged.
+_ONNX_RUNTIME = frozenset({*__all__} - {"__version__", "compile", "devices"})
 
 
 def compile(
@@ -34,29 +77,59 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
-    shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    shapes: Mapping[str, GivenLength] | None = None,
+    trust: bool = False,
+    trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
+    cores: int = 0,
+    memory: int = 0,
+    copies: int = 1,
+    progress: Callable[[str, str], None] | None = None,
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     The default device is the first working one with a clock. Input shapes are not needed: each new set of shapes is specialised
     at its first run. At most ``resident`` sets stay on the device. The least recently used set is evicted for a new one, unless
-    it is running or bound. Any thread may call the result; its runs are serialised.
+    it is running or bound. Any thread may call the result. ``copies`` runs of one program may execute side by side.
 
     The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
     ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs
     from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
-    range, so a new length needs no compilation. ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+    range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.
+    ``{"past": (0, 63), "total": "past + 1"}`` derives one dimension from another.
+
+    A compiled file may contain machine code, which is ignored unless the file is trusted: with ``trust``, or if the public key in
+    the file ``trust_key`` signed it.
 
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     parameters = dict(locals())  # first, so that it has the parameters only
     from rammer.compile_options import Request
-    from rammer.runtime.session import open_executable
+    from rammer.compiled.artifact import is_artifact
+    from rammer.device.loader import Registry
+    from rammer.errors import require_compiler
+    from rammer.runtime.compiled_file import open_artifact
 
-    return open_executable(parameters.pop("model"), parameters.pop("device"), Request.from_parameters(parameters))
+    model, device = parameters.pop("model"), parameters.pop("device")
+    request = Request.from_parameters(parameters)
+    if isinstance(model, str | Path) and is_artifact(Path(model)):
+        return open_artifact(Path(model), device, request, Registry(), _specialise)
+    require_compiler("rammer.compile of a model")
+    from rammer.jit.session import open_executable
+
+    return open_executable(model, device, request)
+
+
+def _specialise(site: CompileSite) -> Specialiser:
+    """Return the compiler of the programs that a compiled file does not have: of control flow, or for other arrays."""
+    from rammer.errors import require_compiler
+
+    require_compiler("a program that is not in the file")
+    from rammer.jit.model_specialiser import ModelSpecialiser
+
+    return ModelSpecialiser(site)
 
 
 def devices() -> list[DeviceStatus]:
@@ -67,12 +140,20 @@ def devices() -> list[DeviceStatus]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "errors", "torch"])
+    return sorted([*__all__, "errors", "onnxruntime_api", "torch"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "torch"):
-        import importlib
+    import importlib
 
+    if name == "errors":
+        return importlib.import_module("rammer.errors")
+    if name in ("onnxruntime_api", "torch") or name in _ONNX_RUNTIME:
+        from rammer.errors import require_compiler
+
+        require_compiler(f"rammer.{name}")
+    if name in ("onnxruntime_api", "torch"):
         return importlib.import_module(f"rammer.{name}")
+    if name in _ONNX_RUNTIME:
+        return getattr(importlib.import_module("rammer.onnxruntime_api"), name)
     raise AttributeError(f"module 'rammer' has no attribute {name!r}")

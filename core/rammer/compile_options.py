@@ -7,11 +7,12 @@ The parameters of ``rammer.compile``, the commands, the checks, the records of c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
+from rammer.ir.extent import GivenLength
 from rammer.ir.parts import PRECISIONS as PRECISIONS  # re-exported for commands
 
 #: The order of image axes inside a program: the model's (NCHW in ONNX), but all 8-bit quantised images channels last if that is
@@ -176,8 +177,8 @@ class CompileOptions(Options[str]):
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> CompileOptions:
-        """Return the options that a compiled file recorded. Raises BadInput if the file records others than ``record``."""
-        if record.keys() != DEFAULT.record().keys():
+        """Return the options that a compiled file recorded. Raises BadInput if it recorded an unknown option."""
+        if not record.keys() <= DEFAULT.record().keys():  # an earlier version recorded fewer
             raise BadInput(
                 f"compiled file records the options {', '.join(record)}, not {', '.join(DEFAULT.record())}",
                 hint="compile the model again",
@@ -195,10 +196,10 @@ class Request(Options[str | None]):
     file, and float32 for a model."""
 
     require: str = option("", "Fail unless the device is of this kind, e.g. gpu.", "KIND")
-    lengths: Mapping[str, tuple[int, int] | str] = option(
+    lengths: Mapping[str, GivenLength] = option(
         dict,
-        "Shape of a dynamic input, or range of a dynamic dimension for few programs (total=past+1: a dependent one).",
-        "NAME:1x3x224x224|DIM=1..512",
+        "Shape of an input, or range of a dynamic dimension, also in steps, for few programs (total=past+1: dependent).",
+        "NAME:1x3x224x224|DIM=32..960/32",
         flag="--shape",
         parameter="shapes",
         convert=dict,
@@ -213,14 +214,23 @@ class Request(Options[str | None]):
         convert=dict,
         key=True,
     )
+    trust: bool = option(False, "Run the machine code in a compiled file: its author may execute code here.", "FLAG")
+    trust_key: str = option(
+        "", "Run the machine code in a compiled file if this public key (PEM, Ed25519) signed it.", "FILE", convert=str
+    )
     resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.")
+    cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.")
+    memory: int = option(0, "Most bytes that loaded programs may take on the device; 0: all that it has.")
+    copies: int = option(1, "Copies of a program on the device; so many runs of it execute side by side.")
+    progress: Progress | None = option(None, "Called with (step, detail) while compiling.")  # noqa: RUF009 - a field
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Request:
         """Return the request for the parameters of ``rammer.compile`` or of a command. None stands for the default."""
         declared = {parameter_of(f): f for f in fields(cls)}
         given = [(declared[name], value) for name, value in parameters.items() if value is not None]
-        return cls(**{f.name: declaration_of(f).convert(value) for f, value in given})
+        made = cls(**{f.name: declaration_of(f).convert(value) for f, value in given})
+        return replace(made, device_options={**made.device_options, "cores": str(made.cores)}) if made.cores else made
 
     @property
     def chosen(self) -> CompileOptions:
@@ -234,11 +244,15 @@ ANY = Request()
 
 
 def check_choices(request: Request) -> None:
-    """Raise BadInput for the value of an option that is not one of its choices."""
+    """Raise BadInput for the value of an option that is not one of its choices, and for a malformed number."""
     for entry in fields(request):
         value = getattr(request, entry.name)
         if value is not None:
             _check_choice(entry, value)
+    for name, least in (("resident", 1), ("cores", 0), ("memory", 0), ("copies", 1)):
+        value = getattr(request, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadInput(f"{name} is {value!r}, not a whole number of at least {least}")
 
 
 def _check_choice(entry: Field[Any], value: str) -> None:

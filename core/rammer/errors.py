@@ -9,9 +9,23 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Final
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Final
 
-__all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
+if TYPE_CHECKING:
+    import logging
+
+__all__ = [
+    "BadInput",
+    "DeviceFailure",
+    "DeviceUnavailable",
+    "Mismatch",
+    "MissingDependency",
+    "NoMachineCode",
+    "RammerError",
+    "TooLong",
+]
 
 #: Modules of Python whose errors stem from a file, a database or another program.
 _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
@@ -48,9 +62,26 @@ def to_printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+@cache
+def logger() -> logging.Logger:
+    """Return the logger ``rammer``. Its handler prints one line per record on stderr, unless the root logger prints there."""
+    import logging  # a warm start has nothing to report
+
+    class OneLine(logging.Handler):
+        """Prints ``rammer: warning: ...`` on the current stderr."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if all(getattr(h, "stream", None) is not sys.stderr for h in logging.getLogger().handlers):
+                sys.stderr.write(to_printable(bound_text(f"rammer: {record.levelname.lower()}: {record.getMessage()}") + "\n"))
+
+    found = logging.getLogger("rammer")
+    found.addHandler(OneLine())
+    return found
+
+
 def print_warning(message: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(to_printable(bound_text(f"rammer: warning: {message}") + "\n"))
+    """Report one line as a warning of the logger ``rammer``."""
+    logger().warning("%s", message)
 
 
 class RammerError(Exception):
@@ -99,6 +130,10 @@ class DeviceFailure(RammerError):
     exit_code = 4
 
 
+class NoMachineCode(DeviceFailure):
+    """Error for a program whose machine code a device does not write."""
+
+
 class MissingDependency(DeviceUnavailable):
     """Error for a missing package, driver or library ``name``; ``hint`` is the package to install."""
 
@@ -110,6 +145,12 @@ class MissingDependency(DeviceUnavailable):
     def reason(self) -> str:
         """The missing package and how to install it, in one line."""
         return ": ".join(filter(None, (self.what, self.hint)))
+
+
+def require_compiler(what: str) -> None:
+    """Raise DeviceUnavailable if ``what`` needs the compiler and only the runtime is installed."""
+    if find_spec(f"{__package__}.compiler") is None:
+        raise DeviceUnavailable(f"{what} needs rammer-core, the compiler", hint="pip install rammer-core")
 
 
 @contextmanager

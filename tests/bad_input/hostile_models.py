@@ -214,7 +214,7 @@ def run(folder: Path, device: str, names: Iterable[str]) -> None:
     import os
 
     import rammer.compiler.compiler
-    import rammer.runtime.session  # noqa: F401  (imported once, before the children)
+    import rammer.jit.session  # noqa: F401  (imported once, before the children)
     from rammer_testing.sandbox import caged
 
     for name in names:

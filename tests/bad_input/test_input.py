@@ -17,7 +17,7 @@ import rammer
 from rammer.device.loader import Registry
 from rammer.device.manifest import API_VERSION, Device, Hardware
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer_testing.conformance import registry_of
 
 # --- the model file -----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_what_is_no_array_by_name(rng: np.random.Generator) -> None:
         said = message(BadInput, lambda call=call: call({**arrays(rng), "x": [[1.0], [1.0, 2.0]]}))  # type: ignore[misc]
         assert said.startswith("input 'x' cannot be read: setting an array element with a sequence.")
         said = message(BadInput, lambda call=call: call([1.0]))  # type: ignore[misc]
-        assert said == 'inputs are a list, not arrays by name\n  hint: give them as {"name": array}'
+        assert said == "1 inputs were given, the model has 2\n  hint: in this order: x, w"
 
 
 def test_missing_and_unknown_inputs(rng: np.random.Generator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -400,3 +401,40 @@ def test_inspect_writes_a_stage_to_a_file(rammer: Command, model: Path, tmp_path
     assert [v.name for v in made.graph.output] == ["y", "z"]
     done = rammer("inspect", model, "--device", "toy", "-o", tmp_path / "program.onnx")
     assert done.code == 2 and "stage program is a text" in done.err and not (tmp_path / "program.onnx").exists()
+
+
+def test_results_of_compare_compile_and_plugins_as_json(rammer: Command, model: Path, tmp_path: Path) -> None:
+    done = rammer("compare", model, "--device", "toy", "--json")
+    found = json.loads(done.out)
+    assert not done.code and found["against"] == "onnxruntime" and found["notes"] == []
+    assert [(o["device"], o["name"], o["good"]) for o in found["outputs"]] == [("toy", "y", True), ("toy", "z", True)]
+    assert all(0 <= o["l2"] < 1e-4 for o in found["outputs"])
+    done = rammer("compile", model, "--device", "toy", "-o", tmp_path / "m.rammer", "--json")
+    found = json.loads(done.out)
+    (compiled,) = found["compiled"]
+    assert not done.code and Path(found["file"]).stat().st_size and compiled["tasks"] > 0 and compiled["hosted"] == 0
+    assert len(compiled["kernels"]) > 1 and all(k["predicted"] >= 0 for k in compiled["kernels"])
+    done = rammer("plugins", "list", "--json")
+    assert not done.code and "toy" in [row["plugin"] for row in json.loads(done.out)]
+
+
+def test_a_mismatch_is_in_the_json(rammer: Command, model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", y=np.zeros((1, 4, 6, 6), np.float32), z=np.zeros((1, 2, 5, 6), np.float32))
+    done = rammer("compare", model, "--device", "toy", "--against", tmp_path / "other.npz", "--json")
+    found = json.loads(done.out)
+    assert done.code == 1 and not any(o["good"] for o in found["outputs"])
+    assert found["outputs"][1]["l2"] is None and "shape" in found["outputs"][1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [("run m.onnx --device to", "toy"), ("compare m.onnx --device toy,to", "toy,toy"), ("plugins test to", "toy")],
+)
+def test_shells_complete_devices(model: Path, words: str, want: str) -> None:
+    program = "import sys; sys.argv = ['rammer']; from rammer.cli.main import main; main()"
+    typed = f"rammer {words}"
+    environment = {"_RAMMER_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+    assert f"plain,{want}" in done.stdout.splitlines(), done.stderr

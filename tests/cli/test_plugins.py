@@ -61,6 +61,7 @@ def test_a_name_must_be_free(rammer: Command, tmp_path: Path) -> None:
     for name, words in (
         ("toy", "device 'toy' already exists"),
         ("cuda", "device 'cuda' already exists"),
+        ("runtime", "rammer-runtime is a distribution of rammer itself"),
         ("core", "rammer-core is a distribution of rammer itself"),
         ("testing", "rammer-testing is a distribution of rammer itself"),
         ("bench", "rammer-bench is a distribution of rammer itself"),

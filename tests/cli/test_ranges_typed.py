@@ -91,7 +91,7 @@ def test_programs_of_ranges_are_kept(
     x = rng.standard_normal((2, 7, 3)).astype(np.float32)
     compiled = list[object]()
     honest = Compiler.compile_range
-    monkeypatch.setattr(Compiler, "compile_range", lambda *given: compiled.append(given) or honest(*given))
+    monkeypatch.setattr(Compiler, "compile_range", lambda *given, **named: compiled.append(given) or honest(*given, **named))
 
     def run(shapes: dict[str, tuple[int, int]]) -> Array:
         exe = open_model(model, "toy", shapes=shapes)

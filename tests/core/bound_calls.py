@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rammer.compile_options import CompileOptions
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject
 from rammer_testing.small_models import SmallModel

@@ -12,6 +12,7 @@ from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.ranges.anti_unify import Generalised, generalise_programs
 from rammer.frontend.ranges.dimension_ranges import probe_points
+from rammer.frontend.ranges.length_fit import LengthFit, MoreProbes
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
@@ -26,13 +27,21 @@ def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
     graph, rest = bind_until(read, shapes, ranged=MetLoops())
     if rest is not None:
         raise rest.why
-    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
+    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0], ranged=True)
 
 
 def program_of(found: RangedModel) -> Generalised:
     """Return the program of the model's ranges. Raises NoRange if none exists."""
     points = probe_points(found.spans)
-    return generalise_programs(points, [lowered(found, p) for p in points])
+    while True:
+        fit = LengthFit(points, found.spans)
+        try:
+            made = generalise_programs(fit, [lowered(found, p) for p in points])
+            fit.settle()
+        except MoreProbes as more:
+            points = [*points, *more.points]
+        else:
+            return made
 
 
 def same_at(model: RangedModel, found: Generalised, point: Mapping[str, int], rng: np.random.Generator) -> None:
@@ -43,7 +52,7 @@ def same_at(model: RangedModel, found: Generalised, point: Mapping[str, int], rn
     for tensor, array in inputs.items():
         wide[tensor] = np.zeros(graph.types[tensor].shape, array.dtype)
         wide[tensor][tuple(map(slice, array.shape))] = array
-    wide |= {tensor: np.array(point[s]) for s, tensor in ranged.lengths.items()}
+    wide |= {tensor: np.array(n) for tensor, n in ranged.scalars(point).items()}
     expected, got = run_graph(alone, inputs), run_graph(graph, wide)
     for output in some(alone.outputs):
         shape = ranged.shape(output, point)

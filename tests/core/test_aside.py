@@ -17,7 +17,7 @@ from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import RKernel
 from rammer.ir.program import Port
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning import measure_process
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.measure_process import Measurer

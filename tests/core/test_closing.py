@@ -20,9 +20,9 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Device, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
+from rammer.jit.onnx_source import open_source
+from rammer.jit.session import open_executable
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
-from rammer.runtime.session import open_executable
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 

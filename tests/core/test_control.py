@@ -12,7 +12,7 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 from test_later import agree, fed
 
 import rammer
-from rammer.runtime.control_flow import MOST_FORMS
+from rammer.jit.control_flow import MOST_FORMS
 
 node = helper.make_node
 

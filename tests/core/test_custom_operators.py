@@ -28,10 +28,10 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
+from rammer.jit.session import open_executable
 from rammer.passes.graph.convert_to_float16 import ConvertToFloat16
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 

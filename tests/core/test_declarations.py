@@ -111,11 +111,11 @@ def test_the_page_adds_an_option(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"<!-- option: (\w+) -->\s*```python\n(.*?)```", page, re.DOTALL))
     edits = {
         "declaration": (OPTIONS, r"class Options\(Generic\[P\]\):.*?\n\n"),
-        "parameter": (ROOT / "core/rammer/__init__.py", r"    keep_float32: Sequence\[str\] = \(\),\n"),
+        "parameter": (ROOT / "core/rammer/__init__.py", r"    progress: [^\n]*,\n"),
     }
     files = []
     for name, (path, place) in edits.items():
-        line = textwrap.indent(textwrap.dedent(blocks[name]), "    ")
+        line = textwrap.indent(textwrap.dedent(blocks[name]).rstrip() + "," * (name == "parameter") + "\n", "    ")
         text, count = re.subn(place, lambda m, line=line: m[0] + line, path.read_text(), count=1, flags=re.DOTALL)  # type: ignore[misc]
         assert count == 1
         files.append(tmp_path / f"{name}.py")

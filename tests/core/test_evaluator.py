@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.bind.evaluator import JUDGED, check_host, evaluate_node, evaluate_proto, host_caveat
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.host.operators import OPERATORS
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.op_traits import Trait, operators

@@ -20,7 +20,7 @@ from rammer.device.manifest import Binding, RunResult
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, waves
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.verifier import verify

@@ -19,7 +19,7 @@ from rammer.compile_options import Request
 from rammer.device.code_hash import code_hash
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry
-from rammer.device.manifest import Binding, Device
+from rammer.device.manifest import Binding, Device, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn
 from rammer.ir import expr as ex
@@ -27,12 +27,14 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph
 from rammer.ir.operator import ROperator
+from rammer.jit.session import open_executable
 from rammer.passes.pass_pipeline import ComputePass, ComputeTarget
 from rammer.report.stage_text import STAGES
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.schedule.policy_registry import Auto, parse_policy
+from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 
 MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { t = Abs(x) y = Relu(t) }'
@@ -97,6 +99,40 @@ class Extending:
     @hookimpl
     def rammer_lowerings(self) -> Mapping[tuple[str, str], LoweringFn]:
         return {("", "Abs"): negated}
+
+
+class OneDevice(Reluctant):
+    """A policy that ``auto`` tries."""
+
+    in_auto = True
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        return replace(super().__call__(graph, device), stages=((),))
+
+
+class ForToy:
+    """A plugin that contributes for device toy only."""
+
+    @hookimpl
+    def rammer_policies(self, device: str) -> Sequence[Policy]:
+        return [OneDevice()] if device == "toy" else []
+
+    @hookimpl
+    def rammer_lowerings(self, device: str) -> Mapping[tuple[str, str], LoweringFn]:
+        return {("", "Abs"): negated} if device == "toy" else {}
+
+
+def test_contributions_for_one_device_stay_there() -> None:
+    registry = Registry([Point("extra", ForToy())])
+    assert [p.name for p in registry.policies("toy")] == ["reluctant"] and [*registry.lowerings("toy")] == [("", "Abs")]
+    assert not registry.policies("cuda") and not registry.lowerings("cuda") and not registry.policies()
+    auto = parse_policy("auto{seconds=1}", registry.policies("toy"))
+    assert isinstance(auto, Auto) and auto.others == (OneDevice(),) and str(auto) == "auto{seconds=1}"
+    assert parse_policy("auto", [Reluctant()]) == Auto()
+    proposed = auto.proposals(OperatorGraph({}, {}), DEVICE.open(OpenOptions()).vdevice)
+    assert [type(p) for p, _ in proposed] == [Sequential, Wavefront, OneDevice]
+    with pytest.raises(BadInput, match="no argument 'others'"):
+        parse_policy("auto{others=1}", registry.policies("toy"))
 
 
 def opened(plugin: object, policy: str = "wavefront") -> Executable:

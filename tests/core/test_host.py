@@ -9,17 +9,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind import if_conversion
 from rammer.frontend.bind.binder import bind
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.read.node_protos import attribute_proto, attribute_value, captured_names, node_proto
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 from rammer.passes.pass_pipeline import Pipeline, default_passes
-from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
+from rammer_testing.graph_reference import evaluate_graph
 
 FLOAT = TensorProto.FLOAT
 

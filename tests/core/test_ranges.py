@@ -15,7 +15,7 @@ from rammer.errors import BadInput
 from rammer.frontend.ranges.anti_unify import NoRange
 from rammer.frontend.ranges.dimension_ranges import probe_points
 from rammer.ir.extent import LEAST, AffineExtent
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.runtime.shape_buckets import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
 
@@ -116,11 +116,11 @@ def test_an_extent_is_affine() -> None:
 )
 def test_what_no_length_can_be_is_refused(said: dict[str, tuple[int, int] | str], why: str) -> None:
     with pytest.raises(BadInput, match=why):
-        Lengths.of((InputPort("x", "float32", (1, "seq", "all")),), said)
+        Lengths.of((ModelPort("x", "float32", (1, "seq", "all")),), said)
 
 
 def test_a_length_may_follow_from_others() -> None:
-    ports = (InputPort("x", "float32", ("past", "tokens")), InputPort("mask", "int64", ("total",)))
+    ports = (ModelPort("x", "float32", ("past", "tokens")), ModelPort("mask", "int64", ("total",)))
     lengths = Lengths.of(ports, {"past": (0, 64), "tokens": (1, 8), "total": "past + 2*tokens + 3"})
     assert lengths.whole({"past": 5, "tokens": 2}) == {"past": 5, "tokens": 2, "total": 12}
     spans = lengths.spans_of(ports, {"x": (5, 2), "mask": (12,)})

@@ -19,8 +19,8 @@ from rammer.cache.cache_location import cache_folder
 from rammer.cache.file_digests import SHARE
 from rammer.errors import BadInput
 from rammer.ir.constants.mapped_files import Mapped
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer_testing import cache_files
 
 SIZE = 2 * SHARE + 12_345

@@ -21,7 +21,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port, RProgram
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore, TunedKernel
 from rammer.tuning.tuner import Tuner
 from rammer_testing.cache_files import entries

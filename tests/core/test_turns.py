@@ -19,7 +19,7 @@ from rammer.frontend.bind.bind_state import MOST_UNROLLED
 from rammer.frontend.loops import control_operators
 from rammer.frontend.loops import loop_chunk as made
 from rammer.frontend.read.limits import HOST_SECONDS_VARIABLE
-from rammer.runtime import control_flow
+from rammer.jit import control_flow
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from rammer.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.seeds import seed_of

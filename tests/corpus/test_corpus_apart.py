@@ -17,8 +17,8 @@ from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
 from rammer.ir.formats import from_carrier, to_carrier
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.input_checks import check_inputs, shapes_of
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

@@ -19,9 +19,9 @@ from rammer.frontend.read.reader import read_model
 from rammer.fusion.tile_graph import BatchTrial
 from rammer.ir.operator import ROperator
 from rammer.ir.piecewise import piecewise_regions
+from rammer.jit.onnx_source import open_source
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

@@ -13,8 +13,8 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 
 import rammer
 from rammer.errors import BadInput
+from rammer.jit.operator_check import RULES
 from rammer.runtime.executable import VARIABLE
-from rammer.runtime.operator_check import RULES
 
 DEVICES = ("toy", "rocm", "ipu_sim")
 #: Inputs of ONNX's operators named indices that are unrestricted or checked elsewhere.

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from delayed import __file__ as delayed_file
-from delayed import far_apart, lacking
 from spread_launch import RANKS
 from spread_ranks import Wanted
 from test_spread_runs import check_counters
 
 from rammer_testing import walkthrough
+from rammer_testing.distant_hosts import far_apart, lacking
 from rammer_testing.nonempty import some
 
 LACKING = lacking() or ("" if find_spec("mpi4py") and shutil.which("mpirun") else "no MPI")
@@ -32,10 +31,9 @@ pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces he
 PATIENCE = 240.0
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 #: Script: create hosts, start a process on one, print the ids of this process and of the hosts' owner, and wait.
-ASKS = f"""
+ASKS = """
 import subprocess, sys
-sys.path.insert(0, {str(Path(delayed_file).parent)!r})
-from delayed import far_apart
+from rammer_testing.distant_hosts import far_apart
 with far_apart(1.0) as hosts:
     sleeper = subprocess.Popen(hosts.inside(1, ["sleep", "3600"]))
     print(sleeper.pid, hosts.places[0].split("/")[2], flush=True)

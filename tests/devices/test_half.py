@@ -23,9 +23,9 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
+from rammer.jit.session import open_executable
 from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
-from rammer.runtime.session import open_executable
 from rammer_testing.cache_files import entries
 from rammer_testing.nonempty import some
 

@@ -18,7 +18,7 @@ from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled
 from rammer.compiler.compiler import Compiler
 from rammer.frontend.read.reader import Model
-from rammer.runtime import control_flow
+from rammer.jit import control_flow
 from rammer.runtime.executable import Executable
 from rammer.runtime.program_cache import part_key
 from rammer_testing.cache_files import entries

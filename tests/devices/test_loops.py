@@ -12,7 +12,7 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 from random_loops import CONSTANTS, Feeds, RandomBody, drawn, random_values
 
 import rammer
-from rammer.runtime import control_flow
+from rammer.jit import control_flow
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 

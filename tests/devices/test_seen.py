@@ -10,12 +10,12 @@ from ranged_models import RANGED, UNRANGED
 
 import rammer
 from rammer.cli.run import build_report, run_repeatedly
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.runtime.auto_ranges import FEWEST, LengthHistory, doubling_range
 from rammer.runtime.shape_buckets import FIXED, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
 
-PORTS = (InputPort("x", "float32", ("batch", "past")), InputPort("mask", "int64", ("batch", "total")))
+PORTS = (ModelPort("x", "float32", ("batch", "past")), ModelPort("mask", "int64", ("batch", "total")))
 
 
 def _shapes(batch: int, past: int, total: int) -> dict[str, tuple[int, ...]]:

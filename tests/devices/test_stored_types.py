@@ -16,7 +16,7 @@ import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
 from rammer.ir.formats import FORMATS, FloatFormat, from_carrier, to_carrier
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,8 +18,8 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Span
 from rammer.ir.program import RProgram, waves
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS

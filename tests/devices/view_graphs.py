@@ -19,9 +19,9 @@ from rammer.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.read.reader import read_model
+from rammer.jit.onnx_source import open_source
 from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import TOLERANCE
 

@@ -18,7 +18,7 @@ from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
-from rammer.runtime.session import open_executable
+from rammer.jit.session import open_executable
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 from rammer_testing.judge import relative_error
@@ -91,6 +91,21 @@ def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.rand
         loaded = backend.load(replace(segment.program, operators=(tiled,), rows=(tasks,)), segment.constants)
         assert relative_error(loaded.run(inputs).outputs["y"], inputs["a"].astype(np.float64) @ inputs["b"]) < 1e-6
         loaded.close()
+
+
+def test_the_python_pages_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (PAGES / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[n,8] a, float[8,8] b) => (float[n,8] y) { y = MatMul(a, b) }""")
+    a, b = np.ones((2, 8), np.float32), np.ones((8, 8), np.float32)
+    (first, second) = (block for block in blocks if 'rammer.compile(model, "rocm"' in block)
+    found = {"rammer": rammer, "model": model, "a": a, "b": b}
+    exec(first, found)
+    assert "('y', 'float32', ('n', 8))" in capsys.readouterr().out
+    assert (found["y"] == 8).all()
+    exec(second, found)
+    assert (found["y"] == 8).all() and found["exe"].closed
 
 
 def test_the_python_page_names_every_argument_and_what_results_have() -> None:

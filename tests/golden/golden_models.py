@@ -157,7 +157,7 @@ def _keys(compiled: Compiled) -> set[str]:
 PARTS = {
     "memory": ("input", "output", "buffer", "storage"),
     "operators": ("operator", "compute", "connect", "writes"),
-    "schedule": ("counter", "row"),
+    "schedule": ("form", "counter", "row"),
 }
 
 

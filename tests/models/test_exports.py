@@ -14,9 +14,9 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.read.reader import read_model
+from rammer.jit.onnx_source import open_source
 from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import TOLERANCE
 from rammer_testing.nonempty import some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rammer_testing.suite.score import (
     NEARER,
     PASSED,
     RANDOM,
+    UNRUN,
     WRONG,
     Score,
     differs,
@@ -171,8 +173,18 @@ def test_the_command(tmp_path: Path) -> None:
     assert {s["name"]: s["verdict"] for s in written["scores"]} == {"test_add": PASSED, "test_regex_full_match_basic": DECLINED}
 
 
-def test_the_command_fails_where_a_test_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rammer_testing.suite.run.scores", lambda *args: [Score("test_add", WRONG, "other")])
+def test_tests_that_a_signal_cut_off_are_scored_as_not_run() -> None:
+    def told(done: int, of: int) -> None:
+        if done == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    found = scores("toy", "^test_(add|sub|mul|div)", processes=1, told=told)
+    assert found[0].verdict == PASSED and found[-1].verdict == UNRUN and len(found) == len(names("^test_(add|sub|mul|div)"))
+
+
+@pytest.mark.parametrize("verdict", [WRONG, UNRUN])
+def test_the_command_fails_where_a_test_is_wrong_or_not_run(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rammer_testing.suite.run.scores", lambda *args: [Score("test_add", verdict, "other")])
     said = CliRunner().invoke(cli, ["onnx-tests", "--device", "toy"])
     assert isinstance(said.exception, Mismatch)
 

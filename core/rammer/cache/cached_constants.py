@@ -63,10 +63,14 @@ class ConstantCache:
             at, order = place_of(array, file), dense_order(array)
             if at is None or self.home is None:
                 continue
-            name = file.path.relative_to(self.home).as_posix()
-            if self.opened.get(name) is not file:
-                raise OSError(f"{name} is not a file of the model that was hashed")
+            name = next((n for n, f in self.opened.items() if f is file), None)
+            if name is None:
+                raise OSError(f"{file.path} is not a file of the model that was hashed")
             return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
+        return self._put_elsewhere(array, made)
+
+    def _put_elsewhere(self, array: Array, made: str) -> Row:
+        """Store an array that is in no file of the model."""
         path = self.entries.find(made)
         if path is None or path.stat().st_size != array.nbytes:
             self.entries.write(made, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
@@ -136,16 +140,22 @@ class ConstantCache:
         if kind != CACHE:
             file.check()
         if kind == STRIDED:
-            return _strided_view(file, dtype, shape, at, order, made)
+            array = _strided_view(file, dtype, shape, at, order)
+            self._check_content(array, made)
+            return array
         lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
         array = lying.transpose([order.index(d) for d in range(len(shape))])
-        if kind == MODEL:  # the model's files were hashed as a whole
-            record_digest(array, made)
+        if kind == MODEL:
+            self._check_content(array, made)
         elif digest_array(array) != made:
             with suppress(OSError):
                 file.path.unlink()  # the next compilation writes it again
             raise ValueError(f"cached constant {file.path} is damaged")
         return array
+
+    def _check_content(self, array: Array, made: str) -> None:
+        """Record the digest of an array in a file of the model, which was hashed as a whole."""
+        record_digest(array, made)
 
     def _map_entry(self, name: str, size: int) -> Mapped:
         """Map an entry. Raises ValueError if it is untrusted or has another size, OSError if it is missing."""
@@ -159,6 +169,46 @@ class ConstantCache:
         return self.files[path]
 
 
+class _NotInModel(Exception):
+    """Error for an array that is in no file of the model."""
+
+
+class ModelWeights(ConstantCache):
+    """The weights of a compiled file that are in the model's own files, which are in its folder ``home`` or below. A recipe
+    (joined or scaled weights) is stored so, too. Every array is compared with its digest when it is read."""
+
+    def __init__(self, home: Path, opened: Mapping[str, Mapped] | None = None) -> None:
+        super().__init__(home, home, dict(opened or {}))
+
+    def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
+        """Return the row of an array, or [] if it is in no file of the model."""
+        try:
+            return super().put(array, sources)
+        except _NotInModel:
+            return []
+
+    def _made_of(self, recipe: ArrayRecipe, sources: tuple[Mapped, ...]) -> Row:
+        row = super()._made_of(recipe, sources)
+        if all(piece for _, piece in row[4]) if row[0] == JOINED else row[4]:
+            return row
+        raise _NotInModel
+
+    def _put_elsewhere(self, array: Array, made: str) -> Row:
+        raise _NotInModel
+
+    def _read_array(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
+        if isinstance(row, list) and len(row) == 5 and row[0] in (MODEL, STRIDED) and isinstance(row[1], str):
+            path = place_in(self.home or self.root, row[1])
+            if path is not None and row[1] not in self.opened:
+                self.opened = {**self.opened, row[1]: Mapped.of(path)}
+            return super()._read_array(row, dtype, shape)
+        raise ValueError("weights of a compiled file are outside the model's files")
+
+    def _check_content(self, array: Array, made: str) -> None:
+        if digest_array(array) != made:
+            raise ValueError("the weights in the model's file are not those that were compiled")
+
+
 def _read_factors(shape: Any, text: Any) -> Array:
     """Return the factors of these extents in a row. Raises ValueError if they are malformed."""
     if not _is_shape(shape) or not isinstance(text, str):
@@ -170,13 +220,12 @@ def _is_shape(found: Any) -> bool:
     return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
 
 
-def _strided_view(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
+def _strided_view(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int]) -> Array:
     """Return a strided part of a file of the model. Raises ValueError if it exceeds the file."""
     last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
     if last > len(file.data) or 0 in shape:
         raise ValueError("cached constant exceeds its file")
     array: Array = np.ndarray(shape, dtype, file.data, at, strides)
-    record_digest(array, made)
     return array
 
 

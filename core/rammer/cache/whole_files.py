@@ -87,7 +87,7 @@ def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int
     # The name is unique: two threads may write one file at the same time, and the last one wins.
     partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), created), "wb") as file:
+        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), created), "w+b") as file:
             fill(file)
         if mode is not None:
             partial.chmod(mode)

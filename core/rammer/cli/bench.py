@@ -13,7 +13,7 @@ import click
 from rammer.cli.common import Array, collect_inputs, device_names, open_model, show_progress
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
-from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, parse_shapes
+from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, complete_devices, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
 from rammer.commands import gather_options
 from rammer.compile_options import DEFAULT, Request
@@ -100,6 +100,7 @@ class Measured:
     multiple=True,
     required=True,
     metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
     help="Repeatable; all: every installed device. NAME,NAME: one model over several.",
 )
 @click.option(
@@ -179,7 +180,7 @@ def first_elsewhere() -> bool:
 def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Return the --shape options of each model's inputs. Raises BadInput for a name that matches no input."""
     from rammer.device.loader import Registry
-    from rammer.runtime.onnx_source import open_source
+    from rammer.jit.onnx_source import open_source
 
     given, plugins = parse_shapes(shapes), Registry().operators
     sources = [open_source(model, plugins) for model in models]
@@ -208,8 +209,8 @@ def _reference_outputs(model: Path, choice: InputChoice, asked: bool) -> Mapping
     """Return the outputs of ONNX Runtime, or None with a warning if it refuses the model or is missing. Raises the latter as an
     error if the user ``asked`` for it as a peer."""
     from rammer.device.loader import Registry
+    from rammer.jit.onnx_source import open_source
     from rammer.reference.outputs import expected_outputs
-    from rammer.runtime.onnx_source import open_source
 
     source = open_source(model, Registry().operators)
     try:
@@ -259,7 +260,7 @@ def _time_device(model: Path, device: str, request: Request, judged: Judged, wan
 
 def _time_peer(model: Path, peer: str, judged: Judged, wanted: Measured, precision: str) -> Row:
     from rammer.device.loader import Registry
-    from rammer.runtime.onnx_source import open_source
+    from rammer.jit.onnx_source import open_source
 
     source, (choice, want) = open_source(model, Registry().operators), judged
     inputs = collect_inputs(source.head, choice)

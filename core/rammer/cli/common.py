@@ -41,7 +41,7 @@ def show_progress(what: str) -> Iterator[Progress]:
 
 def open_model(model: Path, device: str, request: Request, sink: Progress) -> Executable:
     """Open a model as ``open_executable`` does. Program and device are closed when the command ends."""
-    from rammer.runtime.session import open_executable
+    from rammer.jit.session import open_executable
 
     exe = open_executable(model, device, request, progress=sink)
     click.get_current_context().call_on_close(exe.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,21 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
+    complete_devices,
     input_options,
     tolerance_options,
 )
 from rammer.compile_options import Request
 from rammer.errors import Mismatch
-from rammer.report.output_errors import HEADERS, Difference, compare_outputs, difference_rows, outlier_differences, perturb_inputs
+from rammer.report.output_errors import (
+    HEADERS,
+    Difference,
+    as_record,
+    compare_outputs,
+    difference_rows,
+    outlier_differences,
+    perturb_inputs,
+)
 from rammer.report.text_table import plain_table
 from rammer.runtime.inputs import load_npz, with_outliers
 
@@ -32,14 +42,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    required=True,
+    metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
+    help="Repeatable.",
+)
 @click.option(
     "--against",
     default="onnxruntime",
     show_default=True,
     metavar="REFERENCE",
-    help="onnxruntime, reference (ONNX's own, in Python) or F.npz.",
+    help="onnxruntime, reference (ONNX's own, in Python) or F.npz; for a compiled file also its model F.onnx, by onnxruntime.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @compile_options
 @input_options
 @tolerance_options
@@ -47,6 +66,7 @@ def command(
     model: Path,
     devices: tuple[str, ...],
     against: str,
+    as_json: bool,
     tolerance: Tolerance,
     choice: InputChoice,
     request: Request,
@@ -62,16 +82,15 @@ def command(
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
     from rammer.frontend.lower.contrib.function import list_departures
-    from rammer.reference.outputs import expected_outputs
 
-    table, bad, said = [], 0, list[str]()
+    table, records, bad, said = [], list[dict[str, Any]](), 0, list[str]()
     want = None
     for device in devices:
         with show_progress(f"{model.name} for {device}") as sink:
             exe = open_model(model, device, request, sink)
             inputs = collect_inputs(exe.head, choice, exe.lengths)
             have = exe.run(inputs)  # first: it has limits, a reference could run forever
-            want = want or expected_outputs(exe.source.model, against, inputs)
+            want = want or _expected(exe, against, inputs)
         found = compare_outputs(have, want, *tolerance.of(exe.options.precision))
         if against == "onnxruntime" and any(not d.good for d in found):
             ties = _explain_ties(exe, inputs, have, request, tolerance.of(exe.options.precision))
@@ -85,12 +104,27 @@ def command(
         hosted = sum(len(s.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")
         table += [[name, *row] for row in difference_rows(found)]
+        records += [{"device": device, "hardware": exe.backend.hardware.name, "hosted": hosted, **as_record(d)} for d in found]
         exe.close()
-    click.echo(plain_table(table, ["device", *HEADERS]))
-    for line in said:
-        click.echo(line)
+    if as_json:
+        click.echo(json.dumps({"against": against, "outputs": records, "notes": said}, indent=2))
+    else:
+        click.echo("\n".join([plain_table(table, ["device", *HEADERS]), *said]))
     if bad:
         raise Mismatch(f"{bad} outputs differ from {against}")
+
+
+def _expected(exe: Executable, against: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the outputs of the reference. A compiled file has no model: its outputs are in a file, or computed by its model."""
+    from rammer.device.loader import Registry
+    from rammer.jit.onnx_source import open_source
+    from rammer.reference.outputs import expected_outputs
+
+    if against.endswith(".npz"):
+        return load_npz(Path(against))
+    if against.endswith(".onnx"):
+        return expected_outputs(open_source(Path(against), Registry().operators).model, "onnxruntime", inputs)
+    return expected_outputs(exe.source.model, against, inputs)
 
 
 def _with_outliers(
@@ -122,8 +156,8 @@ def _explain_ties(
     exe: Executable, inputs: Mapping[str, Any], have: Mapping[str, Any], request: Request, tolerance: tuple[float, float]
 ) -> Ties | None:
     """Return the differences that rounding ties of a quantised model explain."""
+    from rammer.jit.session import open_executable
     from rammer.reference.rounding_ties import judge_ties
-    from rammer.runtime.session import open_executable
 
     def run(proto: Any) -> Mapping[str, Any]:
         parts = open_executable(proto, exe.device, request)

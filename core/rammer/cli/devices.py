@@ -68,7 +68,7 @@ def _device_rows(registry: Registry, status: DeviceStatus, test: bool) -> list[d
 
 def _run_self_test(registry: Registry, spec: str) -> tuple[str, str]:
     """Compile and run a small program, and return (vEUs, verdict). A failure is a verdict, not an error."""
-    from rammer.runtime.self_test import self_test
+    from rammer.jit.self_test import self_test
 
     try:
         with closing(registry.open(spec)) as backend:

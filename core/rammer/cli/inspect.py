@@ -10,7 +10,7 @@ import click
 
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, OutputPath, note_source, write_file, write_text, write_texts
-from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
+from rammer.cli.options import InputChoice, compile_options, complete_devices, parse_shapes, target_option
 from rammer.cli.several import partition_options
 from rammer.commands import gather_options
 from rammer.compile_options import Progress, Request, check_precision
@@ -29,9 +29,9 @@ from rammer.distributed.runtime.distributed_session import (
 from rammer.distributed.transport.protocol import Site
 from rammer.distributed.transport.transport_registry import known_links
 from rammer.errors import BadInput
+from rammer.jit.onnx_source import check_kept, open_source
 from rammer.report.stage_text import STAGES, dump_texts
 from rammer.runtime.input_checks import check_inputs
-from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, describe_scope
 from rammer.tuning.kernel_store import KernelStore
 
@@ -59,6 +59,7 @@ class Printed:
     "device",
     default="",
     metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
     help="Default: the first working device with a clock. NAME,NAME: one model over several, partitioned and predicted only.",
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
@@ -81,9 +82,18 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         if names := resolve_devices(device, options=request.device_options):
             click.echo(_inspect_distributed(model, names, printed, (shapes, request), sink), nl=False)
             return
-        exe = open_model(model, device, request, sink)
-        compiled = exe.compile_only(given := parse_shapes(shapes))
-        compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
+        exe, given = open_model(model, device, request, sink), parse_shapes(shapes)
+        if exe.source.known is None:
+            compiled = exe.compile_only(given)
+            compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
+        elif printed.stage == "program" and printed.dump is None:
+            compiled = next(iter(exe.cache.values())).compiled
+        else:
+            raise BadInput(
+                f"{model} is a compiled model: only its program can be printed",
+                f"--stage {printed.stage}" if printed.dump is None else "--dump",
+                "inspect the ONNX model that it was compiled from",
+            )
     heading = ""
     if compiled.ranged is not None:
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))

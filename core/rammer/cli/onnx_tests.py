@@ -11,19 +11,19 @@ import click
 from rammer.cli.common import show_progress
 from rammer.cli.distributions import require_kit
 from rammer.cli.files import STDOUT, OutputPath, write_text
-from rammer.cli.options import parse_options
+from rammer.cli.options import complete_devices, parse_options
 from rammer.errors import Mismatch
 from rammer.report.text_table import plain_table
 
 
 @click.command()
-@click.option("--device", required=True, metavar="NAME[:INDEX]", help="The device to score.")
+@click.option("--device", required=True, metavar="NAME[:INDEX]", shell_complete=complete_devices, help="The device to score.")
 @click.option("-k", "pattern", default="", metavar="PATTERN", help="Only tests in whose name this regular expression is found.")
 @click.option("--json", "json_file", type=OutputPath(stdout=True), metavar="F", help="Write every score to F; - is stdout.")
 @click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="Default: one for each core.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def command(device: str, pattern: str, json_file: Path | None, processes: int | None, options: tuple[str, ...]) -> None:
-    """Score a device by the tests that come with the package onnx; exit code 1 if a test is wrong or fails.
+    """Score a device by the tests that come with the package onnx; exit code 1 if a test is wrong, fails or is not run.
 
     A test is passed, passed with operators that the host computed (named), declined (with the reason), wrong, or failed. Declined
     tests and tests computed on the host do not count as passed.
@@ -34,7 +34,7 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
     import onnx
 
     from rammer_testing.suite.run import grouped, scores
-    from rammer_testing.suite.score import FAILED, WRONG, tally, without_arithmetic
+    from rammer_testing.suite.score import FAILED, UNRUN, WRONG, tally, without_arithmetic
 
     with show_progress(f"ONNX's tests on {device}") as sink:
         found = scores(device, pattern, parse_options(options), processes or 0, lambda done, of: sink("tests", f"{done} of {of}"))
@@ -53,5 +53,5 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
     if json_file is not None:
         text = json.dumps({"onnx": onnx.__version__, "device": device, "scores": [s.listed() for s in found]}, indent=1)
         write_text(json_file, text + "\n")
-    if counts[WRONG] + counts[FAILED]:
-        raise Mismatch(f"{counts[WRONG]} tests are wrong, {counts[FAILED]} failed")
+    if counts[WRONG] + counts[FAILED] + counts[UNRUN]:
+        raise Mismatch(f"{counts[WRONG]} tests are wrong, {counts[FAILED]} failed, {counts[UNRUN]} were not run")

@@ -16,11 +16,11 @@ from rammer.cli.files import InputPath, used_files
 from rammer.commands import gather_options
 from rammer.compile_options import Request, declaration_of, default_of, flag_of, parameter_of
 from rammer.errors import BadInput
+from rammer.ir.extent import GivenLength
 from rammer.ir.untrusted_json import LARGEST
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NO_HINT = ""
 #: Range of run counts, and maximum seconds of an option.
 COUNT, SECONDS = click.IntRange(1, 10**9), 1e9
 
@@ -72,6 +72,15 @@ def device_options() -> list[str]:
     return [f"{name}: {options}" for name, options in shown.items() if options]
 
 
+def complete_devices(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the installed devices that complete a word of the shell (``_RAMMER_COMPLETE``): of ``NAME,NAME``, the last name.
+    Nothing is probed."""
+    from rammer.device.loader import Registry
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in sorted(Registry().devices) if name.startswith(last)]
+
+
 #: The names that help texts list, by the registry that a declaration names.
 REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "policies": policy_names,
@@ -82,6 +91,8 @@ REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     """Return the option of the command line that is declared as a field of ``Request``."""
     declared, default = declaration_of(entry), default_of(entry)
+    if isinstance(default, bool):
+        return click.option(flag_of(entry), parameter_of(entry), is_flag=True, help=declared.help)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
     kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
     facts = {
@@ -206,22 +217,25 @@ def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def _split_shapes(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[int, int] | str]]:
+def _split_shapes(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, GivenLength]]:
     """Split --shape options into shapes of inputs and lengths of open dimensions."""
     found = {item: _parse_length(item) for item in items}
     return tuple(i for i in items if found[i] is None), dict(f for f in found.values() if f is not None)
 
 
-def _parse_length(item: str) -> tuple[str, tuple[int, int] | str] | None:
-    """Parse ``seq=1..512`` or ``total=past+1``; return None for the shape of an input."""
+def _parse_length(item: str) -> tuple[str, GivenLength] | None:
+    """Parse ``seq=1..512``, ``width=32..960/32`` or ``total=past+1``; return None for the shape of an input."""
     name, sign, said = item.partition("=")
     if not sign or ":" in item:
         return None
-    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", said)
+    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?:/(\d{1,18}))?", said)
     if found is not None:
-        return name, (int(found[1]), int(found[2]))
+        low, high, step = int(found[1]), int(found[2]), found[3]
+        return name, (low, high) if step is None else (low, high, int(step))
     if not re.fullmatch(r"[\w.*+ -]+", said) or ".." in said:
-        raise BadInput(f"--shape {item!r} is not DIM=LEAST..MOST", hint="for example --shape seq=1..512, or --shape total=past+1")
+        raise BadInput(
+            f"--shape {item!r} is not DIM=LEAST..MOST/STEP", hint="for example --shape seq=1..512, or --shape total=past+1"
+        )
     return name, said
 
 

@@ -15,7 +15,7 @@ import click
 
 from rammer.cli.distributions import require_kit
 from rammer.cli.files import OutputFolder, cannot_write, write_texts
-from rammer.cli.options import parse_options
+from rammer.cli.options import complete_devices, parse_options
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, Mismatch
@@ -28,7 +28,7 @@ FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test
 _PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
 LONGEST = 40
 #: Names whose distributions, rammer-NAME, are not plugins.
-OWN = ("core", "testing", "bench")
+OWN = ("core", "runtime", "testing", "bench")
 
 
 @click.group(invoke_without_command=False)
@@ -40,7 +40,8 @@ def command() -> None:
 
 
 @command.command("list")
-def list_plugins() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_plugins(as_json: bool) -> None:
     """List every plugin with its version, its devices, and the hooks that it implements.
 
     Example: rammer plugins list
@@ -52,8 +53,11 @@ def list_plugins() -> None:
         for name, plugin in registry.manager.list_name_plugin()
     ]
     rows += [[s.name, registry.versions.get(s.name) or "-", s.state, s.reason] for s in registry.broken.values()]
-    if rows:
-        click.echo(plain_table(sorted(rows), ["plugin", "version", "state", "fills"]))
+    headers = ["plugin", "version", "state", "fills"]
+    if as_json:
+        click.echo(json.dumps([dict(zip(headers, row, strict=True)) for row in sorted(rows)], indent=2))
+    elif rows:
+        click.echo(plain_table(sorted(rows), headers))
     else:
         click.echo("no plugins are installed (rammer plugins new NAME writes one)")
 
@@ -76,7 +80,7 @@ def new(name: str, into: Path) -> None:
 
 
 @command.command("test")
-@click.argument("device", metavar="NAME[:INDEX]")
+@click.argument("device", metavar="NAME[:INDEX]", shell_complete=complete_devices)
 @click.option("--check", "checks", multiple=True, metavar="CHECK", help="Run only this check; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")

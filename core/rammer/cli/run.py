@@ -18,6 +18,7 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
+    complete_devices,
     input_options,
     tolerance_options,
 )
@@ -75,6 +76,7 @@ class Wanted:
     "device",
     default="",
     metavar="NAME[:INDEX]",
+    shell_complete=complete_devices,
     help="Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
 )
 @compile_options

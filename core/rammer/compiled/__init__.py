@@ -1,1 +1,1 @@
-"""Compiled models: segments, host operators, artifacts and their files."""
+"""Compiled models: segments, artifacts and their files."""

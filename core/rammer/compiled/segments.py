@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, MachineCode
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.constants.mapped_files import in_memory
 from rammer.ir.constants.recipes import Constants, Contents, as_array
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HostOperator(Protocol):
-    """An operator that runs on the host (``rammer.compiled.host_node.HostNode``)."""
+    """An operator that runs on the host (``rammer.frontend.host.host_node.HostNode``)."""
 
     @property
     def node(self) -> Node:
@@ -74,7 +74,7 @@ class Cases:
 class ProgramSegment:
     """A part of the model that runs on the device, with every step of its compilation (None when reloaded). ``choice`` is the
     reason for its policy if several were tried. ``cases`` run at shorter lengths of a range. ``passes`` are the calls
-    that changed its tensor expressions."""
+    that changed its tensor expressions. ``code`` is the machine code of each of its ``tables``, if a trusted file has it."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -84,6 +84,7 @@ class ProgramSegment:
     choice: str = ""
     cases: Cases | None = None
     passes: tuple[PassReport, ...] = ()
+    code: tuple[MachineCode, ...] = ()
 
     @property
     def tables(self) -> tuple[RProgram, ...]:
@@ -170,6 +171,22 @@ def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
     needed, held = host_needs(compiled), contents.of(compiled.graph.constants)
     constants = Constants({n: in_memory(as_array(p)) if n in needed else p for n, p in held.parts.items()})
     return replace(compiled, graph=replace(compiled.graph, constants=constants), segments=segments)
+
+
+def with_code(compiled: Compiled, backend: Backend) -> Compiled:
+    """Return ``compiled`` with the machine code of all programs for the opened device. Raises DeviceFailure if it has none."""
+
+    def exported(segment: ProgramSegment) -> ProgramSegment:
+        return replace(segment, code=tuple(backend.export_code(t, segment.constants) for t in segment.tables))
+
+    segments = (exported(s) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
+    return replace(compiled, segments=tuple(segments))
+
+
+def without_code(compiled: Compiled) -> Compiled:
+    """Return ``compiled`` without machine code."""
+    segments = (replace(s, code=()) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
+    return replace(compiled, segments=tuple(segments))
 
 
 def with_needs(compiled: Compiled, backend: Backend) -> Compiled:

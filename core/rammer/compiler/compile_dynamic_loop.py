@@ -17,13 +17,14 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns
 from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
-from rammer.frontend.ranges.anti_unify import begins_alike, extent_through, generalise_programs
+from rammer.frontend.ranges.anti_unify import begins_alike, generalise_programs
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place
+from rammer.frontend.ranges.length_fit import LengthFit
 from rammer.frontend.ranges.range_bounds import RangeBounds, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import Names, make_identifier
+from rammer.ir.names import Names
 from rammer.ir.program import Port
 from rammer.ir.types import TensorType
 from rammer.passes.loops.dynamic_recurrent import OpenStack, open_loops, size_of, split_layers
@@ -51,15 +52,17 @@ class Opened:
 
 
 def in_common(
-    points: Sequence[Point], computes: Sequence[ComputeGraph], wanted: Mapping[str, str] | None
+    fit: LengthFit, computes: Sequence[ComputeGraph], wanted: Mapping[str, str] | None
 ) -> tuple[Appended, Ranged, RangeBounds]:
-    """Return the common program of all points. Outputs of ``wanted`` (output: input) are stored in place over their inputs where
-    possible. None: all inputs hold zeros beyond the lengths."""
+    """Return the common program of all points of ``fit``. Outputs of ``wanted`` (output: input) are stored in place over their
+    inputs where possible. None: all inputs hold zeros beyond the lengths. Raises MoreProbes if further points are needed."""
     if wanted is None:
-        made = generalise_programs(points, computes)
+        made = generalise_programs(fit, computes)
+        fit.settle()
         return Appended(made.graph), made.ranged, made.ended
     while True:  # inputs without an alias are not guaranteed to be padded
-        made = generalise_programs(points, computes, frozenset(wanted.values()))
+        made = generalise_programs(fit, computes, frozenset(wanted.values()))
+        fit.settle()
         found = append_in_place(made.graph, wanted, made.ranged)
         if found.kept == wanted:
             return found, made.ranged, made.ended
@@ -74,32 +77,31 @@ def check_one(graph: Graph, lowerings: Lowerings) -> None:
         raise NoRange(hosted or "the graph does not compile to a single program", f"graph {graph.name}")
 
 
-def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
-    """Return the recurrent layers whose steps differ between ``points``, with the steps as a function of the lengths. Keys are
-    their first results after splitting into one direction each. Raises NoRange without a common function."""
+def open_layers(fit: LengthFit, graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
+    """Return the recurrent layers whose steps differ between the points of ``fit``, with the steps as a function of the lengths.
+    Keys are their first results after splitting into one direction each. Raises NoRange without a common function."""
     found = [split_layers(g)[1] for g in graphs]
     if any(f.keys() != found[0].keys() for f in found):
         raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}")
-    steps = {n: extent_through(points, [f[n] for f in found], f"the steps of {n}") for n in found[0]}
+    steps = {n: fit.extent([f[n] for f in found], f"the steps of {n}") for n in found[0]}
     return {n: extent for n, extent in steps.items() if isinstance(extent, AffineExtent)}
 
 
-def open_programs(
-    points: Sequence[Point], graphs: Sequence[Graph], spans: Mapping[str, tuple[int, int]], steps: DynamicSteps
-) -> Opened:
-    """Return the programs of graphs with ``open_layers``. Raises NoRange without programs for all lengths."""
-    extents, between = open_layers(points, graphs), steps.between
+def open_programs(fit: LengthFit, extents: Mapping[str, AffineExtent], graphs: Sequence[Graph], steps: DynamicSteps) -> Opened:
+    """Return the programs of graphs with ``open_layers`` of these ``extents``. Raises NoRange without programs for all
+    lengths."""
+    between = steps.between
     if between is None:
         what = "the steps of recurrent layers depend on a length, and the device does not support loop programs"
         raise NoRange(what)
-    least, ahead = {d: low for d, (low, _) in spans.items()}, [split_layers(g)[0] for g in graphs]
-    sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _is_single_length(e), between) for n, e in extents.items()}
+    ahead = [split_layers(g)[0] for g in graphs]
+    sizes = {n: size_of(ahead[0], n, (fit.least(e), fit.values(e)[0]), _is_single_length(e), between) for n, e in extents.items()}
     same = {n for n in ahead[0].constants if begins_alike([g.constants.get(n) for g in ahead])}
     made = [open_loops(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]
     if any(s.keys() != stacks[0].keys() for s in stacks):
         raise NoRange("recurrent layers differ between lengths", f"graph {graphs[0].name}")
-    opening = _Opening(points, [g for g, _ in made], stacks, steps)
+    opening = _Opening(fit, [g for g, _ in made], stacks, steps)
     return opening.result({n: (extents[n], size.turn) for n, size in sizes.items()})
 
 
@@ -109,18 +111,18 @@ def _is_single_length(extent: AffineExtent) -> bool:
 
 
 class _Opening:
-    """Programs under construction: ``graphs`` and ``stacks`` are those of the ``points``."""
+    """Programs under construction: ``graphs`` and ``stacks`` are those of the points of ``fit``."""
 
     def __init__(
         self,
-        points: Sequence[Point],
+        fit: LengthFit,
         graphs: Sequence[Graph],
         stacks: Sequence[Mapping[tuple[str, ...], OpenStack]],
         steps: DynamicSteps,
     ) -> None:
-        self.points, self.graphs, self.stacks, self.steps = points, graphs, stacks, steps
-        names = Names(n for g in graphs for n in g.types)
-        self.lengths = {d: make_identifier(f"length_{d}", names) for d in points[0]}
+        self.fit, self.points, self.graphs, self.stacks, self.steps = fit, fit.points, graphs, stacks, steps
+        fit.name_inputs(Names(n for g in graphs for n in g.types))
+        self.lengths = fit.lengths
 
     def result(self, sizes: Mapping[str, tuple[AffineExtent, int]]) -> Opened:
         """Return all programs; ``sizes`` are the steps of a layer and of its iteration."""
@@ -136,9 +138,11 @@ class _Opening:
             else:
                 parts = [u.subgraph(cut[number][0], number) for u, cut in zip(uses, cuts, strict=True)]
                 made.append(self._part(parts))
-        lengths = tuple(Value(t, TensorType("int64", ()), f"length of {d}") for d, t in self.lengths.items())
         shapes = {v.name: self._affine_dims(v.name) for v in (*first.inputs, *first.outputs)}
-        return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), Ranged(self.lengths, shapes))
+        self.fit.settle()
+        lengths = tuple(Value(t, TensorType("int64", ()), f"length of {d}") for d, t in self.lengths.items())
+        ranged = Ranged(dict(self.lengths), shapes, formulas=dict(self.fit.formulas))
+        return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), ranged)
 
     def _affine_dims(self, name: str) -> tuple[Dim, ...]:
         """Return the shape of a value as a function of the lengths."""
@@ -149,13 +153,14 @@ class _Opening:
         shapes = [g.types[name].shape for g in self.graphs]
         if len({len(s) for s in shapes}) != 1:
             raise NoRange(f"the rank of {name} changes between lengths")
-        return tuple(extent_through(self.points, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+        return tuple(self.fit.extent(extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
     def _part(self, parts: Sequence[Graph]) -> ProgramSegment:
         """Compile a part without recurrent layers for all points. Results of other programs are undefined beyond the lengths."""
         given = {v.name for v in self.graphs[0].inputs}
-        computes = [lower(g, self.steps.lowerings) for g in parts]
-        made = generalise_programs(self.points, computes, given & {*computes[0].inputs}, self.lengths)
+        computes = [lower(g, self.steps.lowerings, ranged=True) for g in parts]
+        made = generalise_programs(self.fit, computes, given & {*computes[0].inputs})
+        self.fit.settle()
         ports = (*ports_of(parts[0].inputs), *(Port(f"length of {d}", t) for d, t in self.lengths.items()))
         segment = self.steps.program(made.graph, ports, ports_of(parts[0].outputs), made.ended)
         return replace(segment, program=interleave_tasks(segment.program))
@@ -217,8 +222,13 @@ class _Opening:
             if why or others:
                 raise NoRange(why or "an iteration of recurrent layers does not compile to a single program")
             parts.append(SubgraphIndex(bound).subgraph(nodes, 0))
-        computes = [lower(g, self.steps.lowerings) for g in parts]
-        whole = generalise_programs(points, computes, (), names).graph if names else computes[0]
+        computes = [lower(g, self.steps.lowerings, ranged=bool(names)) for g in parts]
+        whole = computes[0]
+        if names:
+            fit = LengthFit(points, lengths=dict(names))
+            whole = generalise_programs(fit, computes, ()).graph
+            if fit.formulas or not fit.is_settled:
+                raise NoRange("an iteration of recurrent layers depends on a derived length")
         ports = (*ports_of(parts[0].inputs), *(Port(t, t) for t in names.values()))
         return self.steps.program(whole, ports, ports_of(parts[0].outputs), None)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rammer.compiled.host_node import HostNode
 from rammer.compiled.segments import HostSegment, ProgramSegment, Segment
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.device.custom_operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import bound_turn, rolled_turn
 from rammer.frontend.bind.partition import split_segments
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.loops.control_operators import graph_of
 from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.ir.graph import Graph, Node

@@ -28,8 +28,9 @@ from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
-from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shapes_at
+from rammer.frontend.ranges.dimension_ranges import ProbedModel, shapes_at
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_ended
+from rammer.frontend.ranges.length_fit import LengthFit
 from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
 from rammer.fusion.connect import connect
@@ -40,7 +41,7 @@ from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NONE, AffineExtent, NoRange, Point
+from rammer.ir.extent import NO_STEPS, NONE, AffineExtent, Point
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
@@ -91,9 +92,10 @@ class Compiler:
 
     def __post_init__(self) -> None:
         plugins = self.registry
-        self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
-        self.passes = default_passes(plugins.passes() if plugins else ())
-        self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
+        self.extra_policies: Sequence[Policy] = plugins.policies(self.device) if plugins else ()
+        self.policy = parse_policy(self.options.policy, self.extra_policies)
+        self.passes = default_passes(plugins.passes(self.device) if plugins else ())
+        self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings(self.device) if plugins else {})}
         self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
             self.backend,
@@ -125,41 +127,36 @@ class Compiler:
         spans: Mapping[str, tuple[int, int]],
         derived: Mapping[str, AffineExtent] = NONE,
         kept: Mapping[str, str] | None = None,
+        steps: Mapping[str, int] = NO_STEPS,
     ) -> Compiled:
-        """Compile one program for all lengths in ``spans`` of open dimensions.
+        """Compile one program for all lengths in ``spans`` of open dimensions, at distances of ``steps`` from the greatest.
 
         ``shapes`` fixes the remaining dimensions. Raises NoRange if no single program covers the range. ``kept``, for fixed
         arrays, maps outputs to the inputs they alias; only those inputs hold zeros beyond the lengths."""
         self.seconds, self.memory, self.float32 = {}, Memory(), {}
-        points = [(p, shapes_at(model, shapes, p, derived)) for p in probe_points(spans)]
+        probed = self.probed(model, spans, steps, lambda point: shapes_at(model, shapes, point, derived))
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
-            try:
-                made = self._compile_points(model, points, spans, OF_EXTENTS, kept)
-            except NoRange:  # a length may equal another extent, and nodes be equal only there
-                made = self._compile_points(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
+            made = probed.unified(partial(self._compile_points, kept=kept))
+            assert made.ranged is not None
+            made = replace(made, ranged=replace(made.ranged, spans=dict(spans), steps=dict(steps)))
             with self.step("cases"):
-                made = verify_tables(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
+                made = verify_tables(with_cases(made, self.backend, self.policy), self.backend.vdevice)
             segments = [s if not isinstance(s, ProgramSegment) or s.cases else self._in_form(s) for s in made.segments]
         return replace(made, segments=tuple(segments), seconds=dict(self.seconds), float32=tuple(self.float32))
 
     def _compile_points(
-        self,
-        model: Model,
-        points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]],
-        spans: Mapping[str, tuple[int, int]],
-        without: Collection[str],
-        kept: Mapping[str, str] | None,
+        self, fit: LengthFit, graphs: Sequence[Graph], without: Collection[str], kept: Mapping[str, str] | None
     ) -> Compiled:
-        """Compile the program of all ``points``, from graphs after all passes except ``without``."""
-        at, graphs = [p for p, _ in points], self.static_graphs(model, [shapes for _, shapes in points], without)
-        if open_layers(at, graphs):
-            found = open_programs(at, graphs, spans, self._open_steps(without))
+        """Compile the program of all points of ``fit``, from graphs after all passes except ``without``."""
+        layers = open_layers(fit, graphs)
+        if layers:
+            found = open_programs(fit, layers, graphs, self._open_steps(without))
             return Compiled(found.graph, found.segments, ranged=found.ranged)
         for graph in graphs:
             check_one(graph, self.lowerings)
         with self.step("lower"):
             wanted = None if kept is None else _alias_tensors(graphs[0], kept)
-            over, ranged, ended = in_common(at, [lower(g, self.lowerings) for g in graphs], wanted)
+            over, ranged, ended = in_common(fit, [lower(g, self.lowerings, ranged=True) for g in graphs], wanted)
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
@@ -167,13 +164,15 @@ class Compiler:
         segment = self._choose_faster(lambda compiler: compiler.program(computes, *ports, ended, over, form=False))
         return Compiled(graph, (replace(segment, program=interleave_tasks(segment.program)),), ranged=ranged)
 
-    def static_graphs(
-        self, model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], without: Collection[str]
-    ) -> list[Graph]:
-        """Return the model at each of these shapes. Raises NoRange if values of a run decide other shapes."""
-        with self.step("bind"):
-            graphs = bound_at(model, shapes, self.lowerings)
-        return [self._run_passes_without(g, without) for g in graphs]
+    def probed(
+        self,
+        model: Model,
+        spans: Mapping[str, tuple[int, int]],
+        steps: Mapping[str, int],
+        shapes_of: Callable[[Point], Mapping[str, tuple[int, ...]]],
+    ) -> ProbedModel:
+        """Return ``model`` for a range of lengths; ``shapes_of`` are its input shapes."""
+        return ProbedModel(model, self.lowerings, spans, steps, shapes_of, self._run_passes_without, OF_EXTENTS, OF_EQUALS)
 
     def _run_passes_without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):
@@ -230,12 +229,12 @@ class Compiler:
 
     def _in_form(self, segment: ProgramSegment) -> ProgramSegment:
         """Return a complete program, which had no choice of policies, in the best execution form."""
-        policy = parse_policy(segment.program.policy, self.registry.policies() if self.registry else ())
+        policy = parse_policy(segment.program.policy, self.extra_policies)
         with self.step("forms"):
             return self._form_chooser(Chooser(policy, self.backend, self.store)).chosen([segment])
 
     def _form_chooser(self, chooser: Chooser) -> FormChooser:
-        return FormChooser(chooser, self.registry.policies() if self.registry else (), self.unmeasured)
+        return FormChooser(chooser, self.extra_policies, self.unmeasured)
 
     def _choose_faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
         """Return the program that ``make`` builds; if kernels are measured, the faster one of those with and without."""

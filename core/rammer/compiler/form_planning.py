@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import Final, TypeAlias
 
@@ -13,7 +13,7 @@ from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Backend, Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
-from rammer.ir.program import RProgram
+from rammer.ir.program import RProgram, dense
 from rammer.plan.arena import with_private_buffers
 from rammer.plan.program_builder import Interface, PlacedTensors, build_program
 from rammer.plan.waits import find_dependences
@@ -21,8 +21,6 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule, rows_of
 from rammer.schedule.policy_registry import parse_policy
 from rammer.schedule.split_reductions import PartedSum, SplitSum, split_sums
-from rammer.schedule.wave_kernels import choose_together
-from rammer.schedule.wavefront import Wavefront
 from rammer.verify.in_place_state import state_pairs
 from rammer.verify.verifier import VerifyError, verify
 
@@ -130,12 +128,11 @@ class FormPlanner:
         """Return the schedule of the program's policy for these kernels, and the tensors with parts of sums."""
         after = find_dependences(self.program.operators, self.program.storage)
         inside = {n: tuple(p for p in after[n] if p in chosen) for n in chosen}
-        graph = OperatorGraph(chosen, inside, self.binding.constants, memory=self.memory)
-        policy, device = self.policy, self._rows_device(form)
-        if policy == Wavefront():
-            graph, taken = choose_together(graph, device, self._sums(form, chosen))
-            tensors = tensors.with_others({t.split.storage: t.split.partial.anchor.dtype for t in taken})
-        return policy(graph, device), tensors
+        sums = partial(self._sums, form, chosen)
+        graph = OperatorGraph(chosen, inside, self.binding.constants, memory=self.memory, sums=sums)
+        schedule = self.policy(graph, self._rows_device(form))
+        parts = [k.operator.anchor for k in schedule.kernels if k.operator.name not in chosen]
+        return schedule, tensors.with_others({dense(c.name, c.name, c.shape): c.dtype for c in parts})
 
     def _with_launches(self, schedule: Schedule, phases: Mapping[str, int]) -> Schedule:
         """Return the schedule of phase 1 between the operators of phases 0 and 2, which keep their kernels and rows."""

@@ -7,7 +7,7 @@ choice affects time alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,11 +32,10 @@ PRICED: Final = 4
 WORTH: Final = 0.02
 
 
-def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend: Backend, policy: Policy) -> Compiled:
-    """Return ``compiled`` for lengths in ``spans``, with tables for parts of a range of one length. Tables are added if the
-    device supports them and they differ."""
-    ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
-    compiled = replace(compiled, ranged=ranged)
+def with_cases(compiled: Compiled, backend: Backend, policy: Policy) -> Compiled:
+    """Return ``compiled`` with tables for parts of a range of one length. Tables are added if the device supports them and they
+    differ."""
+    ranged, segments = compiled.ranged, compiled.segments
     if not backend.cases or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
         return compiled
     (segment,) = segments

@@ -39,8 +39,10 @@ def as_numpy(what: str, value: Any) -> Array:
     """Return ``value`` (an array that the host reads, nested lists or a number) as a NumPy array. Raises BadInput naming ``what``
     for other values, for example lists of different lengths or a tensor on a GPU."""
     try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
         return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as problem:
+    except (ValueError, TypeError, RuntimeError, BufferError) as problem:
         raise BadInput(f"{what} cannot be read: {problem}") from problem
 
 

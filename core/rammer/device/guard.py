@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from rammer.device.bound import Bound, CallGuard
 from rammer.device.code_hash import code_hash, package_of
-from rammer.device.manifest import Array, Backend, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Backend, Loaded, MachineCode, OpenOptions, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
@@ -156,6 +156,14 @@ class GuardedBackend(Guard):
         with self.lock, self.told():
             self.check_open()
             made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
+            self._programs.add(made)
+            return cast(Loaded, made)
+
+    def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
+        """Load a program with machine code of a compiled file."""
+        with self.lock, self.told():
+            self.check_open()
+            made = GuardedLoaded(self._plain.load_code(program, constants, code), program.name, self._device)
             self._programs.add(made)
             return cast(Loaded, made)
 

@@ -27,7 +27,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Hooks:
-    """The hook specifications. All return lists or mappings, which are concatenated over plugins."""
+    """The hook specifications. All return lists or mappings, which are concatenated over plugins.
+
+    ``device`` is the name of the device that a model is compiled for, such as ``rocm``, or "" if none is chosen yet. A plugin
+    that contributes for one device only returns nothing for the others. An implementation may leave the parameter out."""
 
     @hookspec
     def rammer_devices(self) -> Sequence[Device]:  # type: ignore[empty-body]
@@ -35,11 +38,11 @@ class Hooks:
         ``Backend.kernel``; profiling: ``Backend.profiler``; launch: ``Backend.load``."""
 
     @hookspec
-    def rammer_policies(self) -> Sequence[Policy]:  # type: ignore[empty-body]
-        """Return scheduling policies for ``--policy``."""
+    def rammer_policies(self, device: str) -> Sequence[Policy]:  # type: ignore[empty-body]
+        """Return scheduling policies for ``--policy``. ``auto`` tries those with ``Policy.in_auto``."""
 
     @hookspec
-    def rammer_passes(self) -> Sequence[AnyPass]:  # type: ignore[empty-body]
+    def rammer_passes(self, device: str) -> Sequence[AnyPass]:  # type: ignore[empty-body]
         """Return passes of graphs (``Pass``), run after the built-in ones, or of tensor expressions (``ComputePass``), run before
         products are batched."""
 
@@ -49,14 +52,12 @@ class Hooks:
         computation."""
 
     @hookspec
-    def rammer_lowerings(self) -> Mapping[tuple[str, str], LoweringFn]:  # type: ignore[empty-body]
+    def rammer_lowerings(self, device: str) -> Mapping[tuple[str, str], LoweringFn]:  # type: ignore[empty-body]
         """Return lowerings by (domain, operator); they take precedence over the built-in ones."""
 
     @hookspec
     def rammer_kernels(self, device: str, operator: ROperator, binding: Binding) -> Sequence[ROperator]:  # type: ignore[empty-body]
-        """Return additional tile and family candidates for ``operator`` on another plugin's device, tried first.
-
-        ``device`` is that device's name, for example ``rocm``."""
+        """Return additional tile and family candidates for ``operator`` on another plugin's device, tried first."""
 
     @hookspec
     def rammer_transports(self) -> Sequence[Transport]:  # type: ignore[empty-body]

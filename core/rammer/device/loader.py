@@ -177,13 +177,21 @@ class Registry:
         with stdout_to_stderr():
             return _probe_device(name, entry)
 
-    def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
-        """Open ``NAME[:INDEX]``. Raises BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
+    def open(
+        self,
+        spec: str,
+        require: str = "",
+        target: str = "",
+        options: Mapping[str, str] | None = None,
+        run_only: bool = False,
+    ) -> Backend:
+        """Open ``NAME[:INDEX]``; ``run_only``: for machine code alone. Raises BadInput for a malformed or unknown name,
+        DeviceUnavailable otherwise."""
         name, _, place = spec.partition(":")
         index = whole_number(place or "0")
         if index is None:
             raise BadInput(f"device index {place!r} is not a number", where=spec, hint=f"write {name}:0")
-        request = OpenOptions(index, target, require, options or {})
+        request = OpenOptions(index, target, require, options or {}, run_only)
         for key, value in request.options.items():
             if isinstance(value, str) and len(value) > LONGEST_OPTION:
                 raise BadInput(f"option {key} has a value of {len(value)} characters", name, f"at most {LONGEST_OPTION}")
@@ -216,17 +224,17 @@ class Registry:
             found = ", ".join(f"{status.name}:{h.index} {h.name}" for h in status.hardware)
             raise DeviceUnavailable(f"unit {status.name}:{index} does not exist", hint=f"found: {found}")
 
-    def policies(self) -> list[Policy]:
-        """Return the scheduling policies of all plugins."""
-        return [policy for _, policy in self._hook_contributions("rammer_policies", check_policies)]
+    def policies(self, device: str = "") -> list[Policy]:
+        """Return the scheduling policies of all plugins for ``device``."""
+        return [policy for _, policy in self._hook_contributions("rammer_policies", check_policies, device=device)]
 
     def transports(self) -> list[Transport]:
         """Return the transports of all plugins."""
         return [transport for _, transport in self._hook_contributions("rammer_transports", check_transports)]
 
-    def passes(self) -> list[AnyPass]:
-        """Return the passes of all plugins, of graphs and of tensor expressions."""
-        return [step for _, step in self._hook_contributions("rammer_passes", check_passes)]
+    def passes(self, device: str = "") -> list[AnyPass]:
+        """Return the passes of all plugins for ``device``, of graphs and of tensor expressions."""
+        return [step for _, step in self._hook_contributions("rammer_passes", check_passes, device=device)]
 
     def operators(self) -> dict[tuple[str, str], CustomOperator]:
         """Return the operators that plugins declare, by (domain, operator)."""
@@ -239,9 +247,13 @@ class Registry:
         self.owners += [(o, o.plugin) for o in found.values()]
         return found
 
-    def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
-        """Return the lowerings of all plugins by (domain, operator)."""
-        return dict(self._hook_contributions("rammer_lowerings", lambda group: check_lowerings(group, self._declared_operators)))
+    def lowerings(self, device: str = "") -> dict[tuple[str, str], LoweringFn]:
+        """Return the lowerings of all plugins for ``device`` by (domain, operator)."""
+
+        def checked(group: Any) -> list[tuple[Any, Any]]:
+            return check_lowerings(group, self._declared_operators)
+
+        return dict(self._hook_contributions("rammer_lowerings", checked, device=device))
 
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that other plugins add for ``device``."""
@@ -250,16 +262,17 @@ class Registry:
         self.owners += [(value, name) for _, value, name in found]
         return [value for _, value, _ in found]
 
-    def _hook_contributions(self, hook: str, checked: Checked) -> list[tuple[Any, Any]]:
-        """Return the keys and values that all plugins contribute to ``hook``. Each hook is called once."""
-        if hook not in self._cached_contributions:
-            found = list(self._call_hook(hook, checked))
+    def _hook_contributions(self, hook: str, checked: Checked, **given: str) -> list[tuple[Any, Any]]:
+        """Return the keys and values that all plugins contribute to ``hook``, which is called once for each device."""
+        call = hook, *given.values()
+        if call not in self._cached_contributions:
+            found = list(self._call_hook(hook, checked, **given))
             self.owners += [(value, name) for _, value, name in found]
-            self._cached_contributions[hook] = [(key, value) for key, value, _ in found]
-        return self._cached_contributions[hook]
+            self._cached_contributions[call] = [(key, value) for key, value, _ in found]
+        return self._cached_contributions[call]
 
     @cached_property
-    def _cached_contributions(self) -> dict[str, list[tuple[Any, Any]]]:
+    def _cached_contributions(self) -> dict[tuple[str, ...], list[tuple[Any, Any]]]:
         return {}
 
     def _call_hook(self, hook: str, checked: Checked, **given: Any) -> Iterator[tuple[Any, Any, str]]:

@@ -19,7 +19,7 @@ import numpy as np
 from rammer.device.arrays import HostRoom
 from rammer.device.bound import Bound as Bound  # re-exported for plugins
 from rammer.device.execution_forms import ExecutionForm
-from rammer.errors import BadInput, DeviceFailure
+from rammer.errors import BadInput, DeviceFailure, NoMachineCode
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
@@ -39,6 +39,7 @@ __all__ = [
     "Hardware",
     "IterationCost",
     "Loaded",
+    "MachineCode",
     "MissingDependency",
     "OpenOptions",
     "Option",
@@ -126,12 +127,14 @@ def _parse_float(text: str) -> float | None:
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
     """The unit to open. ``target`` names hardware to compile for without running it; ``require`` rejects any other ``kind``;
-    ``options`` are the texts of the device's ``--option key=value`` pairs."""
+    ``options`` are the texts of the device's ``--option key=value`` pairs. With ``run_only`` the backend only loads machine code
+    of compiled files, so a device whose kernels need the compiler opens without it."""
 
     index: int = 0
     target: str = ""
     require: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    run_only: bool = False
 
     def value(self, option: Option[Value]) -> Value:
         """Return the value of ``option``: the user's, or its default. Raises BadInput if it is malformed."""
@@ -210,6 +213,17 @@ class RunResult:
     outputs: dict[str, Array]
     seconds: float
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """The machine code of one program for the unit ``target`` (``Backend.code_target``), as a compiled file contains it.
+
+    ``record`` is data of the device, which JSON can express. ``arrays`` are its bytes by name: binaries, packed constants."""
+
+    target: str
+    record: Mapping[str, Any]
+    arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +427,24 @@ class Backend(ABC):
         may use the memory of ``first``. The default is ``load``, with memory of its own."""
         return self.load(program, constants)
 
+    # --- machine code in compiled files ---
+
+    @cached_property
+    def code_target(self) -> str:
+        """The name of the hardware and software whose machine code this unit can load: equal names, equal code. The default ""
+        says that compiled files have no machine code for the device."""
+        return ""
+
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the machine code of a program for ``code_target``. Raises NoMachineCode for a form of programs without it, as
+        the default does."""
+        raise NoMachineCode("the device writes no machine code")
+
+    def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
+        """Load a program with machine code for ``code_target``, and compile nothing. The user trusts the code. Raises
+        DeviceFailure if it is malformed or does not load. The default raises it."""
+        raise DeviceFailure("the device loads no machine code")
+
     # --- execution forms ---
 
     @cached_property
@@ -452,6 +484,15 @@ class Backend(ABC):
         is that of any array."""
         return HostRoom()
 
+    def device_array(self, values: Array) -> Any:
+        """Return values of the host as an array that bound calls use in place. The default returns ``values``: programs share the
+        host's memory, or copy arrays of the host in every run."""
+        return values
+
+    def host_array(self, array: Any) -> Array:
+        """Return a copy of an array of ``device_array`` on the host. The default supports NumPy arrays."""
+        return np.array(array)
+
     @property
     def records_tasks(self) -> bool:
         """True if the device overrides ``trace``."""
@@ -468,7 +509,8 @@ class Device:
     """A plugin's manifest. ``probe`` lists units or raises MissingDependency.
 
     ``targets`` are the values of ``OpenOptions.target``. ``options`` are all that the device takes; ``several`` names the one
-    by which a name denotes several units. ``api`` is the API version that the plugin was written for, as a literal number."""
+    by which a name denotes several units. ``providers`` are ONNX Runtime's names of the execution providers that the device's
+    GPUs replace. ``api`` is the API version that the plugin was written for, as a literal number."""
 
     name: str
     summary: str
@@ -478,6 +520,7 @@ class Device:
     simulated: bool = False
     several: str = ""
     options: tuple[Option[Any], ...] = ()
+    providers: tuple[str, ...] = ()
     api: int = field(kw_only=True)
 
     def __post_init__(self) -> None:

@@ -156,6 +156,11 @@ def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = 
 _LARGE = 1 << 14
 
 
+def evaluate_positions(e: Expr, axes: tuple[Axis, ...]) -> Array:
+    """Return the values of an expression without loads, over the box of ``axes``."""
+    return np.broadcast_to(_evaluate_expr(e, axes, {}, {}, precise=True), tuple(a.extent for a in axes))
+
+
 def _evaluate_rearrangement(
     compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
 ) -> Array | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -14,6 +15,8 @@ from rammer.errors import BadInput
 LEAST: Final = 2
 #: A length for each dynamic dimension of a model (elements).
 Point: TypeAlias = Mapping[str, int]
+#: A user's range of a dimension, with or without a step, or a sum of lengths.
+GivenLength: TypeAlias = "tuple[int, int] | tuple[int, int, int] | str"
 
 
 class NoRange(BadInput):
@@ -46,6 +49,22 @@ class AffineExtent:
             raise ValueError(f"{text[:80]!r} is not a sum of lengths and a number")
         parts = (part.rpartition("*") for part in (found[1] or "").split(" + ") if part)
         return AffineExtent(tuple((name, int(factor or 1)) for factor, _, name in parts), int(found[2] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A derived length: the product of ``factors`` over ``divisor``, rounded down. The runtime computes it from other lengths."""
+
+    factors: tuple[AffineExtent, ...]
+    divisor: int = 1
+
+    def __str__(self) -> str:
+        product = " * ".join(f"({f})" if len(f.terms) > 1 or f.offset else str(f) for f in self.factors)
+        return f"({product} // {self.divisor})" if self.divisor > 1 else f"({product})"
+
+    def at(self, point: Point) -> int:
+        """Return the value at the lengths in ``point``."""
+        return math.prod(f.at(point) for f in self.factors) // self.divisor
 
 
 _TERM: Final = r"(?:-?\d{1,18}\*)?[A-Za-z_]\w*"
@@ -146,6 +165,8 @@ class ReduceBound:
 
 #: No dependent dimensions.
 NONE: Final[Mapping[str, AffineExtent]] = MappingProxyType({})
+#: Lengths at a distance of 1.
+NO_STEPS: Final[Mapping[str, int]] = MappingProxyType({})
 #: A dimension of a tensor: a number of elements, or a function of lengths.
 Dim: TypeAlias = "int | AffineExtent"
 
@@ -153,39 +174,75 @@ Dim: TypeAlias = "int | AffineExtent"
 @dataclass(frozen=True)
 class Ranged:
     """The lengths and shapes by which a program for the longest length serves all lengths of a range. ``lengths`` maps each
-    dimension to its scalar input (int64). ``shapes`` maps the other inputs and the outputs to their shapes."""
+    dimension and derived length to its scalar input (int64). ``shapes`` maps the other inputs and the outputs to their shapes."""
 
     lengths: Mapping[str, str]
     shapes: Mapping[str, tuple[Dim, ...]]
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  #: Least and greatest length by dimension.
+    steps: Mapping[str, int] = field(default_factory=dict)  #: Distance of lengths, counted from the greatest, if not 1.
+    formulas: Mapping[str, Formula] = field(default_factory=dict)  #: Derived lengths, each of earlier ones.
 
     def record(self) -> dict[str, Any]:
         """Return plain data to store in a file."""
-        shapes = {n: [d if isinstance(d, int) else [list(d.terms), d.offset] for d in s] for n, s in self.shapes.items()}
-        return {"lengths": dict(self.lengths), "shapes": shapes, "spans": {n: list(s) for n, s in self.spans.items()}}
+        shapes = {n: [d if isinstance(d, int) else _plain(d) for d in s] for n, s in self.shapes.items()}
+        formulas = {n: [[_plain(e) for e in f.factors], f.divisor] for n, f in self.formulas.items()}
+        spans = {n: list(s) for n, s in self.spans.items()}
+        return {
+            "lengths": dict(self.lengths),
+            "shapes": shapes,
+            "spans": spans,
+            "steps": dict(self.steps),
+            "formulas": formulas,
+        }
 
     @staticmethod
     def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:
         """Restore the data of ``record``. Raises ValueError or similar errors unless it matches ``tensors`` and their ranks."""
         lengths = {str(n): str(t) for n, t in record["lengths"].items()}
-        shapes = {str(n): tuple(_parse_dim(d, lengths) for d in s) for n, s in record["shapes"].items()}
+        spans = {str(n): (low, high) for n, (low, high) in record["spans"].items()}
+        steps = {str(n): step for n, step in record.get("steps", {}).items()}
+        formulas, known = dict[str, Formula](), {*spans}
+        for name, (factors, divisor) in record.get("formulas", {}).items():
+            if type(divisor) is not int or divisor < 1 or name in known:
+                raise ValueError("a derived length has no divisor, or the name of another length")
+            formulas[name] = Formula(tuple(_parse_extent(f, known) for f in factors), divisor)
+            known.add(name)
+        shapes = {str(n): tuple(d if type(d) is int else _parse_extent(d, known) for d in s) for n, s in record["shapes"].items()}
         if any(tensors.get(t) != 0 for t in lengths.values()) or {n: len(s) for n, s in shapes.items()} != {
             n: rank for n, rank in tensors.items() if n not in lengths.values()
         }:
             raise ValueError("lengths do not match the tensors")
-        spans = {str(n): (low, high) for n, (low, high) in record["spans"].items()}
-        if {*spans} != {*lengths} or not all(type(n) is int and n >= 0 for s in spans.values() for n in s):
+        if {*lengths} != known or not all(type(n) is int and n >= 0 for s in spans.values() for n in s):
             raise ValueError("ranges do not match the lengths")
-        return Ranged(lengths, shapes, spans)
+        if not steps.keys() <= spans.keys() or not all(type(n) is int and n > 0 for n in steps.values()):
+            raise ValueError("steps do not match the ranges")
+        return Ranged(lengths, shapes, spans, steps, formulas)
+
+    def complete(self, point: Point) -> Point:
+        """Return ``point`` with the derived lengths."""
+        if not self.formulas:
+            return point
+        found = dict(point)
+        for name, formula in self.formulas.items():
+            found[name] = formula.at(found)
+        return found
+
+    def scalars(self, point: Point) -> dict[str, int]:
+        """Return the values of the scalar inputs at the lengths in ``point``, by tensor."""
+        point = self.complete(point)
+        return {tensor: point[name] for name, tensor in self.lengths.items()}
 
     def shape(self, tensor: str, point: Point) -> tuple[int, ...]:
         """Return the shape of an input or output at the lengths in ``point``."""
+        point = self.complete(point)
         return tuple(d if isinstance(d, int) else d.at(point) for d in self.shapes[tensor])
 
 
-def _parse_dim(record: Any, lengths: Mapping[str, str]) -> Dim:
-    if type(record) is int:
-        return record
+def _plain(extent: AffineExtent) -> list[Any]:
+    return [list(extent.terms), extent.offset]
+
+
+def _parse_extent(record: Any, lengths: Container[str]) -> AffineExtent:
     terms, offset = record
     if not all(n in lengths and type(f) is int for n, f in terms) or type(offset) is not int:
         raise ValueError("an extent depends on unknown lengths")

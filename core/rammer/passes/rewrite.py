@@ -1,11 +1,11 @@
-"""The rewriter of graphs, and helpers of passes: replacing nodes, renaming values, counting readers."""
+"""The builder of nodes, the rewriter of graphs, and helpers of passes: replacing nodes, renaming values, counting readers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -63,19 +63,54 @@ def is_filled_with(value: np.ndarray | None, number: float) -> bool:
     return value is not None and value.size > 0 and bool(np.all(value == number))
 
 
-class GraphRewriter:
+class NodeBuilder:
+    """New nodes, and the types and constants of their values. ``taken`` are names in use, ``version`` is that of the nodes."""
+
+    def __init__(self, taken: Names, version: int = 21) -> None:
+        self.taken, self.version, self.nodes = taken, version, list[Node]()
+        self.types: dict[str, TensorType] = {}
+        self.constants: dict[str, np.ndarray] = {}
+
+    def append(self, node: Node) -> None:
+        """Add a node as it is."""
+        self.nodes.append(node)
+
+    def new_value(self, near: str, kind: TensorType) -> str:
+        """Return a new name, derived from ``near``, for a value of type ``kind``."""
+        name = make_identifier(near, self.taken)
+        self.types[name] = kind
+        return name
+
+    def add_constant(self, near: str, value: np.ndarray) -> str:
+        """Add a constant and return its name."""
+        name = self.new_value(near, TensorType(str(value.dtype), value.shape))
+        self.constants[name] = np.asarray(value, order="C")
+        return name
+
+    def add_node(self, op: str, inputs: Sequence[str], result: str, like: Node | None = None, **attributes: Any) -> str:
+        """Add a node with one ``result``, which is returned. Its name and version are those of ``like``."""
+        name, version = (result, self.version) if like is None else (like.name, like.version)
+        self.append(Node(op, tuple(inputs), (result,), attributes, name, "", version))
+        return result
+
+    def reshape(self, value: str, shape: tuple[int, ...], result: str) -> str:
+        """Add a Reshape of ``value`` to ``shape`` and return its ``result``."""
+        return self.add_node("Reshape", (value, self.add_constant(f"{result}_shape", np.array(shape, np.int64))), result)
+
+
+class GraphRewriter(NodeBuilder):
     """The graph that a pass builds, node by node.
 
     A subclass is a pass: ``rule`` matches a node, checks it, and adds its replacement. ``producers`` contains the new nodes, and
     ``counts`` the reads of each value in the original graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.nodes, self.changed = graph, list[Node](), False
-        self.types: dict[str, TensorType] = dict(graph.types)
-        self.constants: dict[str, np.ndarray] = dict(graph.constants)
+        super().__init__(Names(graph.types))
+        self.graph, self.changed = graph, False
+        self.types |= graph.types
+        self.constants |= graph.constants
         self.outputs, self.counts, self.producers = output_names(graph), count_readers(graph), find_producers(graph)
         self.names: dict[str, str] = {}  #: Values that were replaced by other values.
-        self._taken = Names(graph.types)
 
     def rule(self, node: Node) -> bool:
         """Add the replacement of ``node``, or return False to keep it."""
@@ -93,32 +128,19 @@ class GraphRewriter:
         return rebuild_graph(replace(self.graph, types=self.types), nodes, self.constants) if self.changed else self.graph
 
     def append(self, node: Node) -> None:
-        """Add a node as it is."""
-        self.nodes.append(node)
+        super().append(node)
         self.producers.update({o: node for o in node.outputs if o})
+
+    def replace_node(self, node: Node, *others: Node) -> None:
+        """Put ``others`` in the place of ``node``, which is one of the new nodes."""
+        at = next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is node)
+        self.nodes[at : at + 1] = others
+        self.producers.update({o: other for other in others for o in other.outputs if o})
 
     def produced(self, value: str, op: str) -> Node | None:
         """Return the node that computes ``value`` if it is the standard operator ``op``, else None."""
         node = self.producers.get(value)
         return node if node is not None and is_operator(node, op) else None
-
-    def new_value(self, near: str, kind: TensorType) -> str:
-        """Return a new name, derived from ``near``, for a value of type ``kind``."""
-        name = make_identifier(near, self._taken)
-        self.types[name] = kind
-        return name
-
-    def add_constant(self, near: str, value: np.ndarray) -> str:
-        """Add a constant and return its name."""
-        name = self.new_value(near, TensorType(str(value.dtype), value.shape))
-        self.constants[name] = np.asarray(value, order="C")
-        return name
-
-    def reshape(self, value: str, shape: tuple[int, ...], result: str) -> str:
-        """Add a Reshape of ``value`` to ``shape`` and return its ``result``."""
-        size = self.add_constant(f"{result}_shape", np.array(shape, np.int64))
-        self.append(Node("Reshape", (value, size), (result,), {}, version=21))
-        return result
 
 
 @dataclass(frozen=True)

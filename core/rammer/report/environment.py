@@ -12,7 +12,7 @@ from typing import Final
 from rammer.device.loader import GROUP
 
 #: The core's relevant packages, and the other runtimes that it is compared with.
-PACKAGES: Final = ("rammer-core", "numpy", "onnx", "onnxruntime", "torch", "jax")
+PACKAGES: Final = ("rammer-core", "rammer-runtime", "numpy", "onnx", "onnxruntime", "torch", "jax")
 
 
 def describe_environment() -> dict[str, str]:

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rammer.compiled.host_timing import collect_host_times
 from rammer.compiled.segments import HostSegment, ProgramSegment
 from rammer.device.guard import compile_lock
 from rammer.device.manifest import Array, Backend, Binding
 from rammer.errors import DeviceUnavailable
+from rammer.frontend.host.host_timing import collect_host_times
 from rammer.ir.operator import ROperator
+from rammer.jit.continuation import Continuation
 from rammer.report.measured_trace import union_length
 from rammer.report.text_table import format_duration
 from rammer.report.trace_events import describe_nodes
-from rammer.runtime.continuation import Continuation
 from rammer.runtime.loaded_model import LoadedModel
 
 #: Sources of seconds: the device's record of a run; each operator alone, by the device's clock; simulated cycles; the cost model;

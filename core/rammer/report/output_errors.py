@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -23,6 +23,12 @@ class Difference:
     l2: float
     good: bool
     why: str = ""
+
+
+def as_record(difference: Difference) -> dict[str, Any]:
+    """Return a difference as plain data for JSON, with None for errors that are not finite."""
+    found = {**asdict(difference), "good": bool(difference.good)}
+    return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in found.items()}
 
 
 def compare_output(name: str, have: Array, want: Array, rtol: float, atol: float) -> Difference:

@@ -1,1 +1,1 @@
-"""Execution of models: executables, sessions, inputs, bound calls, and programs in host memory."""
+"""Execution of compiled models: executables, compiled files, inputs, bound calls, and programs in host memory."""

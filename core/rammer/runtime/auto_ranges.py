@@ -1,29 +1,43 @@
-"""Automatic ranges: a dimension that runs use at two lengths gets programs for ranges that double from the first length."""
+"""Automatic ranges: a dimension that runs use at two lengths gets programs for ranges that double from the first length.
+
+If no program serves all lengths of a range, for example because the model only accepts multiples of 32, the range gets a step
+that the lengths of the runs have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 from rammer.ir.extent import LEAST, AffineExtent, Point
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 
 #: Minimum upper bound of a range: shorter lengths are too few for separate programs.
 FEWEST = 8
+#: Maximum step of a range.
+MOST_STEP = 32
+#: Number of steps that are tried if none of them serves any range.
+TRIALS = 2
 
 
-def doubling_range(first: int, value: int) -> Span:
-    """Return the least and greatest length of the program for ``value``. The greatest length is ``first`` or FEWEST, times a
-    power of two. Length 0 is excluded unless it was the first."""
+def doubling_range(first: int, value: int, step: int = 1) -> Span:
+    """Return the least and greatest length of the program for ``value``, in ``step`` from ``first``. The greatest length is about
+    ``first`` or FEWEST, times a power of two. Length 0 is excluded unless it was the first."""
     high = max(first, FEWEST)
     while high < value:
         high *= 2
     while high // 2 >= max(value, FEWEST):
         high //= 2
-    return (high // 2 + 1 if value > high // 2 and high // 2 >= FEWEST else min(first, 1)), high
+    low = high // 2 + 1 if value > high // 2 and high // 2 >= FEWEST else min(first, 1)
+    return _least(low, first, step), high + (first - high) % step
+
+
+def _least(low: int, other: int, step: int) -> int:
+    """Return the least length from ``low`` at a multiple of ``step`` from ``other``."""
+    return low + (other - low) % step
 
 
 @dataclass
@@ -34,9 +48,12 @@ class LengthHistory:
     first: Mapping[str, int] | None = None
     changed: set[str] = field(default_factory=set)
     independent: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
+    refused: list[Mapping[str, int]] = field(default_factory=list)  #: Steps of ranges without a program.
+    binds: bool = True  #: False once a bound call's range had no program.
+    serves: bool = False  #: True once a range has a program.
     _lock: Any = field(default_factory=Lock, repr=False)
 
-    def learned(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+    def learned(self, ports: tuple[ModelPort, ...], shapes: Shapes) -> Lengths:
         """Record these shapes, and return the range that serves them, or FIXED if all dimensions have their first lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         if not self.on or not point:
@@ -44,13 +61,13 @@ class LengthHistory:
         with self._lock:
             return self._infer_lengths(point)
 
-    def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+    def until(self, ports: tuple[ModelPort, ...], shapes: Shapes) -> Lengths:
         """Return the range up to these lengths, for dimensions whose lengths changed between runs; FIXED if all are constant.
         Bound shapes are not recorded, since bound arrays have one shape, with the greatest lengths."""
         point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         with self._lock:
             first = self.first
-            if not self.on or first is None:
+            if not self.on or not self.binds or first is None:
                 return FIXED
             open_ones = [d for d in sorted(point, key=lambda d: (first.get(d, 0), d)) if d in self.changed and d in first]
             roots, derived = [d for d in open_ones if d in self.independent and point[d] > LEAST], dict[str, AffineExtent]()
@@ -58,7 +75,27 @@ class LengthHistory:
                 root = next((r for r in roots if point[r] - first[r] == point[name] - first[name]), None)
                 if name not in self.independent and root is not None:
                     derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
-            return Lengths({d: (min(first[d], 1), point[d]) for d in roots}, derived, buckets=1) if roots else FIXED
+            steps = self._choose_steps(roots, point, first)
+            if not roots or steps is None:
+                return FIXED
+            spans = {d: (_least(min(first[d], 1), point[d], steps.get(d, 1)), point[d]) for d in roots}
+            return Lengths(spans, derived, buckets=1, steps=steps)
+
+    def refuse(self, lengths: Lengths) -> None:
+        """Record that no program serves these ranges. Other runs get greater steps, or none if all of them fail."""
+        with self._lock:
+            self.refused.append({d: lengths.steps.get(d, 1) for d in lengths.spans})
+            self.on = self.on and (self.serves or len(self.refused) < TRIALS)
+
+    def _choose_steps(self, roots: Sequence[str], point: Point, first: Point) -> dict[str, int] | None:
+        """Return the steps of ranges from the lengths ``first`` to ``point``: none or, if a range without steps has no program,
+        the greatest powers of two that these lengths have. Return None if those have no program either."""
+        common = {d: math.gcd(MOST_STEP, first[d], point[d]) for d in roots}
+        for steps in (dict.fromkeys(roots, 1), common):
+            known = (r for r in self.refused if r.keys() <= steps.keys())
+            if not any(all(step % steps[d] == 0 for d, step in r.items()) for r in known):
+                return {d: step for d, step in steps.items() if step > 1}
+        return None
 
     def _infer_lengths(self, point: Point) -> Lengths:
         if self.first is None:
@@ -75,4 +112,8 @@ class LengthHistory:
             else:
                 roots.append(name)
                 self.independent.add(name)
-        return Lengths({d: doubling_range(first[d], point[d]) for d in roots}, derived, buckets=1)
+        steps = self._choose_steps(roots, point, first)
+        if steps is None:
+            return FIXED
+        spans = {d: doubling_range(first[d], point[d], steps.get(d, 1)) for d in roots}
+        return Lengths(spans, derived, buckets=1, steps=steps)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rammer.device.arrays import by_name, check_mapping, dtype_of, shape_of
 from rammer.errors import BadInput
 from rammer.ir.formats import carrier_dtype
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.input_checks import check_ports
 from rammer.runtime.model_source import Head
@@ -57,8 +57,8 @@ def parse_bind_request(
 def _check_kept(head: Head, kept: Mapping[str, str]) -> None:
     names = [p.name for p in head.inputs]
     for output, name in kept.items():
-        if output not in head.outputs:
-            raise BadInput(f"the model has no output {output!r}", hint=f"its outputs are: {', '.join(head.outputs)}")
+        if output not in head.output_names:
+            raise BadInput(f"the model has no output {output!r}", hint=f"its outputs are: {', '.join(head.output_names)}")
         if name not in names:
             raise BadInput(f"output {output!r} is stored in input {name!r}, which the model does not have", hint=", ".join(names))
     if len({*kept.values()}) < len(kept):
@@ -71,7 +71,7 @@ def _are_whole(head: Head, wholes: Mapping[str, int], shapes: Shapes) -> bool:
     return all(wholes.get(d, n) == n for d, n in found)
 
 
-def _state_shape(port: InputPort, head: Head, shapes: Shapes, wholes: Mapping[str, int]) -> tuple[int, ...]:
+def _state_shape(port: ModelPort, head: Head, shapes: Shapes, wholes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of an input that an output aliases, from other inputs' shapes and the greatest lengths."""
     others = {p.name: p for p in head.inputs if p.name in shapes}
     known = {d: n for p in others.values() for d, n in zip(p.shape, shapes[p.name], strict=False) if isinstance(d, str)}

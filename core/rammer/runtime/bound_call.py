@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from rammer.ir.extent import Point
 from rammer.ir.formats import from_carrier, to_carrier
 from rammer.ir.graph import Value
 from rammer.runtime.call_lengths import PLAIN, BindSpec, CallLengths, LoadedVariants
+from rammer.runtime.executable_text import describe_bound
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from rammer.frontend.loops.control_operators import BodyRunner
 
 
@@ -84,7 +87,6 @@ class BoundCall(Bound):
         loaded: Mapping[int, Loaded | LoadedVariants],
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
-        stream: Any = None,
         spec: BindSpec = PLAIN,
         bodies: BodyRunner | None = None,
     ) -> None:
@@ -109,7 +111,7 @@ class BoundCall(Bound):
         try:
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    self._bind_program(segment, loaded[number], given, stream)
+                    self._bind_program(segment, loaded[number], given, spec.stream)
                 else:
                     self._bind_host_operator(segment, given)
         except BaseException:
@@ -243,6 +245,33 @@ class BoundCall(Bound):
             run()
         self._copy_states(self._lengths)
 
+    def submit(self, inputs: Mapping[str, Any] | None = None, **lengths: int) -> Future[dict[str, Array]]:
+        """Write ``inputs``, run once and return a future of copies of the outputs. Submitted calls execute one after another, and
+        no other call of any thread comes between their steps. The future has the errors of ``write`` and ``run``."""
+        return self._threads.submit(self._call, inputs, lengths)
+
+    def _call(self, inputs: Mapping[str, Any] | None, lengths: Mapping[str, int]) -> dict[str, Array]:
+        with self.guard:
+            if inputs:
+                self.write(inputs)
+            self.run(**lengths)
+            return self.to_host()
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(1, "rammer-bound")
+
+    def __enter__(self) -> BoundCall:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return describe_bound(self)
+
     def wait(self) -> None:
         """Wait for every queued run. Raises DeviceFailure if one failed."""
         for program in self.programs:
@@ -303,7 +332,9 @@ class BoundCall(Bound):
             self.store({name: self.accept(name, value)})
 
     def close(self) -> None:
-        """Release the arrays, and the program if only this call uses it, after the running call has returned."""
+        """Release the arrays, and the program if only this call uses it, after the running and submitted calls have returned."""
+        if "_threads" in self.__dict__:
+            self._threads.shutdown()
         super().close()
         closing, self._closing = self._closing, None
         if closing is not None:

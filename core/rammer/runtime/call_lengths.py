@@ -14,7 +14,7 @@ from rammer.device.manifest import Array, Loaded, RunResult
 from rammer.errors import BadInput
 from rammer.ir.extent import Point
 from rammer.ir.graph import Value
-from rammer.runtime.shape_buckets import Span
+from rammer.runtime.shape_buckets import Span, format_spans, is_within
 from rammer.verify.in_place_state import state_pairs
 
 
@@ -44,12 +44,14 @@ class LoadedVariants:
 
 @dataclass(frozen=True)
 class BindSpec:
-    """The ranges of a bound call's lengths and its aliased outputs. ``kept`` maps outputs to the inputs whose memory they share.
-    ``closing`` is called when the bound call is closed."""
+    """The ranges of a bound call's lengths with their ``steps``, its aliased outputs, and the ``stream`` of its runs. ``kept``
+    maps outputs to the inputs whose memory they share. ``closing`` is called when the bound call is closed."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     closing: Callable[[], None] | None = None
+    stream: Any = field(default=None, compare=False)
 
     def check(self, lengths: Mapping[str, Any]) -> dict[str, int]:
         """Return ``lengths`` as integers. Raise BadInput for a name that is not a ranged dimension, or for a length outside its
@@ -59,9 +61,9 @@ class BindSpec:
             if name not in self.spans:
                 known = f"its lengths are {', '.join(self.spans)}" if self.spans else "all of its shapes are fixed"
                 raise BadInput(f"the bound call has no length {name!r}", hint=known)
-            low, high = self.spans[name]
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
-                raise BadInput(f"{name} is {value!r}, the range is {low}..{high}")
+            is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if not is_number or not is_within(self.spans[name], int(value), self.steps.get(name, 1)):
+                raise BadInput(f"{name} is {value!r}, the range is {format_spans({name: self.spans[name]}, self.steps)}")
             found[name] = int(value)
         return found
 
@@ -81,10 +83,8 @@ class CallLengths:
     def __init__(self, compiled: Compiled, spec: BindSpec) -> None:
         graph, self._spec, self._ranged = compiled.graph, spec, compiled.ranged
         self._tensors = {v.external or v.name: v.name for v in (*graph.inputs, *graph.outputs)}
-        hidden = self._ranged.lengths if self._ranged is not None else {}
-        self._symbols = {tensor: symbol for symbol, tensor in hidden.items()}
         #: The lengths of the next run, by dimension.
-        self.point: Point = {symbol: spec.spans[symbol][1] for symbol in hidden}
+        self.point: Point = {name: spec.spans[name][1] for name in (self._ranged.spans if self._ranged is not None else {})}
         self._types = {v.external or v.name: v.type for v in graph.inputs}
         found = {o: p for program in compiled.programs for o, p in state_pairs(program).items()}
         self.in_place = {o: i for o, i in spec.kept.items() if found.get(_tensor(graph.outputs, o)) == self._tensors[i]}
@@ -101,7 +101,8 @@ class CallLengths:
     @property
     def numbers(self) -> dict[str, Array]:
         """The lengths of the next run as the programs' scalar inputs, by tensor."""
-        return {tensor: np.array(self.point[symbol], np.int64) for tensor, symbol in self._symbols.items()}
+        scalars = self._ranged.scalars(self.point) if self._ranged is not None else {}
+        return {tensor: np.array(n, np.int64) for tensor, n in scalars.items()}
 
     def initial_inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays to bind, with those of states in full length. Raise BadInput for a state of another shape."""
@@ -120,9 +121,11 @@ class CallLengths:
 
     def set(self, lengths: Mapping[str, Any]) -> dict[str, Array]:
         """Set lengths for the next run; return the scalar inputs that change, by tensor. Raise BadInput for a wrong length."""
-        changed = {s: n for s, n in self._spec.check(lengths).items() if self.point[s] != n}
-        self.point = {**self.point, **changed}
-        return {tensor: n for tensor, n in self.numbers.items() if self._symbols[tensor] in changed}
+        given, before = self._spec.check(lengths), self.numbers
+        if all(self.point[name] == n for name, n in given.items()):
+            return {}
+        self.point = {**self.point, **given}
+        return {tensor: n for tensor, n in self.numbers.items() if n != before[tensor]}
 
     def shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of an input or output at the lengths of the next run."""

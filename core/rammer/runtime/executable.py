@@ -7,42 +7,47 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rammer.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
-from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
+from rammer.compiled.segments import Compiled, ProgramSegment, with_code, with_contents, with_needs
 from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Backend
 from rammer.device.shared_constants import LoadedArrangements
-from rammer.errors import BadInput, DeviceFailure, print_warning
+from rammer.errors import BadInput, DeviceFailure, logger, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
+from rammer.ir.port import ModelPort
 from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.call_lengths import BindSpec
-from rammer.runtime.input_checks import check_inputs, shapes_of
-from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing, load_segments
+from rammer.runtime.executable_text import describe_executable, executable_html
+from rammer.runtime.input_checks import check_inputs, is_host_value, name_inputs, shapes_of
+from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Programs, Timing, bytes_of, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
+from rammer.runtime.program_cache import ProgramCache, describe_unit, fits_part, fits_shapes, part_key
 from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.runtime.specialiser import CompileSite, Specialiser
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from rammer.compiler.compiler import Compiler
+    from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.runtime.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 #: Maximum cached shapes of runs whose program is selected without a search of the ranges.
@@ -56,15 +61,16 @@ def is_check_requested() -> bool:
     return bool(whole_number(os.environ.get(VARIABLE, "0")))
 
 
-@dataclass
+@dataclass(repr=False)
 class Executable:
-    """A model on a device: ``exe.run({name: array}) -> {name: array}``.
+    """A model on a device: ``exe.run({name: array}) -> {name: array}``. As a context manager, it is closed at the end.
 
     It caches one LoadedModel per set of input shapes, at most ``resident``. The least recently used is freed for a new one,
     unless it is running or has an open bound call.
 
-    Any thread may call it at any time. Runs of one set of shapes are serialised; a set is compiled once, and compiling does not
-    stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
+    Any thread may call it at any time. A set of shapes is compiled once, and compiling does not stop runs of others. At most
+    ``copies`` runs of one set execute side by side, and programs take at most ``memory`` bytes (0: any number). ``close`` waits
+    for the runs in progress; later calls raise DeviceFailure.
 
     ``device`` is the name it was opened by, ``NAME:INDEX``, and ``device_options`` are its options. Compiled
     programs are cached for later processes in the cache folder ``cache_root``, if given. ``lengths`` are ranges of open
@@ -81,6 +87,8 @@ class Executable:
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Times of the last completed run.
     resident: int = RESIDENT
+    memory: int = 0
+    copies: int = 1
     lengths: Lengths = field(default=FIXED)
     length_history: LengthHistory = field(default_factory=LengthHistory)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Deduplicated constants of all programs.
@@ -94,7 +102,7 @@ class Executable:
     @cached_property
     def residents(self) -> LoadedPrograms[ShapeKey]:
         """The programs on the device."""
-        return LoadedPrograms(self.head.name, self.resident)
+        return LoadedPrograms(self.head.name, self.resident, self.memory)
 
     @cached_property
     def body_programs(self) -> LoadedPrograms[Any]:
@@ -125,7 +133,7 @@ class Executable:
         return self.specialiser.compiler
 
     @property
-    def bodies(self) -> BodyPrograms:
+    def bodies(self) -> BodyRunner:
         """The bodies of control flow on the device."""
         return self.specialiser.bodies
 
@@ -140,7 +148,7 @@ class Executable:
         """Names of operators that the host has computed, including control flow whose bodies it ran."""
         specials = (*self.residents.held.values(), *self.body_programs.held.values())
         found = [h.node.node.op for special in specials for h in special.host_nodes]
-        return self.bodies.hosted(found) if found else []
+        return self.specialiser.hosted(found) if found else []
 
     @property
     def cache(self) -> Mapping[ShapeKey, LoadedModel]:
@@ -162,17 +170,58 @@ class Executable:
         """Name and ports of the model."""
         return self.source.head
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Run once. Raises BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
-        arrays = self.checked(inputs)
+    @property
+    def inputs(self) -> tuple[ModelPort, ...]:
+        """The inputs with their types and shapes."""
+        return self.head.inputs
+
+    @property
+    def outputs(self) -> tuple[ModelPort, ...]:
+        """The outputs with their types and shapes, as far as these are known before a run."""
+        return self.head.outputs
+
+    def run(self, *inputs: Any) -> dict[str, Array]:
+        """Run once on ``inputs``: a mapping of arrays by name, one list of all arrays in the model's order, or the arrays.
+
+        Arrays are NumPy's or of any library with DLPack. Arrays on the device are used in place. Raises BadInput for missing,
+        unknown, wrongly typed or wrongly shaped inputs."""
+        named = name_inputs(self.head.inputs, inputs[0] if len(inputs) == 1 else inputs)
+        if not all(map(is_host_value, named.values())):
+            with closing(self.bind(named)) as bound:
+                bound.run()
+                return bound.to_host()
+        arrays = self.checked(named)
         if is_check_requested():
             self.check_run(arrays)
         with self.residents.used(lambda: self.specialise(shapes_of(self.head, arrays))) as special:
             outputs, self.timing = special.run(arrays)
         return outputs
 
+    def submit(self, *inputs: Any) -> Future[dict[str, Array]]:
+        """Run in another thread, and return a future of the outputs. ``inputs`` are those of ``run``. At most ``copies`` of
+        them execute at a time."""
+        return self._threads.submit(self.run, *inputs)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(self.copies, "rammer-run")
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return describe_executable(self)
+
+    def _repr_html_(self) -> str:
+        return executable_html(self)
+
     def check_run(self, inputs: Mapping[str, Array]) -> None:
-        """Run once with the results of all operators as outputs (``rammer.runtime.operator_check``).
+        """Run once with the results of all operators as outputs (``rammer.jit.operator_check``).
 
         Raises BadInput with the first operator that reads an index out of range or computes NaN or an infinity. ``run`` also does
         this if ``RAMMER_CHECK=1`` is set."""
@@ -197,7 +246,9 @@ class Executable:
             exe.close()
         self.specialiser.check_values(model, {**inputs, **outputs})
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> BoundCall:
+    def bind(
+        self, inputs: Mapping[str, Any] | Sequence[Any], outputs: Mapping[str, Any] | None = None, stream: Any = None
+    ) -> BoundCall:
         """Return a call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs in place.
 
         With ranges, arrays of the greatest lengths are bound for all lengths: ``bound.run(past=5)``. If runs have shown which
@@ -213,20 +264,25 @@ class Executable:
         Raises BadInput for inputs that ``run`` rejects and for an output of the wrong type or shape. It is also raised for an
         array that the device cannot access.
         """
+        inputs = name_inputs(self.head.inputs, inputs)
         what = parse_bind_request(self.head, self.lengths, self.length_history, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
-                return special.bind(what.inputs, what.outputs, stream)
+                return special.bind(what.inputs, what.outputs, BindSpec(stream=stream))
         of_file = self.source.known is not None  # also for bound calls; it copies states
         own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are private to this call
-        key = key_for(what.shapes, what.spans, what.lengths.derived)
+        key = key_for(what.shapes, what.spans, what.lengths)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        spec = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
-        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
-            return self.bind(inputs, outputs, stream)
+        spec = BindSpec(what.spans, what.kept, what.lengths.steps, (lambda: self.residents.drop(key)) if own else None, stream)
+        if what.found and what.spans:
+            tried = self._try_range(lambda: self._find_bindable(key, what), what.lengths)
+            if isinstance(tried, str):
+                print_warning(tried)
+                self.length_history.binds = False
+                return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._find_bindable(key, what)) as special:
-            return special.bind(what.inputs, what.outputs, stream, spec)
+            return special.bind(what.inputs, what.outputs, spec)
 
     def _find_bindable(self, key: ShapeKey, what: BindRequest) -> LoadedModel:
         """Return the program of a bound call for a range, or with outputs that alias inputs."""
@@ -240,7 +296,10 @@ class Executable:
     def _compiled_bound(self, what: BindRequest) -> Compiled:
         """Compile a bound call's program. Raises NoRange if no single program covers the range."""
         if what.spans:
-            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)
+            lengths = what.lengths
+            return self.compiler.compile_range(
+                self.source.model, what.shapes, what.spans, lengths.derived, what.kept, lengths.steps
+            )
         return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -253,19 +312,28 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> LoadedModel:
         """Return the loaded program for these input shapes, compiling it if it is not cached. It may be freed for others."""
-        lengths, at = self.lengths, tuple(shapes.items())
+        lengths, at, history = self.lengths, tuple(shapes.items()), self.length_history
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
-        if not lengths.spans and self.length_history.on:
-            lengths = self.length_history.learned(self.head.inputs, shapes)
+        if not lengths.spans and history.on:
+            lengths = history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
             if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
                 lengths = FIXED  # compiled for these shapes earlier
-        spans = lengths.spans_of(self.head.inputs, shapes)
-        found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
-        return found or self._specialise_shapes(shapes, {}, FIXED)
+        problems = list[str]()
+        while spans := lengths.spans_of(self.head.inputs, shapes):
+            found = self._try_range(partial(self._specialise_shapes, shapes, spans, lengths), lengths)
+            if isinstance(found, LoadedModel):
+                history.serves = True
+                return found
+            problems.append(found)
+            history.refuse(lengths)
+            lengths = history.learned(self.head.inputs, shapes)
+        if problems:
+            print_warning(problems[0])
+        return self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
         """Cache the program key for these shapes, so that later runs skip the search of the ranges."""
@@ -273,24 +341,26 @@ class Executable:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _try_range(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
-        """Return the program for a range from ``make``; on failure, disable ranges so that each shape is compiled, and return
-        None."""
+    def _try_range(self, make: Callable[[], LoadedModel], lengths: Lengths) -> LoadedModel | str:
+        """Return the program for a range of ``lengths`` from ``make``. If it does not exist, ignore the user's ranges from then
+        on, and return the reason."""
         try:
             return make()
         except NoRange as problem:
-            print_warning(f"{problem}")
+            why = str(problem)
         except (BadInput, DeviceFailure) as problem:  # an inferred range may need more memory
             if self.lengths.spans or self.closed:
                 raise
-            print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
-        self.lengths, self.length_history.on = FIXED, False
-        return None
+            served = format_spans(lengths.spans, lengths.steps)
+            why = f"no program for {served}, so each shape is compiled on its own: {problem.what}"
+        if self.lengths.spans:
+            self.lengths, self.length_history.on = FIXED, False
+        return why
 
     def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """Return the program for these shapes, with ``spans`` as dynamic lengths. Raises NoRange if it does not exist."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
-        key = key_for(longest, spans, lengths.derived)
+        key = key_for(longest, spans, lengths)
         found = self.residents.find(key)
         if found is not None:
             if spans and lengths is self.lengths:
@@ -299,7 +369,7 @@ class Executable:
 
         def compiled() -> Compiled:
             if spans and not self.lengths.spans:
-                self.progress("range", format_spans(spans))
+                self.progress("range", format_spans(spans, lengths.steps))
             return self._compile_shapes(shapes, spans, lengths)
 
         with compile_lock(self.backend):  # waiting threads reuse the program
@@ -326,6 +396,7 @@ class Executable:
                 except BadInput as problem:
                     print_warning(f"{problem.what}; compiling again")
         compiled = with_contents(compile_it(), self.contents)  # releases values that passes created
+        logger().info("compiled %s for %s in %.3f s", self.head.name, self.device, time.perf_counter() - start)
         self.kept.keep(key, compiled)
         return self._load_compiled(compiled, start)
 
@@ -334,13 +405,13 @@ class Executable:
         NoRange if it does not exist."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
-        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
+        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived, steps=lengths.steps)
 
     def adopt(self, compiled: Compiled) -> LoadedModel:
         """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
-        key = key_for(dict(shapes), spans, self.lengths.derived)
+        key = key_for(dict(shapes), spans, self.lengths)
         with compile_lock(self.backend):
             special = self._load_compiled(compiled, time.perf_counter())
             self.residents.keep(key, special)
@@ -349,13 +420,21 @@ class Executable:
     def _load_compiled(self, compiled: Compiled, start: float) -> LoadedModel:
         """Return ``compiled`` loaded on the device. Deferred parts are compiled at run time."""
         compiled = with_contents(compiled, self.contents)
-        loaded = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False))
+        loaded = self._load_programs(compiled)
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
             for table in segment.tables:
                 self.arrangements.add(table, segment.constants)
         following = self.specialiser.continuation(compiled.rest) if compiled.rest is not None else None
         bodies = self.bodies if compiled.host_nodes else None
-        return LoadedModel(compiled, loaded, time.perf_counter() - start, following, bodies)
+        load_copy = partial(self._load_programs, compiled) if self.copies > 1 else None
+        seconds = time.perf_counter() - start
+        return LoadedModel(compiled, loaded, seconds, following, bodies, self.copies - 1, load_copy)
+
+    def _load_programs(self, compiled: Compiled) -> Programs:
+        """Load the programs once. Raises DeviceFailure if they do not fit into ``memory``."""
+        self.residents.reserve(bytes_of(compiled))
+        with compile_lock(self.backend):
+            return load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False))
 
     def _specialise_continuation(self, model: Model) -> LoadedModel:
         """Return the loaded program of a model part with static shapes, cached by its content."""
@@ -389,7 +468,8 @@ class Executable:
             return self.compile_only(shapes)
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compile_lock(self.backend):
-            return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
+            lengths = self.lengths
+            return self.compiler.compile_range(self.source.model, shapes, lengths.spans, lengths.derived, {}, lengths.steps)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """Return the chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -406,10 +486,19 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
-        return self.kept.artifact(compiled)
+        has_code = any(s.code for s in compiled.segments if isinstance(s, ProgramSegment))
+        code_target = self.backend.code_target if has_code else ""
+        return replace(self.kept.artifact(compiled), hardware=describe_unit(self.backend), code_target=code_target)
+
+    def with_code(self, compiled: Compiled) -> Compiled:
+        """Return ``compiled`` with its machine code for the device, unless compiled files have none for it."""
+        with compile_lock(self.backend):
+            return with_code(compiled, self.backend) if self.backend.code_target else compiled
 
     def close(self) -> None:
-        """Free the device when the runs in progress have ended; later calls raise DeviceFailure."""
+        """Free the device when the runs in progress and submitted ones have ended; later calls raise DeviceFailure."""
+        if "_threads" in self.__dict__:
+            self._threads.shutdown()
         self.residents.close()
         self.body_programs.close()
         if self.owner:

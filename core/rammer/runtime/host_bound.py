@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
@@ -15,17 +16,28 @@ from rammer.errors import BadInput
 from rammer.ir.program import RProgram
 from rammer.verify.in_place_state import state_ports
 
-__all__ = ["HostBound", "check_apart"]
+__all__ = ["HostBound", "HostRuns", "check_apart"]
 
 #: Clock of bound calls that include reading the bound arrays and writing into them.
 WHOLE: Final = "wall, NumPy in and out"
 
 
+@dataclass(frozen=True)
+class HostRuns:
+    """Facts about the runs of a ``HostBound``: their clock, the notes before the first run, and True if the bound inputs are read
+    in place."""
+
+    clock: str = WHOLE
+    notes: tuple[str, ...] = ()
+    reads_in_place: bool = False
+
+
 class HostBound(Bound):
     """A bound call of a program's ``run`` (NumPy in and out) on fixed host arrays. Runs are complete on return.
 
-    ``copied`` are all arrays, or the outputs alone with ``reads_in_place``: ``run`` returns new arrays. ``notes`` are those of
-    the last run. Raises BadInput for arrays elsewhere, outputs that overlap another bound array or are read-only, or a stream."""
+    ``copied`` are all arrays, or the outputs alone if inputs are read in place: ``run`` returns new arrays. ``notes`` are those
+    of the last run. Raises BadInput for arrays elsewhere, outputs that overlap another bound array or are read-only, or a
+    stream."""
 
     def __init__(
         self,
@@ -34,15 +46,13 @@ class HostBound(Bound):
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         stream: Any = None,
-        clock: str = WHOLE,
-        notes: Sequence[str] = (),
-        reads_in_place: bool = False,
+        runs: HostRuns = HostRuns(),
     ) -> None:
         read, written = host_ports(program, inputs, outputs)
         if stream is not None:
             raise BadInput("runs of this device are synchronous: it has no stream to queue them on")
-        copied = (() if reads_in_place else tuple(read)), tuple(written)
-        super().__init__(read, written, clock=clock, notes=notes, copied=copied)
+        copied = (() if runs.reads_in_place else tuple(read)), tuple(written)
+        super().__init__(read, written, clock=runs.clock, notes=runs.notes, copied=copied)
         self._run = run
 
     def launch(self) -> None:

@@ -7,16 +7,33 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.arrays import as_numpy, by_name, check_mapping, check_names
+from rammer.device.arrays import as_numpy, by_name, check_mapping, check_names, on_host
 from rammer.errors import BadInput
 from rammer.ir.formats import from_file, name_of
-from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, ModelPort
 from rammer.runtime.model_source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
+def name_inputs(ports: tuple[ModelPort, ...], given: Any) -> Mapping[str, Any]:
+    """Return inputs by name, from a mapping, from a list or tuple in the model's order, or from the only input. Raises BadInput
+    for another number of inputs."""
+    if isinstance(given, Mapping):
+        return given
+    values = given if isinstance(given, list | tuple) else (given,)
+    if len(values) != len(ports):
+        names = ", ".join(p.name for p in ports)
+        raise BadInput(f"{len(values)} inputs were given, the model has {len(ports)}", hint=f"in this order: {names}")
+    return {p.name: value for p, value in zip(ports, values, strict=True)}
+
+
+def is_host_value(value: Any) -> bool:
+    """Return True unless ``value`` is an array in the memory of a device."""
+    return isinstance(value, np.ndarray) or on_host(value) or not hasattr(value, "__dlpack_device__")
+
+
+def check_inputs(ports: tuple[ModelPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """Return the inputs as arrays of exactly the declared types. Raises BadInput with the wrong input and the reason."""
     given = check_mapping("input", given)
     hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
@@ -27,7 +44,7 @@ def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict
     return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
 
 
-def _on_host(port: InputPort, value: Any) -> Any:
+def _on_host(port: ModelPort, value: Any) -> Any:
     """Return the value of an input that devices do not support. Raises BadInput if its kind is wrong."""
     if port.dtype == SEQUENCE and isinstance(value, list | tuple):
         return [as_numpy(f"input {port.name!r}", v) for v in value]
@@ -55,7 +72,7 @@ def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, .
     return {p.name: values[p.name].shape for p in head.inputs if p.numeric}
 
 
-def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def check_ports(ports: tuple[ModelPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Raise BadInput unless ``given`` has the declared element type and shape for every port."""
     names = [p.name for p in ports]
     check_names("input", given, dict.fromkeys(names))
@@ -67,7 +84,7 @@ def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tup
     _check_symbols([p for p in ports if p.numeric], {name: shape for name, (_, shape) in given.items()})
 
 
-def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
+def _check_port(port: ModelPort, dtype: str, shape: tuple[int, ...]) -> None:
     if dtype == port.dtype and shape == port.shape:
         return
     declared, dims = port.declared, port.dims(len(shape))
@@ -82,7 +99,7 @@ def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
             raise BadInput(f"input {port.name!r} has {have} elements along axis {axis}, the model declares {declared}")
 
 
-def _check_symbols(ports: Sequence[InputPort], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_symbols(ports: Sequence[ModelPort], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise BadInput if a named dimension has different extents."""
     known: dict[str, tuple[int, str]] = {}
     for port in ports:

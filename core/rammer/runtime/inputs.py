@@ -13,7 +13,7 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.formats import FORMATS, FloatFormat, numpy_type
 from rammer.ir.names import shorten_name
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.types import itemsize
 from rammer.process_memory import available_bytes
 from rammer.runtime.model_source import Head
@@ -64,7 +64,7 @@ def load_npy(path: Path) -> Array:
     return array
 
 
-def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def static_shape(port: ModelPort, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the input's shape with --shape applied. Raises BadInput with the missing option if it stays dynamic, or for a
     non-tensor."""
     if not port.numeric:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, RLock, get_ident
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -21,6 +21,7 @@ from rammer.ir.constants.recipes import ArrayRecipe, parts_of
 from rammer.ir.formats import from_carrier, to_carrier
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.call_lengths import PLAIN, BindSpec, LoadedVariants
+from rammer.runtime.host_memory import program_bytes
 from rammer.runtime.shape_buckets import crop_outputs, pad_inputs
 
 if TYPE_CHECKING:
@@ -42,8 +43,17 @@ class Timing:
 NO_RUN: Final = Timing(0.0, 0.0, 0.0)
 
 
+#: The loaded programs of a model, by the number of their segment.
+Programs: TypeAlias = "dict[int, Loaded | LoadedVariants]"
+
+
+def bytes_of(compiled: Compiled) -> int:
+    """Return the bytes of the buffers of a compiled model's programs: arenas, inputs, outputs and constants."""
+    return sum(program_bytes(program) for program in compiled.programs)
+
+
 class Continuation(Protocol):
-    """The deferred part after the programs of a model (``rammer.runtime.continuation``)."""
+    """The deferred part after the programs of a model (``rammer.jit.continuation``)."""
 
     @property
     def host_nodes(self) -> list[HostSegment]:
@@ -71,20 +81,33 @@ class Continuation(Protocol):
 
 @dataclass
 class LoadedModel:
-    """A compiled model whose programs are loaded on the device. Any thread may call it; runs of its programs are serialised. With
-    a ``following`` part, the programs compute its inputs; ``bodies`` runs control flow."""
+    """A compiled model whose programs are loaded on the device. Any thread may call it; runs of one copy of its programs are
+    serialised. If all copies run, ``load_copy`` loads another, at most ``spare`` times. Bound calls use the first copy. With a
+    ``following`` part, the programs compute its inputs; ``bodies`` runs control flow."""
 
     compiled: Compiled
-    loaded: dict[int, Loaded | LoadedVariants]
+    loaded: Programs
     compile_seconds: float
     following: Continuation | None = None
     bodies: BodyRunner | None = None
+    spare: int = 0
+    load_copy: Callable[[], Programs] | None = None
+    further: list[Programs] = field(default_factory=list)  #: The copies after the first.
+    _idle: list[Programs] = field(default_factory=list, repr=False)
     bounds: WeakSet[BoundCall] = field(default_factory=WeakSet)
     loose: WeakSet[BoundCall] = field(default_factory=WeakSet)  #: Bound calls that do not pin it.
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
     _changed: Condition = field(default_factory=Condition, repr=False)
     _freeing: Any = field(default_factory=RLock, repr=False)
+
+    def __post_init__(self) -> None:
+        self._idle.append(self.loaded)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of all copies on the device. Constants are counted for each copy."""
+        return (1 + len(self.further)) * bytes_of(self.compiled)
 
     @property
     def kernels(self) -> int:
@@ -134,6 +157,34 @@ class LoadedModel:
     def _run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
     ) -> tuple[dict[str, Array], Timing]:
+        if self.load_copy is None:
+            return self._run_copy(self.loaded, inputs, watch)
+        loaded = self._take_copy(self.load_copy)
+        try:
+            return self._run_copy(loaded, inputs, watch)
+        finally:
+            with self._changed:
+                self._idle.append(loaded)
+                self._changed.notify_all()
+
+    def _take_copy(self, load_copy: Callable[[], Programs]) -> Programs:
+        """Return a copy of the programs for one run: an idle one, a new one, or the first that a run returns."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self.spare)
+            if self._idle:
+                return self._idle.pop()
+            self.spare -= 1
+        made = load_copy()  # without the lock, since it waits for compilations
+        with self._changed:
+            self.further.append(made)
+        return made
+
+    def _run_copy(
+        self,
+        loaded: Programs,
+        inputs: Mapping[str, Array],
+        watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None,
+    ) -> tuple[dict[str, Array], Timing]:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
         values: dict[str, Array] = {v.name: to_carrier(inputs[v.external or v.name]) for v in graph.inputs}
@@ -148,7 +199,7 @@ class LoadedModel:
                 feeds = {p.external: values[p.tensor] for p in segment.program.inputs}
                 if watch is not None:
                     watch(segment, feeds)
-                device += self._device(number, segment, feeds, values, notes)
+                device += self._device(loaded[number], segment, feeds, values, notes)
                 fresh.update(p.tensor for p in segment.program.outputs)
         outputs: dict[str, Array] = {}
         for port in graph.outputs:
@@ -164,9 +215,14 @@ class LoadedModel:
         return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
 
     def _device(
-        self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array], notes: list[str]
+        self,
+        loaded: Loaded | LoadedVariants,
+        segment: ProgramSegment,
+        feeds: Mapping[str, Array],
+        values: dict[str, Array],
+        notes: list[str],
     ) -> float:
-        result = self.loaded[number].run(feeds)
+        result = loaded.run(feeds)
         for port in segment.program.outputs:
             values[port.tensor] = result.outputs[port.external]
         notes += result.notes
@@ -176,7 +232,6 @@ class LoadedModel:
         self,
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
-        stream: Any = None,
         spec: BindSpec = PLAIN,
         pinned: bool = True,
     ) -> BoundCall:
@@ -186,7 +241,7 @@ class LoadedModel:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
         with self.used():
-            made = BoundCall(self.compiled, self.loaded, inputs, outputs, stream, spec, self.bodies)
+            made = BoundCall(self.compiled, self.loaded, inputs, outputs, spec, self.bodies)
             with self._changed:
                 (self.bounds if pinned else self.loose).add(made)
             return made
@@ -215,18 +270,16 @@ class LoadedModel:
         with self._freeing:
             for bound in bounds:
                 bound.close()
-            for program in self.loaded.values():
+            for program in (p for programs in (self.loaded, *self.further) for p in programs.values()):
                 program.close()
             if self.following is not None:
                 self.following.close()
 
 
-def load_segments(
-    backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None
-) -> dict[int, Loaded | LoadedVariants]:
+def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None) -> Programs:
     """Load every device segment, and free all if a segment or ``verify`` fails. ``verify`` is called before and after constants
     are read."""
-    loaded: dict[int, Loaded | LoadedVariants] = {}
+    loaded: Programs = {}
     try:
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
@@ -250,13 +303,25 @@ def load_segments(
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded | LoadedVariants:
     """Load a program with its length variants, or without them if the device does not support them."""
-    first = backend.load(segment.program, segment.constants)
+    first = load_program(backend, segment, 0)
     if segment.cases is None or not backend.cases:
         return first
+    shorter = list[Loaded]()
     try:
-        shorter = [backend.load_case(table, segment.constants, first) for table in segment.cases.tables]
+        for number, table in enumerate(segment.cases.tables, 1):
+            case = load_program(backend, segment, number) if segment.code else backend.load_case(table, segment.constants, first)
+            shorter.append(case)
     except BaseException:
-        first.close()
+        for program in (*shorter, first):
+            program.close()
         raise
     port = next(p.external for p in segment.program.inputs if p.tensor == segment.cases.length)
     return LoadedVariants(segment.cases, port, (*shorter, first))
+
+
+def load_program(backend: Backend, segment: ProgramSegment, number: int) -> Loaded:
+    """Load table ``number`` of a segment, with its machine code if there is any."""
+    program = segment.tables[number]
+    if not segment.code:
+        return backend.load(program, segment.constants)
+    return backend.load_code(program, segment.constants, segment.code[number])

@@ -9,7 +9,7 @@ from itertools import islice
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from rammer.errors import BadInput, DeviceFailure
+from rammer.errors import DeviceFailure
 from rammer.runtime.loaded_model import LoadedModel
 
 Key = TypeVar("Key", bound=Hashable)
@@ -17,11 +17,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class LoadedPrograms(Generic[Key]):
-    """An LRU cache of at most ``limit`` programs. Programs that run or have an open bound call are never freed. Any thread may
-    call it. ``name`` is the model's, for messages."""
+    """An LRU cache of at most ``limit`` programs in ``memory`` bytes (0: any number). Programs that run or have an open bound
+    call are never freed. Any thread may call it. ``name`` is the model's, for messages."""
 
     name: str
     limit: int
+    memory: int = 0
     held: dict[Key, LoadedModel] = field(default_factory=dict)
     closed: bool = False
     _lock: Any = field(default_factory=RLock, repr=False)
@@ -46,6 +47,26 @@ class LoadedPrograms(Generic[Key]):
         if self.closed:
             special.close()
         self.trim(special)
+
+    def reserve(self, nbytes: int) -> None:
+        """Free the least recently used programs until ``nbytes`` more fit into ``memory``. Raises DeviceFailure if the programs
+        in use leave too little."""
+        if not self.memory:
+            return
+        freed = list[LoadedModel]()
+        with self._lock:
+            while (used := sum(s.nbytes for s in self.held.values())) + nbytes > self.memory:
+                key = next((key for key, special in self.held.items() if special.retire()), None)
+                if key is None:
+                    break
+                freed.append(self.held.pop(key))
+        for special in freed:
+            special.close()
+        if used + nbytes > self.memory:
+            raise DeviceFailure(
+                f"out of memory: a program of {self.name} needs {nbytes} bytes, the limit is {self.memory}, {used} are in use",
+                hint="use smaller inputs or fewer copies, or give a larger memory",
+            )
 
     def drop(self, key: Key) -> None:
         """Free the unused program for ``key``."""
@@ -92,9 +113,3 @@ class LoadedPrograms(Generic[Key]):
             for special in freed:
                 special.close()
             self.held.clear()
-
-
-def check_resident(count: int) -> None:
-    """Raise BadInput unless ``count`` sets of input shapes can stay on a device."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")

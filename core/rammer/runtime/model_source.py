@@ -14,7 +14,7 @@ from rammer.cache.disk_cache import Cache
 from rammer.cache.file_digests import content_digest
 from rammer.errors import RammerError
 from rammer.ir.constants.mapped_files import Mapped
-from rammer.ir.port import ON_HOST, InputPort
+from rammer.ir.port import ON_HOST, ModelPort
 from rammer.ir.untrusted_json import load_json, place_in
 from rammer.runtime.specialiser import SpecialiserFactory
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 #: Entries: ports and external files of a model, by the digest of its file.
-_CACHE: Final = Cache("heads", "1")
+_CACHE: Final = Cache("heads", "2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,13 @@ class Head:
     """Properties of a model that running needs before its graph is read: name and ports."""
 
     name: str
-    inputs: tuple[InputPort, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[ModelPort, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return tuple(p.name for p in self.outputs)
 
 
 @dataclass
@@ -96,7 +101,7 @@ class ModelSource:
                 self.digest, self.external = with_files, external
                 return head
         external = self.external = self.model.external
-        head = Head(self.model.name, self.model.inputs, self.model.outputs)
+        head = Head(self.model.name, self.model.inputs, self.model.output_ports)
         if key:
             _CACHE.put(key, json.dumps({**asdict(head), "external": external}).encode())
         self.digest = self._with_files(external)
@@ -131,12 +136,18 @@ def _check_file_names(names: Any) -> tuple[str, ...]:
 def _decode_head(record: bytes) -> tuple[Head, tuple[str, ...]]:
     """Return the head and the names of external files in an entry. Raises ValueError or a similar error."""
     data = load_json(record)
-    inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"]), p["ranked"]) for p in data["inputs"])
-    names = (data["name"], *(p.name for p in inputs), *data["outputs"])
-    if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
+    inputs, outputs = (tuple(_decode_port(p) for p in data[role]) for role in ("inputs", "outputs"))
+    if not isinstance(data["name"], str) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
         raise ValueError("a name or an element type is malformed")
-    if not all(d is None or type(d) is str or (type(d) is int and d >= 0) for p in inputs for d in p.shape):
+    return Head(data["name"], inputs, outputs), _check_file_names(data["external"])
+
+
+def _decode_port(data: Any) -> ModelPort:
+    port = ModelPort(data["name"], data["dtype"], tuple(data["shape"]), data["ranked"], data["container"])
+    if not all(isinstance(text, str) for text in (port.name, port.dtype, port.container)):
+        raise ValueError("a name or an element type is malformed")
+    if not all(d is None or type(d) is str or (type(d) is int and d >= 0) for d in port.shape):
         raise ValueError("an extent is malformed")
-    if not all(type(p.ranked) is bool and (p.ranked or not p.shape) for p in inputs):
-        raise ValueError("cached input has extents without a rank")
-    return Head(data["name"], inputs, tuple(data["outputs"])), _check_file_names(data["external"])
+    if not (type(port.ranked) is bool and (port.ranked or not port.shape)):
+        raise ValueError("cached port has extents without a rank")
+    return port

@@ -21,7 +21,7 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, print_warning
 from rammer.ir.constants.digest import digest_array
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.shape_buckets import BOUND, SPANS, ShapeKey
+from rammer.runtime.shape_buckets import BOUND, SPANS, STEPS, ShapeKey
 
 if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
@@ -75,7 +75,8 @@ class ProgramCache:
         if key is not None and compiled.rest is None:
             made, separate = self.artifact(compiled, key), SeparateConstants(self._constant_cache(), self.source.files)
             try:
-                return self.entries.write(key, lambda file: write_artifact(file, made, separate, self.source.check))
+                check = self.source.check
+                return self.entries.write(key, lambda file: write_artifact(file, made, separate=separate, verify=check))
             except OSError as problem:
                 self.entries.report(problem)
         self.source.check()
@@ -105,6 +106,11 @@ class ProgramCache:
         return ConstantCache(self.root, home, source.opened)
 
 
+def describe_unit(backend: Backend) -> str:
+    """Return the description of a unit that a compiled file records. A file for another unit runs, with a warning."""
+    return f"{backend.hardware.name}, {backend.vdevice.veus} vEUs"
+
+
 def part_key(model: Model) -> str:
     """Return a content hash of the operators, ports and constants of a model part with static shapes."""
     found = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
@@ -120,11 +126,13 @@ def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
     kept = {*dict(more.get(BOUND, ())).values()}  # these have the shapes of their outputs
     spans = dict(more.get(SPANS, ()))
     have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
+    if compiled.ranged is not None and compiled.ranged.steps != dict(more.get(STEPS, ())):
+        return False
     if (compiled.ranged.spans if compiled.ranged is not None else {}) != spans or {n: t.dtype for n, t in have.items()} != {
         p.name: p.dtype for p in head.inputs
     }:
         return False
-    return _output_names(compiled) == head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
+    return _output_names(compiled) == head.output_names and all(have[n].shape == s for n, s in key if n in have and n not in kept)
 
 
 def fits_part(compiled: Compiled, model: Model) -> bool:

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
+from rammer.ir.extent import LEAST, NO_STEPS, AffineExtent, Dim, Formula, GivenLength, Point, Ranged
 from rammer.ir.graph import Value
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.untrusted_json import whole_number
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -35,9 +35,9 @@ FIXED_PART, FIXED_LEAST = 0.25, 32
 
 
 @lru_cache(1024)
-def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, ...]:
+def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True, distance: int = 1) -> tuple[int, ...]:
     """Return the longest length of each bucket of a range, descending. Predicted times of successive buckets have a constant
-    ratio. With ``lone``, the last bucket may hold ``LONE`` only."""
+    ratio. With ``lone``, the last bucket may hold ``LONE`` only. Lengths have this ``distance``."""
     low, high = span
     fixed = max(high * FIXED_PART, FIXED_LEAST)
     least, most = max(low - 1, 0) + fixed, high + fixed
@@ -48,6 +48,7 @@ def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tupl
         length = most * (least / most) ** (k / count) - fixed
         step = next(n for n, from_ in ((16, 128), (4, 24), (1, 0)) if length >= from_)  # rows of whole vectors
         length = math.ceil(length / step) * step
+        length = high - (high - length) // distance * distance
         if max(low - 1, LEAST) < length < found[-1]:
             found.append(length)
     if lone and low == LONE and len(found) < buckets:
@@ -55,22 +56,30 @@ def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tupl
     return tuple(found)
 
 
-def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
-    """Return the least and greatest length of the bucket of ``value``, which is in ``span``. ``lone`` has the meaning it has for
+def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True, distance: int = 1) -> Span:
+    """Return the least and greatest length of the bucket of ``value``, which is in ``span``. The other arguments are those of
     ``bucket_bounds``."""
-    found = bucket_bounds(span, buckets, lone)
+    found = bucket_bounds(span, buckets, lone, distance)
     last = min(b for b in found if b >= value)
-    return max((b + 1 for b in found if b < value), default=span[0]), last
+    return max((b + distance for b in found if b < value), default=span[0]), last
 
 
 @dataclass(frozen=True)
 class Lengths:
     """The ranges of open dimensions that the user specified. ``spans`` has the least and greatest lengths, ``derived`` the
-    lengths that follow from them. A range has at most ``buckets`` programs."""
+    lengths that follow from them. A range has at most ``buckets`` programs. ``steps`` are the distances of lengths, if not 1;
+    ``formulas`` are terms of ``derived``."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     derived: Mapping[str, AffineExtent] = field(default_factory=dict)
     buckets: int = BUCKETS
+    steps: Mapping[str, int] = field(default_factory=dict)
+    formulas: Mapping[str, Formula] = field(default_factory=dict)
+
+    @property
+    def each(self) -> int:
+        """Return the maximum number of buckets of one dimension. All combinations are at most ``buckets`` programs."""
+        return int(math.pow(self.buckets, 1 / max(len(self.spans), 1)) + 1e-9)
 
     @property
     def lone(self) -> bool:
@@ -78,9 +87,10 @@ class Lengths:
         return len(self.spans) == 1
 
     @staticmethod
-    def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
-        """Parse lengths of the form ``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. Raise BadInput for
-        an unknown dimension, an invalid range, or an expression that is not a sum of lengths."""
+    def of(ports: tuple[ModelPort, ...], given: Mapping[str, GivenLength]) -> Lengths:
+        """Parse lengths of the form ``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs, or with a step,
+        ``{"width": (32, 960, 32)}``. Raise BadInput for an unknown dimension, an invalid range, or an expression that is not a
+        sum of lengths."""
         names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
         for name in given:
             if name not in names:
@@ -88,10 +98,13 @@ class Lengths:
                 if any(p.name == name for p in ports):
                     known += f"; the shape of its input {name} is given as {name}:EXTENTxEXTENT..."
                 raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
-        spans = {name: _check_span(name, said) for name, said in given.items() if not isinstance(said, str)}
-        return Lengths(spans, {name: _parse_extent(name, said, spans) for name, said in given.items() if isinstance(said, str)})
+        stepped = {name: _check_span(name, said) for name, said in given.items() if not isinstance(said, str)}
+        spans = {name: span for name, (span, _) in stepped.items()}
+        steps = {name: step for name, (_, step) in stepped.items() if step > 1}
+        derived = {name: _parse_extent(name, said, spans) for name, said in given.items() if isinstance(said, str)}
+        return Lengths(spans, derived, steps=steps)
 
-    def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def greatest(self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return ``shapes``, plus the shapes of other inputs with ranged dimensions, at the greatest lengths."""
         high = self.whole({name: span[1] for name, span in self.spans.items()})
         found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports if p.ranked}
@@ -100,37 +113,34 @@ class Lengths:
 
     def whole(self, point: Point) -> dict[str, int]:
         """Return the lengths of ``point`` and the lengths derived from them."""
-        return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
+        terms = Ranged({}, {}, formulas=self.formulas).complete(point)
+        return {**point, **{name: extent.at(terms) for name, extent in self.derived.items()}}
 
     @staticmethod
-    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> tuple[Lengths, tuple[InputPort, ...]]:
-        """Return the lengths and ports of a compiled file, which has one program.
+    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> Lengths:
+        """Return the lengths of a compiled file, which has one program. A derived dimension is named by its expression."""
+        shapes = [ranged.shapes[v.name] for v in inputs if v.name not in ranged.lengths.values()]
+        derived = {str(d): d for s in shapes for d in s if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
+        return Lengths(ranged.spans, derived, 1, ranged.steps, ranged.formulas)
 
-        A derived dimension is named by its expression."""
-        ports, derived = list[InputPort](), dict[str, AffineExtent]()
-        for value in inputs:
-            if value.name not in ranged.lengths.values():
-                shape = ranged.shapes[value.name]
-                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_dim_name, shape))))
-                derived |= {str(d): d for d in shape if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
-        return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
-
-    def spans_of(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
+    def spans_of(self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
         """Return the bucket of each dimension for inputs of these ``shapes``. Return {} if a length is outside its range or has a
         separate program."""
         if not self.spans:
             return {}  # fast path, because every run calls this method
         found = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
         lengths = {name: found.get(name, -1) for name in self.spans}
-        if any(not low <= lengths[name] <= high for name, (low, high) in self.spans.items()):
+        if any(not is_within(span, lengths[name], self.steps.get(name, 1)) for name, span in self.spans.items()):
             return {}
         if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
             return {}
-        within = {name: find_bucket(self.spans[name], n, self.buckets, self.lone) for name, n in lengths.items()}
+        within = {
+            name: find_bucket(self.spans[name], n, self.each, self.lone, self.steps.get(name, 1)) for name, n in lengths.items()
+        }
         return within if any(low < high for low, high in within.values()) else {}
 
     def longest(
-        self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
+        self, ports: tuple[ModelPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each input with the open dimensions at the greatest length of ``spans``."""
         if not spans:
@@ -138,6 +148,15 @@ class Lengths:
         high = self.whole({name: span[1] for name, span in spans.items()})
         by_name = {p.name: p for p in ports}
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].dims(len(s)), s, strict=True)) for n, s in shapes.items()}
+
+
+def ports_of(values: Sequence[Value], ranged: Ranged | None) -> tuple[ModelPort, ...]:
+    """Return the inputs or outputs of a compiled model as ports, with lengths of a range by name."""
+    hidden, shapes = (ranged.lengths.values(), ranged.shapes) if ranged is not None else ((), {})
+    shown = (v for v in values if v.name not in hidden)
+    return tuple(
+        ModelPort(v.external or v.name, v.port.dtype, tuple(map(_dim_name, shapes.get(v.name, v.type.shape)))) for v in shown
+    )
 
 
 def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
@@ -149,14 +168,23 @@ def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int)
 
 def describe_scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
     """Describe the lengths of a program and the range of its model."""
-    parts = math.prod(len(bucket_bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
-    whole = f" of {format_spans(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
-    return f"{format_spans(spans)}{whole}"
+    bounds = (bucket_bounds(s, lengths.each, lengths.lone, lengths.steps.get(n, 1)) for n, s in lengths.spans.items())
+    parts = math.prod(map(len, bounds))
+    whole = (
+        f" of {format_spans(lengths.spans, lengths.steps)}, which takes {parts} programs" if parts > 1 else ", all by one program"
+    )
+    return f"{format_spans(spans, lengths.steps)}{whole}"
 
 
-def format_spans(spans: Mapping[str, Span]) -> str:
-    """Format ranges as ``seq=9..16, batch=1..8``."""
-    return ", ".join(f"{n}={low}..{high}" for n, (low, high) in spans.items())
+def format_spans(spans: Mapping[str, Span], steps: Mapping[str, int] = NO_STEPS) -> str:
+    """Format ranges as ``seq=9..16, width=32..960/32``."""
+    return ", ".join(f"{n}={low}..{high}{f'/{steps[n]}' if n in steps else ''}" for n, (low, high) in spans.items())
+
+
+def is_within(span: Span, length: int, step: int) -> bool:
+    """Return True if a range with this ``step`` contains ``length``."""
+    low, high = span
+    return low <= length <= high and (high - length) % step == 0
 
 
 def _dim_name(dim: Dim) -> int | str:
@@ -167,11 +195,14 @@ def _dim_name(dim: Dim) -> int | str:
 FIXED: Final = Lengths()
 
 
-def _check_span(name: str, said: Span) -> Span:
-    low, high = said
+def _check_span(name: str, said: tuple[int, ...]) -> tuple[Span, int]:
+    """Return a range, whose ends are a multiple of the step apart, and the step."""
+    low, high, step = said if len(said) == 3 else (*said, 1)
     if not 0 <= low < high or high <= LEAST:
         raise BadInput(f"{low}..{high} is not a range of lengths", f"shapes of {name}", "for example (1, 512)")
-    return low, high
+    if not 1 <= step <= high - low:
+        raise BadInput(f"{step} is not a step of lengths from {low} to {high}", f"shapes of {name}", "for example (32, 960, 32)")
+    return (low, high - (high - low) % step), step
 
 
 def _parse_extent(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
@@ -205,7 +236,7 @@ def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Arra
     """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and the lengths."""
     point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
     wide = {name: _pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
-    scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
+    scalars = ranged.scalars(point)
     wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
     return wide, point
 
@@ -226,13 +257,17 @@ def _pad_array(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 #: A program's key: the greatest shapes by input name, and further entries by number, since inputs may have any name. These
-#: entries are the ranges by dimension, the derived dimensions, the aliased outputs of a bound call, and the call that has its
-#: program alone.
+#: entries are the ranges by dimension, the derived dimensions, the aliased outputs of a bound call, the call that has its program
+#: alone, and the steps.
 ShapeKey: TypeAlias = "tuple[tuple[str | int, Any], ...]"
-SPANS, FOLLOWS, BOUND, MEMORY = range(4)
+SPANS, FOLLOWS, BOUND, MEMORY, STEPS = range(5)
 
 
-def key_for(shapes: Shapes, spans: Mapping[str, Span], derived: Mapping[str, AffineExtent]) -> ShapeKey:
-    """Return the key of the program for these shapes and, for the dimensions in ``spans``, for all lengths in them."""
-    follows = ((FOLLOWS, tuple(sorted((n, str(e)) for n, e in derived.items()))),) if derived else ()
-    return (*sorted(shapes.items()), *(((SPANS, tuple(sorted(spans.items()))), *follows) if spans else ()))
+def key_for(shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> ShapeKey:
+    """Return the key of the program for these shapes and, for the dimensions in ``spans``, for all lengths in them, with the
+    derived dimensions and steps of ``lengths``."""
+    if not spans:
+        return tuple(sorted(shapes.items()))
+    follows = ((FOLLOWS, tuple(sorted((n, str(e)) for n, e in lengths.derived.items()))),) if lengths.derived else ()
+    stepped = ((STEPS, tuple(sorted(lengths.steps.items()))),) if lengths.steps else ()
+    return (*sorted(shapes.items()), (SPANS, tuple(sorted(spans.items()))), *follows, *stepped)

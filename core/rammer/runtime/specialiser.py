@@ -19,8 +19,8 @@ from rammer.runtime.loaded_programs import LoadedPrograms
 if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.frontend.bind.deferred import DeferredModel
+    from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.runtime.control_flow import BodyPrograms
     from rammer.tuning.kernel_store import KernelStore
 
 
@@ -44,7 +44,7 @@ class CompileSite:
 
 
 class Specialiser(Protocol):
-    """The compiler of an executable's programs (``rammer.runtime.model_specialiser``)."""
+    """The compiler of an executable's programs (``rammer.jit.model_specialiser``)."""
 
     @property
     def compiler(self) -> Compiler:
@@ -52,8 +52,12 @@ class Specialiser(Protocol):
         ...
 
     @property
-    def bodies(self) -> BodyPrograms:
+    def bodies(self) -> BodyRunner:
         """The bodies of control flow on the device."""
+        ...
+
+    def hosted(self, operators: list[str]) -> list[str]:
+        """Return the operators that the host has computed, given those that it ran: control flow only if it ran a body."""
         ...
 
     def continuation(self, rest: DeferredModel) -> Continuation:

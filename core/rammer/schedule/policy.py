@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
+from rammer.schedule.split_reductions import PartedSum
 
 __all__ = ["Memory", "OperatorGraph", "Policy", "Schedule", "rows_of"]
 
@@ -32,7 +33,8 @@ class OperatorGraph:
 
     All candidates of an operator share its name. ``after`` maps an operator to its producers. ``constants`` are the tensors whose
     values never change. ``timed``, if measurement is possible, runs kernels concurrently as one stage and returns the seconds, or
-    None if that stage cannot run alone. ``memory`` is shared by the model's programs.
+    None if that stage cannot run alone. ``memory`` is shared by the model's programs. ``sums``, if given, returns sums in
+    parts, by the operator that a policy may replace by such a sum and its rest.
     """
 
     kernels: Mapping[str, tuple[RKernel, ...]]
@@ -40,6 +42,7 @@ class OperatorGraph:
     constants: frozenset[str] = frozenset()
     timed: Callable[[Sequence[RKernel]], float | None] | None = None
     memory: Memory = field(default_factory=Memory, compare=False)
+    sums: Callable[[], Mapping[str, Sequence[PartedSum]]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,7 +82,10 @@ class Schedule:
 
 
 class Policy(ABC):
-    """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line."""
+    """A scheduling policy: a frozen value whose ``str`` is its spelling on the command line. ``auto`` also tries policies of
+    plugins that are ``in_auto``."""
+
+    in_auto: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -34,9 +34,11 @@ class Auto(Policy):
 
     Schedules predicted to take over ``FAR`` times the best are dropped, to avoid compiling and loading them. IOS has ``seconds``
     of processor time. It is skipped if by prediction no stages could be clearly faster than the best of the others. If the device
-    can be measured, the compiler selects the fastest whole program. Called as a policy, it returns the best prediction."""
+    can be measured, the compiler selects the fastest whole program. Called as a policy, it returns the best prediction.
+    ``others`` are the policies of plugins that are ``in_auto``."""
 
     seconds: int = AUTO_SECONDS
+    others: tuple[Policy, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.seconds < 0:
@@ -55,7 +57,7 @@ class Auto(Policy):
         """Return each policy's schedule, best prediction first. The simpler policy precedes in a tie. Equal schedules of two
         policies are listed once."""
         kept: list[tuple[Policy, Schedule]] = []
-        for basic in (*_BASIC, IOS(seconds=self.seconds)):
+        for basic in (*_BASIC, *self.others, IOS(seconds=self.seconds)):
             if isinstance(basic, IOS) and _is_near_optimal(graph, device, min(schedule.predicted for _, schedule in kept)):
                 _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
                 continue
@@ -90,7 +92,9 @@ _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))
 
 def list_policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
     """Return every policy by its bare name, with default arguments; ``extra`` come from plugins."""
-    known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), Auto(), *extra)
+    extra = tuple(extra)
+    auto = Auto(others=tuple(p for p in extra if p.in_auto))
+    known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), auto, *extra)
     return {_bare_name(p): p for p in known}
 
 
@@ -112,7 +116,7 @@ def parse_policy(text: str, extra: Iterable[Policy] = ()) -> Policy:
 
 
 def _with_arguments(policy: Policy, text: str) -> Policy:
-    allowed: set[str] = {f.name for f in fields(policy)} if is_dataclass(policy) else set()
+    allowed: set[str] = {f.name for f in fields(policy) if f.compare} if is_dataclass(policy) else set()
     values: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from rammer.ir.device import VDevice
@@ -22,15 +21,13 @@ __all__ = ["CROWD", "choose_together"]
 CROWD: Final = 0.1
 
 
-def choose_together(
-    graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
-) -> tuple[OperatorGraph, list[PartedSum]]:
-    """Return ``graph`` with one choice per operator, which ends each wave earliest, and the sums used in parts.
+def choose_together(graph: OperatorGraph, device: VDevice) -> OperatorGraph:
+    """Return ``graph`` with one choice per operator, which ends each wave earliest.
 
-    The search changes one choice at a time, starting from the fastest ones. Wavefront itself selects only the fastest or the
-    leanest of all. An operator is replaced by one of its ``sums`` in parts if the two waves then end before the one did."""
+    The search changes one choice at a time, starting from the fastest and from the leanest ones. An operator is replaced by one
+    of its sums in parts if the two waves then end before the one did."""
     chosen: dict[str, tuple[RKernel, ...]] = {}
-    after, all_taken, waves = dict(graph.after), list[PartedSum](), _Waves(device)
+    after, waves, sums = dict(graph.after), _Waves(device), graph.sums() if graph.sums is not None else {}
     for level in graph.levels():
         taken: dict[str, PartedSum] = {}
         best = waves.of(graph, level, taken)
@@ -46,8 +43,7 @@ def choose_together(
         for name, s in taken.items():
             part = s.split.partial.name
             after[part], after[name] = after[name], (*after[name], part)
-        all_taken += taken.values()
-    return replace(graph, kernels=chosen, after=after), all_taken
+    return replace(graph, kernels=chosen, after=after, sums=None)
 
 
 def _sum_changes(

@@ -8,14 +8,16 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule, rows_of
 from rammer.schedule.task_placement import Row, WeightAffinity, kernel_choices, side_by_side
+from rammer.schedule.wave_kernels import choose_together
 
 
 @dataclass(frozen=True, slots=True)
 class Wavefront(Policy):
     """A policy that runs all operators of a wave concurrently.
 
-    It uses the fastest kernels until the wave fills the vEUs, then the better of these and the resource-efficient ones. Only data
-    dependences make a task wait.
+    It uses the fastest kernels until the wave fills the vEUs, then the better of these and the resource-efficient ones. If
+    operators have more than these two kernels, or sums in parts, the kernels of a wave are chosen together. Only data dependences
+    make a task wait.
 
     With ``lean=0`` kernels are always the fastest: co-scheduling alone, as in the paper's ablation.
     """
@@ -28,6 +30,8 @@ class Wavefront(Policy):
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return a schedule; the predicted time is one launch a wave plus the time of the fullest vEU in each."""
+        if self.lean and (graph.sums is not None or any(len(kernels) > 2 for kernels in graph.kernels.values())):
+            graph = choose_together(graph, device)
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
         levels, seconds, affinity = graph.levels(), 0.0, WeightAffinity(graph.shared_static())

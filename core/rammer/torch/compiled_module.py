@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from rammer.compile_options import Request, parameter_of
 from rammer.errors import BadInput
+from rammer.ir.extent import GivenLength
 from rammer.runtime.executable import Executable
 from rammer.torch.onnx_form import export_module, to_onnx, written_buffers, written_inputs
 from rammer.torch.tensor_calls import TensorProgram, device_for
@@ -57,7 +58,7 @@ def compile_module(
     return CompiledModule(made, in_spec, program.call_spec.out_spec)
 
 
-def request_of(options: Mapping[str, Any], ranges: Mapping[str, tuple[int, int] | str]) -> Request:
+def request_of(options: Mapping[str, Any], ranges: Mapping[str, GivenLength]) -> Request:
     """Return the request for options of ``rammer.compile`` and ranges. Raises BadInput for an unknown option."""
     known = [name for name in map(parameter_of, Request.__dataclass_fields__.values()) if name != "shapes"]
     for name in options:

@@ -14,6 +14,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 
 from rammer.errors import BadInput
+from rammer.ir.extent import GivenLength
 
 if TYPE_CHECKING:
     import onnx
@@ -47,7 +48,7 @@ class OnnxForm:
     weights: Mapping[str, Array] = field(repr=False)
     inputs: Mapping[int, str]
     outputs: tuple[OutputRole, ...]
-    ranges: Mapping[str, tuple[int, int] | str]
+    ranges: Mapping[str, GivenLength]
 
 
 def written_buffers(program: Any) -> tuple[str, ...]:
@@ -135,14 +136,14 @@ def _output_roles(program: Any) -> Iterator[OutputRole]:
         yield OutputRole(spec.arg.name, number=isinstance(spec.arg, SymIntArgument), device=device)
 
 
-def _ranges_of(program: Any, model: Any) -> dict[str, tuple[int, int] | str]:
+def _ranges_of(program: Any, model: Any) -> dict[str, GivenLength]:
     """Return the ranges of all open dimensions of the inputs, or {} if a symbol has no upper bound."""
     bounds = {str(symbol): bound for symbol, bound in program.range_constraints.items()}
     texts = dict.fromkeys(str(d.value) for v in model.graph.inputs for d in v.shape or () if not isinstance(d, int))
     symbols = {text for text in texts if text in bounds}
     if any(not getattr(bounds[s].upper, "is_Integer", False) for s in symbols):
         return {}
-    found: dict[str, tuple[int, int] | str] = {s: (int(bounds[s].lower), int(bounds[s].upper)) for s in symbols}
+    found: dict[str, GivenLength] = {s: (int(bounds[s].lower), int(bounds[s].upper)) for s in symbols}
     return found | {text: text for text in texts if text not in symbols}
 
 

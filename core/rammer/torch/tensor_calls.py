@@ -17,9 +17,10 @@ import torch
 from rammer.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.ir.formats import FORMATS, carrier_dtype, name_of, numpy_type, to_carrier
+from rammer.jit.onnx_source import open_source
+from rammer.jit.session import open_executable
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.executable import Executable
-from rammer.runtime.session import open_executable
 from rammer.torch.onnx_form import OnnxForm
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -73,7 +74,9 @@ class TensorProgram:
     def open(form: OnnxForm, device: str, request: Request, examples: Sequence[Any]) -> TensorProgram:
         """Open ``form`` on a device and compile it for the shapes of ``examples``, so that refused operators are found. Raises
         the errors of ``rammer.compile``."""
-        executable = open_executable(form.proto, device, request, weights=form.weights)
+        registry = Registry()
+        source = open_source(form.proto, registry.operators, form.weights)
+        executable = open_executable(source, device, request, registry=registry)
         try:
             executable.specialise({form.inputs[at]: tuple(np.shape(examples[at])) for at in form.inputs})
         except BaseException:

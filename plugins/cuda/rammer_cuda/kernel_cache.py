@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
+from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Binding
 from rammer.ir.program import RProgram
 

@@ -29,7 +29,7 @@ from .fake_nvshmem import FakeNvshmem
 from .test_peer_part import SHAPE, looped, recurrent_over, spread_over
 from rammer_cuda.peer import exchange, fabric, memory, part, symmetric
 from rammer_cuda.peer.symmetric import SymmetricEnd
-from rammer_cuda.plugin import PEER, SYMMETRIC
+from rammer_cuda.transports import PEER, SYMMETRIC
 
 LAYERS = 5
 

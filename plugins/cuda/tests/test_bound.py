@@ -11,8 +11,8 @@ import pytest
 
 from rammer.compile_options import CompileOptions
 from rammer.errors import BadInput, DeviceFailure
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject
 from rammer_testing.nonempty import some

@@ -13,8 +13,8 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port, RProgram
+from rammer.jit.self_test import tiny_graph
 from rammer.plan.waits import find_dependences
-from rammer.runtime.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cache_files import entries

@@ -24,7 +24,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.tuner import KEPT
 from rammer_testing.nonempty import some

@@ -10,7 +10,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import AccuracyCase, cases, model_error
 

@@ -11,7 +11,7 @@ from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.program import Port
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

@@ -19,7 +19,7 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.read.reader import read_model
 from rammer.ir.program import Counter, Port, RProgram, Task, Wait
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import CHECKS, TIMED, subject
 from rammer_testing.nonempty import some

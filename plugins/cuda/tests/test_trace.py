@@ -15,8 +15,8 @@ from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
+from rammer.jit.onnx_source import open_source
 from rammer.report.measured_trace import summarise_run
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS

@@ -1,4 +1,4 @@
-"""The backend of an opened simulated chip."""
+"""The backend of an opened simulated chip. Its methods that compile import the compiler, which may be absent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from functools import cached_property
 from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, OpenOptions, Recorded, Span
 from rammer.device.shared_constants import SharedConstants
 from rammer.errors import DeviceFailure, DeviceUnavailable
-from rammer.fusion.tile_search import candidates
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram
 
 from rammer_ipu_sim.chip import NO_STREAM, Chip, configure_chip, make_hardware, make_vdevice
-from rammer_ipu_sim.codelet import emit_codelet
 from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, counted_seconds, operator_times, task_resources
 from rammer_ipu_sim.supersteps import lengths_of, mask_batch
@@ -66,11 +64,15 @@ class SimulatorBackend(Backend):
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Return tilings whose tasks fit in a tile, best predicted first. Ranged operators are ranked by their counted times at
         several lengths."""
+        from rammer.fusion.tile_search import candidates
+
         found = candidates(operator, binding, self.vdevice, CANDIDATES)
         return sorted(found, key=lambda o: self._tiled_seconds(o, binding)) if operator.lengths else found
 
     def all_candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Return every tiling that the search considers."""
+        from rammer.fusion.tile_search import candidates
+
         return candidates(operator, binding, self.vdevice, EVERY)
 
     def _tiled_seconds(self, operator: ROperator, binding: Binding) -> float:
@@ -80,6 +82,8 @@ class SimulatorBackend(Backend):
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Return codelet text, resources and counted times. Raises DeviceFailure if a task exceeds a tile's memory."""
+        from rammer_ipu_sim.codelet import emit_codelet
+
         need = task_resources(operator, binding.types, self.chip)
         limit = self.chip.sram
         if need.local_bytes > limit:

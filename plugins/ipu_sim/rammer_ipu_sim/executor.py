@@ -18,7 +18,7 @@ from rammer.ir.constants import as_array, in_memory, parts_of
 from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
-from rammer.runtime.host_bound import HostBound
+from rammer.runtime.host_bound import HostBound, HostRuns
 from rammer.runtime.host_memory import is_whole_buffer as whole
 from rammer.verify.multi_device import CROSSING
 
@@ -237,7 +237,7 @@ class LoadedProgram(Loaded):
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Bind fixed host arrays; the simulated host reads and writes them in every run."""
-        return HostBound(self.program, self.run, inputs, outputs, stream, "simulated cycles")
+        return HostBound(self.program, self.run, inputs, outputs, stream, HostRuns("simulated cycles"))
 
     def _write_inputs(self, inputs: Mapping[str, Array]) -> None:
         images: dict[str, Array] = {}

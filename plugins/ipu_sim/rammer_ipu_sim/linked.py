@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rammer.distributed.distributed_program import DistributedProgram, Link
-from rammer.distributed.transport import LOCAL, Site
+from rammer.distributed.transport import LOCAL, Site, Transport
 from rammer.errors import DeviceFailure
 from rammer.report.text_table import format_duration, format_size
 from rammer.verify.multi_device import TRANSFER
@@ -17,7 +17,7 @@ from rammer_ipu_sim.chip import GC2
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.links import make_links
 
-__all__ = ["chip_link_refusal", "chip_links", "simulate_runs"]
+__all__ = ["CHIPS", "chip_link_refusal", "chip_links", "simulate_runs"]
 
 #: Runs in flight for estimating the time between results.
 RUNS: Final = 8
@@ -54,3 +54,17 @@ def simulate_runs(spread: DistributedProgram, backend: Any) -> Sequence[str]:
         f"simulated over the links of {count} chips: {format_duration(one.whole)} a run, "
         f"{between} between {RUNS} in flight{besides}"
     ]
+
+
+#: The transport that transfers between chips.
+CHIPS: Final = Transport(
+    "chips",
+    "simulated chips of one process: times are those of their links",
+    LOCAL.probe,
+    chip_link_refusal,
+    LOCAL.open,
+    rank=1,
+    reads=True,
+    links=chip_links,
+    played=simulate_runs,
+)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
-
-from rammer.distributed.distributed_program import Link
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rammer_ipu_sim.chip import Chip
+
+if TYPE_CHECKING:
+    from rammer.distributed.distributed_program import Link
 
 __all__ = ["CARD", "SOURCE", "Traffic", "find_route", "make_link", "make_links"]
 
@@ -49,6 +50,8 @@ def link_bandwidth(chip: Chip, hop: Hop) -> float:
 def make_link(chip: Chip, source: int, target: int) -> Link:
     """Return the link from chip to chip without other traffic. Its latency is a sync of both chips, there and back over every
     hop. Its bandwidth is that of the slowest hop."""
+    from rammer.distributed.distributed_program import Link
+
     hops = list(find_route(source, target))
     latency = chip.sync_cycles / chip.clock + 2 * len(hops) * chip.hop_seconds
     through = tuple((f"chip {at} {kind}", link_bandwidth(chip, (at, kind))) for at, kind in hops)

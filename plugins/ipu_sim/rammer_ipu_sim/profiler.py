@@ -10,7 +10,6 @@ from rammer.device.manifest import Array, Binding, Profiler
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType, row_major
-from rammer.tuning.kernel_probe import random_inputs
 
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, task_costs
@@ -36,6 +35,8 @@ class SimulatedProfiler(Profiler):
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         """Return the seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` is ignored. Cycles do not
         depend on values either, so only loop programs are executed: their inputs determine the trip count."""
+        from rammer.tuning.kernel_probe import random_inputs
+
         loaded = LoadedProgram(program, constants, self.chip, self.stream)
         try:
             inputs = random_inputs(program, np.random.default_rng(0))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from chip_operators import make_operator, relative_error
 
 from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
@@ -16,14 +17,13 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
-from rammer.runtime.self_test import self_test, tiny_graph
+from rammer.jit.self_test import self_test, tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configure_chip
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.plugin import DEVICE
-from rammer_ipu_sim.testing import make_operator, relative_error
 
 SMALL = OpenOptions(options={"tiles": "16", "sram": "65536"})
 

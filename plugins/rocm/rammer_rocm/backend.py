@@ -1,67 +1,45 @@
-"""The opened OpenCL device."""
+"""The opened OpenCL device with its compiler."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from rammer.codegen.writer import generator_hash
-from rammer.device.arrays import HostRoom
-from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, OpenOptions, Profiler, Recorded
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.device.manifest import Array, Binding, Loaded, MachineCode, OpenOptions, Profiler, Recorded
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
-from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
-from rammer_rocm.placement import ROOM
+from rammer_rocm.kernel_writing import WrittenKernels
+from rammer_rocm.opened_unit import OpenClUnit, find_unit
 from rammer_rocm.resources import measure_resources
+from rammer_rocm.shipped_kernels import machine_code
 from rammer_rocm.trace import TracedProgram, record_trace
-from rammer_rocm.units import make_hardware, virtual_device
+from rammer_rocm.units import virtual_device
 
 
-def open_backend(options: OpenOptions, executor: str, winograd: bool) -> Backend:
-    """Open the unit that ``options`` name; ``executor`` and ``winograd`` are options of the device. Raises DeviceUnavailable
-    if the unit is missing or of another kind."""
-    found = units()
-    if options.index >= len(found):
-        raise DeviceUnavailable(
-            f"rocm:{options.index} does not exist, {len(found)} OpenCL unit(s) found",
-            hint="on a machine without a GPU driver: pip install intel-opencl-rt intel-cmplr-lib-rt",
-        )
-    device = found[options.index]
-    if options.require and kind_of(device) != options.require:
-        raise DeviceUnavailable(
-            f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
-            hint="leave out --require, or name another unit (rammer devices lists them)",
-        )
-    return OpenClBackend(device, options.index, executor, () if winograd else ("winograd",))
+class OpenClBackend(OpenClUnit, OpenClKernels):
+    """An OpenCL unit with the kernel families that compile programs for it. ``executor`` and ``cores`` are options of the device;
+    families in ``excluded`` are not offered."""
 
+    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int) -> None:
+        device = find_unit(options, cores)
+        vdevice = virtual_device(device)
+        OpenClKernels.__init__(self, vdevice, excluded)
+        OpenClUnit.__init__(self, device, options.index, executor, vdevice)
 
-class OpenClBackend(OpenClKernels):
-    """An OpenCL unit with a context and an in-order queue."""
-
-    def __init__(self, device: Any, index: int, executor: str, excluded: tuple[str, ...]) -> None:
-        cl = import_opencl()
-        super().__init__(virtual_device(device), excluded)
-        self.hardware: Hardware = make_hardware(index, device)
-        self.single = _is_single_launch(executor, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
-        try:
-            self.context = cl.Context([device])
-            self.queue = cl.CommandQueue(self.context)
-            self.builder = Builder(self.context, build_options(device))
-            self.constants = DeviceConstants(self.queue, self.vdevice.threads == 1)
-        except cl.Error as problem:
-            raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
+    @property
+    def written(self) -> WrittenKernels:
+        """The kernels of programs that this unit compiles."""
+        return WrittenKernels(self, self.builder)
 
     @cached_property
     def profiler(self) -> OpenClProfiler:
@@ -79,44 +57,26 @@ class OpenClBackend(OpenClKernels):
         driver = f"{detail['platform_version']} {detail['driver']}"
         return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
-    @cached_property
-    def iteration_cost(self) -> IterationCost:
-        """The cost between iterations, which are queued in order, or all run in one launch that copies in steps that are not
-        skipped.
-
-        Measured on a core of an EPYC: 3 us between two iterations, 1.2 us for a step of an LSTM of 64 units. A row of its product
-        with the inputs, which is not skipped, took 0.4 us."""
-        return IterationCost(4, 4) if self.single else IterationCost()
-
-    @cached_property
-    def host_room(self) -> HostRoom:
-        """The alignment and readable tail of arrays that kernels use in place, on a CPU."""
-        return ROOM
-
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Return the program, compiled and resident."""
-        return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
+        return OpenClProgram(self.written, self.constants, program, constants, self.single)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Return the start and end of each task of a run, by row; kernels are built again with recording."""
-        loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
+        loaded = TracedProgram(self.written, self.constants, program, constants, self.single)
         try:
             return Recorded(program, record_trace(loaded, inputs))
         finally:
             loaded.close()
 
-    def close(self) -> None:
-        """Free the queue, built kernels and the context, which this object owns."""
-        self.queue.finish()
-        del self.constants, self.builder, self.queue, self.context
-
-
-def _is_single_launch(executor: str, able: bool) -> bool:
-    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
-    executor = executor or ("single" if able else "waves")
-    if executor == "single" and not able:
-        raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
-    return executor == "single"
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the machine code of a program, with its packed constants."""
+        own = DeviceConstants(self.queue, self.vdevice.threads == 1)  # as in ``load_code``
+        loaded = OpenClProgram(self.written, own, program, constants, self.single)
+        try:
+            return machine_code(loaded, constants, self.code_target)
+        finally:
+            loaded.close()
 
 
 class OpenClProfiler(Profiler):

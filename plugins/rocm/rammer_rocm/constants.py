@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.cache.parallel_io import by_bytes, reader_pool
-from rammer.codegen import Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.ir.constants import Part
@@ -25,6 +24,7 @@ from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import buffer_image, is_whole_buffer
 
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.program_kernels import Packed
 
 #: Bytes of alignment between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident. Constants use
 #: LINE.
@@ -63,7 +63,7 @@ class PlacedConstants:
     parts: tuple[PlacedForm, ...]
 
 
-def packed_form(values: Part, packing: Packing) -> WantedForm:
+def packed_form(values: Part, packing: Packed) -> WantedForm:
     """Return the form of a constant that a kernel needs in packed arrangement."""
     nbytes = packing.size * itemsize(packing.dtype)
     return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: np.asarray(packing.make(given), packing.dtype))

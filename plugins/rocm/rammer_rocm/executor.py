@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.codegen import Argument
-from rammer.compiled.program_values import CachedValue, KernelForm, of_generators
-from rammer.device.manifest import Array, Binding, Bound, Loaded, RunResult
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
 from rammer.ir.constants import parts_of
@@ -22,34 +20,15 @@ from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import is_whole_buffer, storage_view
 
 from rammer_rocm.bound import OpenClBound
-from rammer_rocm.build import Builder
 from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed_form, plain_form, round_up
-from rammer_rocm.dialect import dialect_of
-from rammer_rocm.families import OpenClKernels
-from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.task_guards import ended, skip_unchanged_task
 from rammer_rocm.memory import lay_out, shared_memory, system_wide
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
-from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
+from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
+from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape
 
-#: Form of cached task functions, excluding functions that call another. Below this number of operators, writing them is fast and
-#: caching is skipped: kernel measurement loads thousands of programs with one operator.
-FORM, CACHED_FROM = KernelForm(TaskFunction, "types", lambda function: function.inner is None), 8
 #: Note for run results: the rows that are printed do not determine the compute units.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
-
-
-def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) -> dict[str, TaskFunction]:
-    """Return the function of every operator with tasks, by name. Functions of large models are cached for later processes."""
-    used = {task.operator for row in program.rows for task in row}
-    operators = [o for o in program.operators if o.name in used]
-    if len(operators) < CACHED_FROM:
-        return kernels.writer.all(operators, binding)
-    versions = of_generators("rammer_rocm", binding)
-    return FORM.cached(
-        CachedValue("rocm", program, "kernels", *versions, repr(kernels.vdevice)), operators, binding, kernels.writer
-    )
 
 
 class OpenClProgram(Loaded):
@@ -60,23 +39,18 @@ class OpenClProgram(Loaded):
 
     def __init__(
         self,
-        builder: Builder,
+        kernels: ProgramKernels,
         shared: DeviceConstants,
-        kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
         single: bool,
     ) -> None:
-        queue = shared.queue
-        context, device = queue.context, kernels.vdevice
+        context, device = shared.queue.context, kernels.vdevice
+        # A single launch is complete when a run returns, so programs need no common order, and may run side by side.
+        queue = import_opencl().CommandQueue(context) if single else shared.queue
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         self.views = dict[str, Array]()
-        binding = Binding.of(program, constants)
-        functions = task_functions(kernels, program, binding)
-        dialect, operator = dialect_of(device), program.operator
-        functions = {o: ended(operator[o], f, binding, dialect) for o, f in functions.items()}
-        if program.repeat is not None:  # the last iteration has fewer steps
-            functions = {o: skip_unchanged_task(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
+        self.functions = functions = kernels.functions(program, constants)
         self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
@@ -93,9 +67,9 @@ class OpenClProgram(Loaded):
             #: True if one launch runs all iterations.
             self.turning = single and program.repeat is not None
             shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
-            text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
-            self.binary = builder(text)
+            self.binary = kernels.build(list(distinct.values()), self.table.sets, shape, single)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
+        shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare_kernels(context)
 
@@ -105,7 +79,7 @@ class OpenClProgram(Loaded):
         return 1 if self.single else self.program.turns * len(self.table.kernel_of_wave)
 
     def placed(
-        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
         """Store the constants that kernels read on the device, in the required forms."""
         filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
@@ -123,7 +97,7 @@ class OpenClProgram(Loaded):
         except import_opencl().MemoryError as problem:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
-    def _argument_table(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
+    def _argument_table(self, functions: Mapping[str, Function]) -> tuple[Array, dict[str, int]]:
         """Return the argument table (buffer number and byte offset per pointer), and each operator's start in it."""
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():
@@ -131,7 +105,7 @@ class OpenClProgram(Loaded):
             addresses += [self._argument_address(a, self.memory.buffers) for a in function.arguments]
         return np.array(addresses or [(0, 0)], np.int64), row_of
 
-    def _argument_address(self, argument: Argument, buffers: Mapping[str, int]) -> tuple[int, int]:
+    def _argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
         if argument.packing is not None:
             return self.constants.places[argument.tensor, argument.packing.key]
         storage = self.program.storage[argument.tensor]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions, Option
+from rammer.errors import require_compiler
 
 
 def probe() -> Sequence[Hardware]:
@@ -17,14 +18,21 @@ def probe() -> Sequence[Hardware]:
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """Return the backend of one device, or of the AMD target ``options.target`` without hardware."""
+    """Return the backend of one device, or of the AMD target ``options.target`` without hardware. Raises DeviceUnavailable if
+    kernels must be compiled and only the runtime is installed."""
     if options.target:
         from rammer_rocm.offline import open_target
 
         return open_target(options)
-    from rammer_rocm.backend import open_backend
+    if options.run_only:
+        from rammer_rocm.opened_unit import RunOnlyUnit
 
-    return open_backend(options, options.value(EXECUTOR), options.value(WINOGRAD) == "on")
+        return RunOnlyUnit(options, options.value(EXECUTOR), options.value(CORES))
+    require_compiler("compiling kernels for device rocm")
+    from rammer_rocm.backend import OpenClBackend
+
+    without = () if options.value(WINOGRAD) == "on" else ("winograd",)
+    return OpenClBackend(options, options.value(EXECUTOR), without, options.value(CORES))
 
 
 #: AMD architectures that kernels can be compiled for without the card.
@@ -33,13 +41,16 @@ TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100
 EXECUTOR = Option("executor", "", "One launch per program (CPUs only) or per wave.", ("single", "waves"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 
+CORES = Option("cores", 0, "Most cores of a CPU that programs use; 0: all.", least=0)
+
 DEVICE = Device(
     name="rocm",
     summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    options=(EXECUTOR, WINOGRAD),
+    options=(EXECUTOR, WINOGRAD, CORES),
+    providers=("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     api=5,
 )
 

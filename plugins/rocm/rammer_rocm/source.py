@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rammer.codegen.c_target import CTarget
+if TYPE_CHECKING:
+    from rammer.codegen.c_target import CTarget
 
-from rammer_rocm.kernels.task import TaskFunction
+    from rammer_rocm.kernels.task import TaskFunction
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5

@@ -21,8 +21,8 @@ pytest.importorskip("pyopencl")
 
 from rammer_rocm import families
 from rammer_rocm.build import build_program
-from rammer_rocm.executor import task_functions
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.kernel_writing import task_functions
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.plugin import DEVICE
 

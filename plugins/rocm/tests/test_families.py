@@ -19,7 +19,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port
-from rammer.runtime.self_test import tiny_graph
+from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases
 
-from rammer.frontend.lower.operators.comparison import BINARY
+COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 
-@pytest.mark.parametrize("case", node_cases(*BINARY, "Not", "IsNaN", "IsInf", "Where"))
+@pytest.mark.parametrize("case", node_cases(*COMPARISONS, "And", "Or", "Xor", "Not", "IsNaN", "IsInf", "Where"))
 def test_node_case(case: Any, rng: np.random.Generator) -> None:
     check_node_case(rng, case)
 
 
-@pytest.mark.parametrize("op", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
+@pytest.mark.parametrize("op", COMPARISONS)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
 def test_compare(op: str, dtype: str, rng: np.random.Generator) -> None:
     a, b = rng.integers(-2, 3, (4, 1, 6)).astype(dtype), rng.integers(-2, 3, (5, 6)).astype(dtype)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases, node_model, run_node_model
 
-from rammer.frontend.lower.operators.elementwise import BINARY, UNARY, VARIADIC
+from rammer.frontend.lower.operators.elementwise import UNARY, VARIADIC
 from rammer.ir import expr as ex
 
-OTHERS = ("Mean", "Reciprocal", "Mod", "BitShift", "BitwiseNot", "Pow")
+OTHERS = ("Mean", "Reciprocal", "Mod", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Pow")
+BINARY = ("Add", "Sub", "Mul", "Div")
 
 
 def _uniform(rng: np.random.Generator, *shape: int, low: float = -3.0, high: float = 3.0, dtype: str = "float32") -> np.ndarray:
@@ -47,7 +48,7 @@ def test_unary(op: str, rng: np.random.Generator) -> None:
     check_random(op, {"x": _uniform(rng, 3, 1, 5, low=low, high=high)})
 
 
-@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+@pytest.mark.parametrize("op", BINARY)
 @pytest.mark.parametrize(("a", "b"), [((2, 3, 4), (2, 3, 4)), ((2, 1, 4), (3, 1)), ((), (5,)), ((1,), (2, 1, 3))])
 def test_broadcast(op: str, a: tuple[int, ...], b: tuple[int, ...], rng: np.random.Generator) -> None:
     check_random(op, {"a": _uniform(rng, *a), "b": _uniform(rng, *b, low=0.5)})

@@ -108,7 +108,7 @@ def _misuse(device: Subject, model: SmallModel, exe: Executable) -> None:
         (f"input {name!r} is float64", lambda: exe.bind({**inputs, name: inputs[name].astype(np.float64)})),
         (f"input {name!r} has", lambda: exe.bind({**inputs, name: inputs[name][1:]})),
         (f"input {name!r} cannot be read", lambda: exe.bind({**inputs, name: [[1.0], [1.0, 2.0]]})),
-        ("inputs are a list, not arrays by name", lambda: exe.bind([*inputs.values()])),  # type: ignore[arg-type]
+        (f"{len(inputs) + 1} inputs were given, the model has {len(inputs)}", lambda: exe.bind([*inputs.values(), result])),
         ("outputs are a list, not arrays by name", lambda: exe.bind(inputs, [result])),  # type: ignore[arg-type]
         ("has no output 'nothing'", lambda: exe.bind(inputs, {"nothing": result})),
         (f"output {port!r} is", lambda: exe.bind(inputs, {port: result[1:]})),

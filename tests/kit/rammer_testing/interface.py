@@ -26,7 +26,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "To write a device": (
         "rammer.child_processes",
         "rammer.cache",
-        "rammer.compiled.program_values",
+        "rammer.codegen.program_values",
         "rammer.device.arrays",
         "rammer.device.execution_forms",
         "rammer.device.manifest",
@@ -34,6 +34,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.device.lazy_sequence",
         "rammer.device.loader",
         "rammer.device.shared_constants",
+        "rammer.device.shipped_kernels",
         "rammer.ir.constants",
         "rammer.ir.device",
         "rammer.ir.evaluate",
@@ -81,7 +82,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rammer.device.loader.Registry": ("open", "status", "statuses"),
     "rammer.device.loader.DeviceStatus": ("name", "state", "reason", "hardware"),
-    "rammer.runtime.executable.Executable": ("run", "bind", "close", "head", "timing"),
+    "rammer.runtime.executable.Executable": ("run", "submit", "bind", "close", "inputs", "outputs", "head", "timing"),
     "rammer.runtime.bound_call.BoundCall": (
         "inputs",
         "outputs",
@@ -89,6 +90,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
         "clock",
         "stream",
         "run",
+        "submit",
         "synchronize",
         "seconds",
         "write",
@@ -96,7 +98,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
         "close",
     ),
     "rammer.runtime.model_source.Head": ("name", "inputs", "outputs"),
-    "rammer.ir.port.InputPort": ("name", "dtype", "shape"),
+    "rammer.ir.port.ModelPort": ("name", "dtype", "shape"),
     "rammer.runtime.loaded_model.Timing": ("device", "host", "total", "notes"),
 }
 #: The most letters of a default or a constant in a signature.
@@ -166,7 +168,8 @@ def _tree(module: str) -> ast.Module:
 def _found(module: str, name: str) -> tuple[list[ast.stmt], str]:
     """Return the statements that define ``name``, followed through imports, and the name there."""
     found = list[ast.stmt]()
-    for node in _tree(module).body:
+    body = _tree(module).body
+    for node in (*body, *(n for guard in body if isinstance(guard, ast.If) for n in guard.body)):
         if name in _defined(node):
             found.append(node)
         elif isinstance(node, ast.ImportFrom) and node.module and _ours(node.module):

@@ -134,7 +134,7 @@ def caged(
 @cache
 def _ready() -> None:
     """Load the imports of a run and ONNX's lazy state once here, which saves each child 0.1 s."""
-    for module in ("numpy.random", "rammer.cli.run", "rammer.compiler.compiler", "rammer.runtime.session"):
+    for module in ("numpy.random", "rammer.cli.run", "rammer.compiler.compiler", "rammer.jit.session"):
         importlib.import_module(module)
     importlib.import_module("onnx.defs").has("Relu")
 

@@ -12,8 +12,8 @@ import numpy as np
 from rammer.compile_options import RESIDENT, CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.small_models import SmallModel
 

@@ -19,8 +19,8 @@ from rammer.device.manifest import Binding
 from rammer.errors import RammerError
 from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import ROperator
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import NetCase, Sampler, pick_of, picked
 from rammer_testing.conformance import Subject, reference, relative_error

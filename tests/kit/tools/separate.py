@@ -20,9 +20,9 @@ import rammer_rocm.backend
 import rammer_rocm.executor
 from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.program_kernels import Function
 
 #: Bits of the offset in a simulated address (Oclgrind's Memory.h: 16 bits are the allocation number).
 PLACE = 48
@@ -40,7 +40,7 @@ class SeparateProgram(OpenClProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
     def placed(
-        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
     ) -> PlacedConstants:
         """Return the packed constants, each in a separate allocation."""
         packings = {

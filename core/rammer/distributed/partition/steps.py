@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from rammer.compiled.host_node import HostNode
 from rammer.compiled.segments import HostSegment, Segment
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DeviceStep
 from rammer.distributed.partition.host_steps import UnloweredNode, outline_program
 from rammer.distributed.partition.operator_cost import on_its_own
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.ranges.range_bounds import RangeBounds, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph

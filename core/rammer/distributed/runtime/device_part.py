@@ -15,7 +15,7 @@ from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram, OnHost
 from rammer.distributed.transport.protocol import Deliver, Endpoint, Runs, StepRunner
 from rammer.errors import BadInput
-from rammer.runtime.host_bound import HostBound
+from rammer.runtime.host_bound import HostBound, HostRuns
 
 #: Requirements that arrays of a part meet on any device.
 ROOM: Final = HostRoom(256, 256)
@@ -230,8 +230,8 @@ class HostedProgram(Loaded):
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a call that reads input arrays in place and copies its outputs."""
-        notes = (f"{self.host.title} runs on the host",)
-        return HostBound(self.step.program, self.run, inputs, outputs, stream, notes=notes, reads_in_place=True)
+        runs = HostRuns(notes=(f"{self.host.title} runs on the host",), reads_in_place=True)
+        return HostBound(self.step.program, self.run, inputs, outputs, stream, runs)
 
     def close(self) -> None:
         """Do nothing: the program holds no resources."""

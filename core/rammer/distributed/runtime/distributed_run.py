@@ -20,7 +20,7 @@ from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Runs, Site, StepRunner, Transport
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.graph import Value
-from rammer.runtime.shape_buckets import crop_outputs, format_spans, pad_inputs, point_of
+from rammer.runtime.shape_buckets import crop_outputs, format_spans, is_within, pad_inputs, point_of
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,10 @@ class SpreadRuns:
         if ranged is None:
             return
         point = point_of(ranged, self._inputs, inputs)
-        for name, (low, high) in ranged.spans.items():
-            if not low <= point[name] <= high:
-                raise BadInput(f"{name} is {point[name]}, but these programs are for {format_spans(ranged.spans)}", "inputs")
+        for name, span in ranged.spans.items():
+            if not is_within(span, point[name], ranged.steps.get(name, 1)):
+                served = format_spans(ranged.spans, ranged.steps)
+                raise BadInput(f"{name} is {point[name]}, but these programs are for {served}", "inputs")
 
     def _widen_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return ``inputs`` padded to the greatest lengths, as steps read them."""

@@ -27,9 +27,9 @@ from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import to_carrier
 from rammer.ir.untrusted_json import whole_number
+from rammer.jit.onnx_source import check_kept, open_source
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.model_source import Head, ModelSource
-from rammer.runtime.onnx_source import check_kept, open_source
 from rammer.runtime.shape_buckets import Lengths, Span
 from rammer.tuning.kernel_store import KernelStore
 
@@ -307,7 +307,7 @@ def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> Op
 
     shapes = shapes_of(head, inputs)
     spans = lengths.spans_of(head.inputs, shapes)
-    return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived)
+    return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived, steps=lengths.steps)
 
 
 def read_partition_file(path: Path | None) -> str:

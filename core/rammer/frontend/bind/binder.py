@@ -260,7 +260,8 @@ class Binder:
         """Evaluate an operator with constant operands, unless the result is large or random. Returns True if it was folded."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
         made = sum(t.nbytes for t in static.values())
-        if nd.is_random(proto) or nd.is_decoding(proto) or not limits.may_fold(made, self.stored):
+        read = proto.op_type == "Constant" and not _node_domain(proto)  # the file holds its value, so nothing is made
+        if nd.is_random(proto) or nd.is_decoding(proto) or not (read or limits.may_fold(made, self.stored)):
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False

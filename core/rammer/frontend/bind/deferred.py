@@ -24,7 +24,7 @@ from rammer.frontend.read.reader import Model
 from rammer.ir.constants.mapped_files import in_memory
 from rammer.ir.formats import name_of
 from rammer.ir.graph import Node
-from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, ModelPort
 from rammer.ir.types import KNOWN
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -162,15 +162,15 @@ def shape_operands(proto: NodeProto) -> list[str]:
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
 
 
-def port_of(name: str, value: Any) -> InputPort:
+def port_of(name: str, value: Any) -> ModelPort:
     """Return the input port that matches ``value``."""
     if isinstance(value, np.ndarray) and name_of(value.dtype) in KNOWN:
-        return InputPort(name, name_of(value.dtype), value.shape)
+        return ModelPort(name, name_of(value.dtype), value.shape)
     if isinstance(value, np.ndarray):
-        return InputPort(name, STRING, value.shape)
+        return ModelPort(name, STRING, value.shape)
     if isinstance(value, Mapping):
-        return InputPort(name, MAP, ())
-    return InputPort(name, OPTIONAL if value is None else SEQUENCE, ())
+        return ModelPort(name, MAP, ())
+    return ModelPort(name, OPTIONAL if value is None else SEQUENCE, ())
 
 
 def no_tensor(proto: NodeProto) -> Unknown:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rammer.errors import BadInput
 from rammer.frontend.read.reader import Model
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 
 #: Proposed extents in a hint for a dynamic image, by axis (batch, channels, height, width).
 _IMAGE = (1, 3, 224, 224)
@@ -32,7 +32,7 @@ def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     return {name: _port_shape(port, shapes.get(name), symbols, ports) for name, port in ports.items() if port.numeric}
 
 
-def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+def _unify_shape(port: ModelPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
     """Check ``shape`` against ``port`` and record the extents of its symbols."""
     text = "x".join(map(str, shape))
     if any(extent < 0 for extent in shape):
@@ -57,7 +57,7 @@ def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int
 
 
 def _port_shape(
-    port: InputPort, given: tuple[int, ...] | None, symbols: Mapping[str, int], ports: Mapping[str, InputPort]
+    port: ModelPort, given: tuple[int, ...] | None, symbols: Mapping[str, int], ports: Mapping[str, ModelPort]
 ) -> tuple[int, ...]:
     if given is not None:
         return tuple(given)
@@ -71,7 +71,7 @@ def _port_shape(
     return tuple(d for d in dims if d is not None)
 
 
-def shape_option(port: InputPort, symbols: Mapping[str, int]) -> str:
+def shape_option(port: ModelPort, symbols: Mapping[str, int]) -> str:
     """Return the command-line option that fixes the shape of ``port``, with likely values for unknown extents."""
     dims = port.dims(_GUESSED_RANK)
     likely = _IMAGE if len(dims) == len(_IMAGE) else (1, *[16] * len(dims))

@@ -16,7 +16,7 @@ from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
 from rammer.frontend.read.reader import Model
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
 
 #: The domain of the node that represents all iterations of recurrent layers with a dynamic trip count; models never use it.
@@ -71,8 +71,8 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
     read, outputs = _read_names(graph), [*node.outputs, *[""] * (len(results) - len(node.outputs))]
     wanted = [o if o in read else "" for o in outputs]
     free = [n for n in outer if outer[n] not in graph.constants]
-    ports = [InputPort(n, k.dtype, k.shape) for n, k in zip(names, kinds, strict=True)]
-    ports += [InputPort(n, graph.types[outer[n]].dtype, graph.types[outer[n]].shape) for n in free]
+    ports = [ModelPort(n, k.dtype, k.shape) for n, k in zip(names, kinds, strict=True)]
+    ports += [ModelPort(n, graph.types[outer[n]].dtype, graph.types[outer[n]].shape) for n in free]
     known = {n: graph.constants[o] for n, o in outer.items() if o in graph.constants}
     model = _turn_model(body, ports, known, results)
     ways, out_ways = (
@@ -128,7 +128,7 @@ def _prefix_values(graph: Graph, prefix: str) -> Graph:
     )
 
 
-def _turn_model(body: SubGraph, ports: Sequence[InputPort], known: Mapping[str, np.ndarray], results: Sequence[str]) -> Model:
+def _turn_model(body: SubGraph, ports: Sequence[ModelPort], known: Mapping[str, np.ndarray], results: Sequence[str]) -> Model:
     graph, opsets = graph_of(body), dict(body.opsets)
     proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
     ends: list[NodeProto] = [helper.make_node("Identity", [o.name], [r]) for o, r in zip(graph.output, results, strict=True)]

@@ -1,1 +1,1 @@
-"""Host implementations of operators without a tensor expression."""
+"""Operators that run on the host, and host implementations of operators without a tensor expression."""

@@ -1,7 +1,7 @@
 """Execution of If, Loop, Scan and SequenceMap by ONNX's specification: order of bodies, inputs and results.
 
 The executor of bodies is a parameter (``BodyRunner``): ``frontend.bind.evaluator`` interprets them on the host,
-``runtime.control_flow`` compiles them."""
+``jit.control_flow`` compiles them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from rammer.frontend.read import model_checks
 from rammer.frontend.read import node_protos as nd
 from rammer.frontend.read.node_protos import SubGraph
 from rammer.frontend.read.reader import Model
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 
 #: Inputs of the programs besides states, slices and outer values: the index of the first iteration and the remaining trip count.
 FIRST: Final = "first"
@@ -66,7 +66,7 @@ class LoopChunk:
         ``after``, ``going`` or ``gathered`` for outputs."""
         return f"{self._unique_prefix}{what}{index}"
 
-    def model(self, ports: Mapping[str, InputPort], known: Mapping[str, np.ndarray]) -> Model:
+    def model(self, ports: Mapping[str, ModelPort], known: Mapping[str, np.ndarray]) -> Model:
         """Return all iterations as one model. ``ports`` maps names in the body to states, slices and outer values. ``known``
         holds the constant outer values."""
         own, scanned = (
@@ -74,8 +74,8 @@ class LoopChunk:
             _value_names(self.graph.input)[-self.scanned :] if self.scanned else [],
         )
         given = [replace(ports[n], name=self.name("state", i)) for i, n in enumerate(self.states)]
-        given += [InputPort(self.name("slices", i), ports[n].dtype, (self.count, *ports[n].shape)) for i, n in enumerate(scanned)]
-        given += [InputPort(self.name(n), "int64", ()) for n in ((LEFT,) if self.scanned else (FIRST, LEFT))]
+        given += [ModelPort(self.name("slices", i), ports[n].dtype, (self.count, *ports[n].shape)) for i, n in enumerate(scanned)]
+        given += [ModelPort(self.name(n), "int64", ()) for n in ((LEFT,) if self.scanned else (FIRST, LEFT))]
         given += [p for n, p in ports.items() if n not in own and n not in known]
         opsets = dict(self.body.opsets)
         proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])

@@ -1,7 +1,7 @@
 """Control flow that is resolved at compile time and merged into the surrounding program.
 
 An If with a constant condition becomes its branch. A Loop with constant trip count and conditions, and a Scan, are unrolled if
-all iterations together are few operators. ``runtime.control_flow`` compiles the bodies of the remaining operators."""
+all iterations together are few operators. ``jit.control_flow`` compiles the bodies of the remaining operators."""
 
 from __future__ import annotations
 

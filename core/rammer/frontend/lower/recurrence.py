@@ -9,7 +9,7 @@ import numpy as np
 
 from rammer.errors import BadInput
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering
-from rammer.frontend.lower.operators.activation import sigmoid_of, softplus_of
+from rammer.frontend.lower.operators.elementwise import FORMULAS, Form, Formula
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
@@ -234,8 +234,8 @@ class Recurrence:
         b = 0.0 if beta is None else float(next(betas, beta))
         if key not in _FORMULAS:
             raise CannotLower(f"{self.ctx.node.op} with activation {name}")
-        formula = _FORMULAS[key]
-        return lambda x: formula(self._clipped(x) if clipped else x, self.literal, a, b)
+        formula, form = _FORMULAS[key], Form(self.dtype, {"alpha": a, "beta": b})
+        return lambda x: formula(form, self._clipped(x) if clipped else x)
 
     def _clipped(self, x: Expr) -> Expr:
         clip = self.ctx.attr("clip")
@@ -263,26 +263,6 @@ class Recurrence:
         self.ctx.emit(axes, body, into=index)
 
 
-_Literal = Callable[[float], Const]
-_Formula = Callable[[Expr, _Literal, float, float], Expr]
-
-
-def _linear_expr(x: Expr, k: _Literal, a: float, b: float) -> Expr:
-    return Op("add", (Op("mul", (x, k(a))), k(b)))
-
-
-def _select_negative(x: Expr, k: _Literal, negative: Expr) -> Expr:
-    return Op("where", (Op("lt", (x, k(0.0))), negative, x))
-
-
-def _elu_expr(x: Expr, k: _Literal, a: float, _: float) -> Expr:
-    return _select_negative(x, k, Op("mul", (Op("expm1", (x,)), k(a))))
-
-
-def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
-    return Op("max", (Op("min", (_linear_expr(x, k, a, b), k(1.0))), k(0.0)))
-
-
 #: Activation -> (default alpha, default beta); None if the parameter does not exist.
 PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
@@ -292,16 +272,11 @@ PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }
-_FORMULAS: dict[str, _Formula] = {
-    "relu": lambda x, k, a, b: Op("max", (x, k(0.0))),
-    "tanh": lambda x, k, a, b: Op("tanh", (x,)),
-    "sigmoid": lambda x, k, a, b: sigmoid_of(x, k),
-    "affine": _linear_expr,
-    "leakyrelu": lambda x, k, a, b: _select_negative(x, k, Op("mul", (x, k(a)))),
-    "thresholdedrelu": lambda x, k, a, b: Op("where", (Op("lt", (x, k(a))), k(0.0), x)),
-    "scaledtanh": lambda x, k, a, b: Op("mul", (Op("tanh", (Op("mul", (x, k(b))),)), k(a))),
-    "hardsigmoid": _hard_sigmoid,
-    "elu": _elu_expr,
-    "softsign": lambda x, k, a, b: Op("div", (x, Op("add", (Op("abs", (x,)), k(1.0))))),
-    "softplus": lambda x, k, a, b: softplus_of(x, k),
+_SHARED = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid", "Elu", "Softsign", "Softplus")
+_FORMULAS: dict[str, Formula] = {
+    **{op.lower(): FORMULAS[op] for op in _SHARED},
+    "affine": lambda form, x: Op("add", (Op("mul", (x, form.attr("alpha", 1.0))), form.attr("beta", 0.0))),
+    "scaledtanh": lambda form, x: Op("mul", (Op("tanh", (Op("mul", (x, form.attr("beta", 1.0))),)), form.attr("alpha", 1.0))),
+    # The value at the threshold itself passes, unlike in the operator ThresholdedRelu.
+    "thresholdedrelu": lambda form, x: Op("where", (Op("lt", (x, form.attr("alpha", 1.0))), form.literal(0.0), x)),
 }

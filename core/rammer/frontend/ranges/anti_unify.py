@@ -11,18 +11,22 @@ and padding begins there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rammer.frontend.lower.affine_gather import placed_rows
+from rammer.frontend.ranges.length_fit import LengthFit
 from rammer.frontend.ranges.range_bounds import RangeBounds, ended_at
 from rammer.frontend.ranges.range_padding import SkipMarker
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.evaluate import evaluate_positions
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
 from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged, format_point
 from rammer.ir.names import Names, make_identifier
@@ -33,6 +37,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Largest number of entries at each end of a table that may differ from the others.
 MOST_EDGES: Final = 8
+#: Most elements at which two forms of index arithmetic are compared.
+MOST_COMPARED: Final = 1 << 20
 
 
 class Generalised(NamedTuple):
@@ -43,52 +49,15 @@ class Generalised(NamedTuple):
     ended: RangeBounds
 
 
-def generalise_programs(
-    points: Sequence[Point],
-    graphs: Sequence[ComputeGraph],
-    promised: Collection[str] | None = None,
-    lengths: Mapping[str, str] | None = None,
-) -> Generalised:
-    """Return the program of which all ``graphs``, lowered at ``points``, are instances.
+def generalise_programs(fit: LengthFit, graphs: Sequence[ComputeGraph], promised: Collection[str] | None = None) -> Generalised:
+    """Return the program of which all ``graphs``, lowered at the points of ``fit``, are instances.
 
-    The first point has the greatest lengths; for each dimension another point differs in that dimension alone. Raises NoRange if
-    a value is not affine in the lengths. Inputs in ``promised`` (None: all) hold zeros past the lengths. ``lengths`` names the
-    scalar inputs, which no graph has."""
-    taken = Names(n for g in graphs for n in g.types)
-    if lengths is None:
-        lengths = {name: make_identifier(f"length_{name}", taken) for name in points[0]}
+    For each dimension a point other than the first differs in that dimension alone. Raises NoRange if a value is not a function
+    of lengths that ``fit`` finds. Inputs in ``promised`` (None: all) hold zeros past the lengths. The scalar inputs are those of
+    ``fit``; no graph has them."""
+    fit.name_inputs(Names([*(n for g in graphs for n in g.types), *filter(None, fit.lengths.values())]))
     promised = graphs[0].inputs if promised is None else promised
-    return _Generalisation(points, graphs, lengths, taken, promised).result()
-
-
-def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -> Dim:
-    """Return the affine function of lengths through ``values``, one per point; raise NoRange if none exists."""
-    if len(set(values)) == 1:
-        return values[0]
-    terms, offset, start = list[tuple[str, int]](), values[0], points[0]
-    for name in start:
-        other = next((i for i, p in enumerate(points) if {n for n in p if p[n] != start[n]} == {name}), None)
-        if other is None:  # all points have the same length of this dimension
-            continue
-        factor, left = divmod(values[other] - values[0], points[other][name] - start[name])
-        if left:
-            raise _make_affine_error(points, values, where)
-        if factor:
-            terms.append((name, factor))
-            offset -= factor * start[name]
-    found = AffineExtent(tuple(terms), offset)
-    if any(found.at(p) != v for p, v in zip(points, values, strict=True)):
-        raise _make_affine_error(points, values, where)
-    return found
-
-
-def extent_through(points: Sequence[Point], values: Sequence[int], where: str) -> Dim:
-    """Return the affine function of lengths through extents. Raise NoRange if none exists, or if an extent shrinks as a length
-    grows, as of ``x[-20:6]``: memory and loops have the extents of the greatest lengths."""
-    found = affine_through(points, values, where)
-    if isinstance(found, AffineExtent) and any(factor < 0 for _, factor in found.terms):
-        raise NoRange(f"{where} shrinks as {', '.join(n for n, f in found.terms if f < 0)} grows")
-    return found
+    return _Generalisation(fit, graphs, promised).result()
 
 
 def begins_alike(values: Sequence[Array | None]) -> bool:
@@ -100,49 +69,52 @@ def begins_alike(values: Sequence[Array | None]) -> bool:
     return all(p is whole or (p is not None and np.array_equal(_take_prefix(whole, p), p, equal_nan=nan)) for p in values)
 
 
-def _make_affine_error(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
-    at = "; ".join(f"{format_point(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
-    return NoRange(f"{where} is not an affine function of {', '.join(points[0])} ({at})")
-
-
 @dataclass
 class _Generalisation:
-    points: Sequence[Point]
+    fit: LengthFit
     graphs: Sequence[ComputeGraph]
-    lengths: Mapping[str, str]
-    taken: Names
     promised: Collection[str]
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are now computed -> names of the longest constants.
     extents: dict[str, Dim] = field(default_factory=dict)  #: Extents of the current Compute's axes.
+    counted: bool = False  #: True for windows whose elements another Compute may count.
+    hints: Sequence[Dim] = ()  #: Sums of extents of the current Compute's operands.
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """The lengths of the graphs."""
+        return self.fit.points
 
     def result(self) -> Generalised:
         """Return the program for the range."""
         first = self.graphs[0]
         self._require_equal("operators of the program", [tuple(c.name for c in g.computes) for g in self.graphs])
         self._require_equal("inputs", [(g.inputs, g.outputs) for g in self.graphs])
-        self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
+        self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants)}
+        for c in first.computes:
+            self.shapes[c.name] = self._shape(c.name, self._operand_sums(c))
         counted = [self._make_growing_constant(n) for n in first.constants if not self._is_prefix_constant(n)]
         found = counted + [self._generalise_compute(c.name, number) for number, c in enumerate(first.computes)]
         found = placed_rows(found, self._tensor_types(found), (*first.constants, *self.named.values()), first.outputs)
-        names = self.taken
+        names = self.fit.taken
         constants = {self.named.get(n, n): a for n, a in first.constants.items()}
         ends = SkipMarker(found, self.shapes, self.deep, self.value, self._tensor_dtypes, self.promised, constants, names)
         computes = tuple(ends.result())
         types = self._tensor_types(computes)
         graph = replace(
-            first, computes=computes, inputs=(*first.inputs, *self.lengths.values()), types=types, constants=constants
+            first, computes=computes, inputs=(*first.inputs, *self.fit.lengths.values()), types=types, constants=constants
         )
-        graph = replace(graph, aliases={**first.aliases, **{t: f"length of {n}" for n, t in self.lengths.items()}})
+        graph = replace(graph, aliases={**first.aliases, **{t: f"length of {n}" for n, t in self.fit.lengths.items()}})
         verify_compute_graph(graph)
-        ranged = Ranged(self.lengths, {n: self.shapes[n] for n in (*first.inputs, *first.outputs)})
-        return Generalised(graph, ranged, ended_at(graph, self.shapes, ends, self.lengths))
+        shapes = {n: self.shapes[n] for n in (*first.inputs, *first.outputs)}
+        ranged = Ranged(dict(self.fit.lengths), shapes, formulas=dict(self.fit.formulas))
+        return Generalised(graph, ranged, ended_at(graph, self.shapes, ends, self.fit.lengths))
 
     # --- integers -----------------------------------------------------------------------------
 
     def dim(self, values: Sequence[int], where: str) -> Dim:
-        """Return the affine function through ``values``, one per point."""
-        return affine_through(self.points, values, where)
+        """Return the function of lengths through ``values``, one per point."""
+        return self.fit.dim(values, where, self.hints)
 
     def _require_equal(self, what: str, values: Sequence[object]) -> None:
         other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
@@ -156,15 +128,23 @@ class _Generalisation:
             return ex.integer(dim)
         total: Expr = ex.integer(dim.offset)
         for name, factor in dim.terms:
-            total = ex.make_add(ex.make_mul(Load(self.lengths[name], ()), factor), total)
+            total = ex.make_add(ex.make_mul(Load(self.fit.lengths[name], ()), factor), total)
         return total
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def _shape(self, name: str) -> tuple[Dim, ...]:
+    def _operand_sums(self, c: Compute) -> list[Dim]:
+        """Return sums of extents of the first tensors that ``c`` reads, as a concatenation has, along each axis."""
+        found = list[Dim]()
+        shapes = [self.shapes[n] for n in c.reads if len(self.shapes.get(n, ())) == len(c.axes)]
+        for dims in zip(*shapes, strict=True):
+            found += accumulate(dims, add_dims)
+        return found
+
+    def _shape(self, name: str, hints: Sequence[Dim] = ()) -> tuple[Dim, ...]:
         shapes = [g.types[name].shape for g in self.graphs if name in g.types]
         self._require_equal(f"dimensions of {name}", [len(g.types[name].shape) if name in g.types else -1 for g in self.graphs])
-        return tuple(extent_through(self.points, extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+        return tuple(self.fit.extent(extents, f"the shape of {name}", hints) for extents in zip(*shapes, strict=True))
 
     def _is_prefix_constant(self, name: str) -> bool:
         """Return True if a constant of every shorter program is a prefix of the longest one."""
@@ -173,16 +153,16 @@ class _Generalisation:
     def _make_growing_constant(self, name: str) -> Compute:
         """Return an expression for an integer constant whose elements all grow alike with the lengths, like positions after a
         past."""
-        whole, growth = self.graphs[0].constants[name], 0
+        whole = self.graphs[0].constants[name]
         if not np.issubdtype(whole.dtype, np.integer):
             raise self._make_prefix_error(name, self.points[-1])
         first = [g.constants[name].flat[0] - whole.flat[0] if name in g.constants and whole.size else 0 for g in self.graphs]
         grown = self.dim([int(n) for n in first], f"constant {name}")
-        for point, graph in zip(self.points, self.graphs, strict=True):
-            part, growth = graph.constants.get(name), grown if isinstance(grown, int) else grown.at(point)
+        for point, graph, growth in zip(self.points, self.graphs, self.fit.values(grown), strict=True):
+            part = graph.constants.get(name)
             if part is None or not np.array_equal(_take_prefix(whole, part) + growth, part):
                 raise self._make_prefix_error(name, point)
-        kept = make_identifier(f"{name}_longest", self.taken)
+        kept = make_identifier(f"{name}_longest", self.fit.taken)
         self.named[name] = kept
         self.shapes[kept] = self.shapes[name]
         axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(whole.shape))
@@ -197,15 +177,17 @@ class _Generalisation:
 
     def _generalise_compute(self, name: str, number: int) -> Compute:
         same = [g.computes[number] for g in self.graphs]
+        hints = self.hints = self._operand_sums(same[0])
         first, where = same[0], f"{same[0].origin or name}"
         self._require_equal(
             f"axes of {where}",
             [(c.dtype, c.combiner, tuple(a.name for a in c.axes), tuple(a.name for a in c.reduce)) for c in same],
         )
         self.deep[name] = {
-            r.name: extent_through(self.points, [c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)
+            r.name: self.fit.extent([c.reduce[i].extent for c in same], where, hints) for i, r in enumerate(first.reduce)
         }
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
+        self.counted = first.combiner is not None and first.kind != "contraction"
         return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
     def _tensor_types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
@@ -214,7 +196,7 @@ class _Generalisation:
         return {
             **first,
             **{kept: first[n] for n, kept in self.named.items()},
-            **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
+            **dict.fromkeys(self.fit.lengths.values(), TensorType("int64", ())),
             **{c.name: c.type for c in computes},
         }
 
@@ -222,19 +204,38 @@ class _Generalisation:
     def _tensor_dtypes(self) -> dict[str, str]:
         kinds = {n: t.dtype for n, t in self.graphs[0].types.items()}
         kinds |= {kept: kinds[n] for n, kept in self.named.items()}
-        return {**kinds, **dict.fromkeys(self.lengths.values(), "int64")}
+        return {**kinds, **dict.fromkeys(self.fit.lengths.values(), "int64")}
 
     def _generalise_expr(self, same: Sequence[Expr], where: str) -> Expr:
         """Return the common form of the expressions."""
         first = same[0]
         if isinstance(first, Const) and not all(e == first for e in same):
             return self._generalise_literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
+        if any(_expr_head(e) != _expr_head(first) for e in same) and not any(map(ex.has_loads, same)):
+            made = self._generalise_positions(same, where)
+            if made is not None:
+                return made
         if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
             return self._generalise_edge_table(first, same, where)
         self._require_equal(f"expressions of {where}", [_expr_head(e) for e in same])
         parts = tuple(self._generalise_expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
         made = ex.rebuild_expr(first, parts) if parts else first
-        return self._padded(made, where) if isinstance(made, Load) and made.fill is not None else made
+        if isinstance(made, Load):
+            fills = {e.fill for e in same if isinstance(e, Load)} - {None}
+            if len(fills) > 1:
+                raise NoRange(f"padding of {where} differs between lengths")
+            made = replace(made, fill=next(iter(fills), None))
+        if not isinstance(made, Load):
+            return made
+        if made.fill is None and any(_is_divided_by_length(i) for i in made.indices):
+            zero: Number = 0.0 if is_float(self._tensor_dtypes[made.tensor]) else 0
+            return replace(made, fill=zero)  # past the length of a flattened tensor, such an index exceeds the memory
+        if made.fill is None:
+            self._check_unpadded(made, where)
+            return made
+        if self.counted:
+            self._note_strides(made)
+        return self._padded(made, where)
 
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
         """Return an affine form of differing numbers: integers, and floats that are counts or their reciprocals."""
@@ -246,8 +247,39 @@ class _Generalisation:
         counts = [round(1 / v) if v else 0 for v in values]
         kind = np.dtype(dtype).type
         if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
-            raise _make_affine_error(self.points, values, f"a number of {where}")
+            raise NoRange(f"a number of {where} is not a known function of lengths ({values[:4]})")
         return Op("div", (Const(1.0, dtype), _cast_from_index(dtype, self.value(self.dim(counts, where)))))
+
+    def _generalise_positions(self, same: Sequence[Expr], where: str) -> Expr | None:
+        """Return a common form of different arithmetic over axes: the first form if it has the values of the others within their
+        extents, perhaps with the last few values as functions of lengths. Return None if others differ elsewhere."""
+        first, names = same[0], sorted({name for e in same for name in ex.axes_of(e)})
+        sizes = [self.fit.values(self.extents[name]) for name in names]
+        boxes = [tuple(Axis(name, size[i]) for name, size in zip(names, sizes, strict=True)) for i in range(len(same))]
+        if any(math.prod(a.extent for a in box) > MOST_COMPARED for box in boxes):
+            return None
+        found = [evaluate_positions(e, box) for e, box in zip(same, boxes, strict=True)]
+        differ = [f != _take_prefix(found[0], f) for f in found]
+        if not any(d.any() for d in differ):
+            return first
+        index: Expr = Ref(names[0])
+        if all(isinstance(e, Table) and isinstance(first, Table) and e.index == first.index for e in same):
+            tables, index = [np.array(e.values) for e in same if isinstance(e, Table)], ex.children(first)[0]
+        elif len(names) == 1:
+            tables = found
+        else:
+            return None
+        depth = max(len(t) - int(np.argmax(t != tables[0][: len(t)])) for t in tables if (t != tables[0][: len(t)]).any())
+        if depth > min(MOST_EDGES, *map(len, tables)):
+            return None
+        dtype = first.dtype if isinstance(first, Table) else "int64"
+        ends = [self._generalise_literal([Const(t[-k].item(), dtype) for t in tables], where) for k in range(1, depth + 1)]
+        if dtype == "int64" and all(np.array_equal(np.minimum(tables[0][: len(t)], t[-1]), t) for t in tables):
+            return Op("min", (first, ends[0]))
+        size, made = self.dim([len(t) for t in tables], where), ends[0]
+        for k, value in enumerate([*ends[1:], first], 1):
+            made = Op("where", (Op("lt", (index, self.value(add_dims(size, -k)))), value, made))
+        return made
 
     def _generalise_edge_table(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
         """Return an expression for a table that holds one number, less offsets at its first and last entries. The table's length
@@ -256,7 +288,7 @@ class _Generalisation:
         alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
         if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
             raise NoRange(f"expressions of {where} change form between lengths")
-        sizes = map(size.at, self.points)
+        sizes = self.fit.values(size)
         tables = [
             np.array(e.values) if isinstance(e, Table) else np.full(n, _const_value(e)) for e, n in zip(same, sizes, strict=True)
         ]
@@ -269,17 +301,45 @@ class _Generalisation:
             made[: len(head_edge)] -= head_edge[: len(table)]
             made[::-1][: len(tail_edge)] -= tail_edge[: len(table)]
             if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *head_edge, *tail_edge)):
-                raise _make_affine_error(self.points, [str(e)[:80] for e in same], f"a table of {where}")
+                raise NoRange(f"a table of {where} is not a known function of lengths ({str(same[-1])[:80]})")
         kind = first.dtype
         last: Expr = Const(0.0, kind)
         missed = last
         for k in range(len(head_edge) - 1, -1, -1):
             missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(head_edge[k]), kind), missed))
         for k in range(len(tail_edge) - 1, -1, -1):  # the entry k before the last
-            last = Op(
-                "where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(tail_edge[k]), kind))
-            )
+            last = Op("where", (Op("lt", (index, self.value(add_dims(size, -k - 1)))), last, Const(float(tail_edge[k]), kind)))
         return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
+
+    def _outside(self, index: Expr, end: AffineExtent) -> Array | None:
+        """Return where ``index`` reaches ``end``, over the lengths of the range. Return None if ``index`` is no sum of axes."""
+        known = ex.affine_form(index)
+        if known is None or not known[0].keys() <= self.extents.keys():
+            return None
+        greatest = np.asarray(known[1])
+        for axis, factor in known[0].items():
+            greatest = greatest + max(factor, 0) * (self.fit.over_range(self.extents[axis]) - 1)
+        return greatest >= self.fit.over_range(end)
+
+    def _is_within(self, index: Expr, end: AffineExtent) -> bool:
+        """Return True if ``index`` is below ``end`` at every length. Return False if that does not follow from a sum of axes."""
+        outside = self._outside(index, end)
+        return outside is not None and not outside.any()
+
+    def _check_unpadded(self, load: Load, where: str) -> None:
+        """Request lengths at which ``load`` needs padding, which is absent at the known ones."""
+        for index, end in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False):
+            outside = self._outside(index, end) if isinstance(end, AffineExtent) else None
+            if outside is not None:
+                self.fit.require(outside, f"the padding of {where}")
+
+    def _note_strides(self, load: Load) -> None:
+        """Request lengths with all remainders by a stride. The number of elements in the last window depends on them."""
+        for index, end in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False):
+            form = ex.affine_form(index) if isinstance(end, AffineExtent) else None
+            for axis, factor in form[0].items() if form is not None else ():
+                if factor > 1 and isinstance(self.extents.get(axis), AffineExtent) and isinstance(end, AffineExtent):
+                    self.fit.require_residues(end, factor)
 
     def _padded(self, load: Load, where: str) -> Expr:
         """Return a load guarded at the tensor's current extent, which is within its memory. An index that is always inside, for
@@ -287,7 +347,7 @@ class _Generalisation:
         ends = [
             (i, d) for i, d in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False) if isinstance(d, AffineExtent)
         ]
-        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _is_within(i, self.extents, d)]
+        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not self._is_within(i, d)]
         if not tests:
             return load
         inside = reduce(lambda a, b: Op("and_", (a, b)), tests)
@@ -295,30 +355,27 @@ class _Generalisation:
         return Op("where", (inside, load, Const(fill, self._tensor_dtypes[load.tensor])))
 
 
-def _is_within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
-    """Return True if ``index`` is below ``end`` at every length, for axes below their ``extents``. Return False if that does not
-    follow from one sum of axes."""
-    known = ex.affine_form(index)
-    if known is None or not known[0].keys() <= extents.keys():
-        return False
-    left, room = dict(end.terms), end.offset - known[1] - 1  # end - 1 less the greatest index
-    for axis, factor in known[0].items():
-        extent = extents[axis]
-        terms, offset = (extent.terms, extent.offset) if isinstance(extent, AffineExtent) else ((), extent)
-        if factor > 0:
-            room -= factor * (offset - 1)
-            for name, times in terms:
-                left[name] = left.get(name, 0) - factor * times
-    return room >= 0 and all(times >= 0 for times in left.values())
+def add_dims(a: Dim, b: Dim) -> Dim:
+    """Return the sum of two extents."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    terms, offset = dict[str, int](), 0
+    for dim in (a, b):
+        offset += dim if isinstance(dim, int) else dim.offset
+        for name, factor in () if isinstance(dim, int) else dim.terms:
+            terms[name] = terms.get(name, 0) + factor
+    kept = tuple((n, f) for n, f in terms.items() if f)
+    return AffineExtent(kept, offset) if kept else offset
+
+
+def _is_divided_by_length(index: Expr) -> bool:
+    """Return True if a length is a divisor in ``index``."""
+    return any(isinstance(e, Op) and e.fn in ("floordiv", "mod") and ex.has_loads(e.args[1]) for e in ex.walk(index))
 
 
 def _const_value(e: Expr) -> Number:
     assert isinstance(e, Const)
     return e.value
-
-
-def _subtract_count(dim: AffineExtent, count: int) -> Dim:
-    return replace(dim, offset=dim.offset - count)
 
 
 def _cast_from_index(dtype: str, value: Expr) -> Expr:
@@ -333,7 +390,7 @@ def _take_prefix(whole: Array, part: Array) -> Array:
 def _expr_head(e: Expr) -> object:
     """Return an expression's head, without its operands."""
     if isinstance(e, Load):
-        return "load", e.tensor, len(e.indices), e.fill
+        return "load", e.tensor, len(e.indices)  # a fill value is absent at lengths where no index leaves the tensor
     if isinstance(e, Op):
         return "op", e.fn
     if isinstance(e, Cast):

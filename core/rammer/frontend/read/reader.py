@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import onnx
-from onnx import FunctionProto, ModelProto, ValueInfoProto, inliner
+from onnx import FunctionProto, ModelProto, inliner
 
 import rammer.frontend.lower.contrib
 import rammer.frontend.lower.ml  # noqa: F401  (importing it defines those of ai.onnx.ml)
@@ -19,6 +19,7 @@ from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import limits, model_checks, proto_checks
 from rammer.frontend.read.function_bodies import with_defaults
 from rammer.frontend.read.mmap_weights import MappedWeights, check_files, embed_weights
+from rammer.frontend.read.model_ports import input_ports, output_ports
 from rammer.frontend.read.model_rewrites import counted, dense_model, placed
 from rammer.frontend.read.node_protos import first_line
 from rammer.frontend.read.onnx_inference_guards import open_extents
@@ -26,9 +27,9 @@ from rammer.frontend.read.opset_upgrade import TARGET_OPSET, upgrade_opset
 from rammer.frontend.read.plugin_operators import NONE, used_custom_operators
 from rammer.frontend.read.type_constraints import check_kinds
 from rammer.ir.constants.mapped_files import Mapped
-from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, InputPort
+from rammer.ir.port import ModelPort
 
-__all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
+__all__ = ["TARGET_OPSET", "Model", "ModelPort", "read_model"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Model:
     proto: ModelProto = field(repr=False, compare=False)
     path: Path | None
     name: str
-    inputs: tuple[InputPort, ...]
+    inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
     opset: int
     notes: tuple[str, ...] = ()
@@ -52,6 +53,11 @@ class Model:
     known: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     files: tuple[Mapped, ...] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def output_ports(self) -> tuple[ModelPort, ...]:
+        """The outputs with their types and shapes, as far as these are known."""
+        return output_ports(self.proto)
 
     @property
     def whole(self) -> ModelProto:
@@ -104,7 +110,7 @@ def read_model(
     for function in proto.functions:
         raise BadInput(_inlining_failure(function, proto), where, "export the model without functions")
     proto = dense_model(_sort_nodes(proto))
-    _input_ports(proto)  # ONNX's converter crashes on an input without a type
+    input_ports(proto)  # ONNX's converter crashes on an input without a type
     proto = counted(proto)
     mine = used_custom_operators((n for g in model_checks.all_graphs(proto) for n in g.node), plugins)
     check_kinds(proto, mine)
@@ -156,7 +162,7 @@ def _build_model(
     proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: tuple[str, ...], custom: CustomOperators
 ) -> Model:
     graph = proto.graph
-    inputs = _input_ports(proto)
+    inputs = input_ports(proto)
     for value in graph.output:
         # Exporters may omit the type of an output.
         if value.type.WhichOneof("value") is not None:
@@ -165,29 +171,3 @@ def _build_model(
     outputs = tuple(v.name for v in graph.output)
     opset = model_checks.opset_versions(proto.opset_import).get("", TARGET_OPSET)
     return Model(proto, path, name, inputs, outputs, opset, notes, external, custom)
-
-
-def _input_ports(proto: ModelProto) -> tuple[InputPort, ...]:
-    """Return the inputs without initialisers, which are constants. Up to IR version 3 initialisers are also listed as inputs."""
-    graph = proto.graph
-    constants = {t.name for t in graph.initializer}
-    return tuple(_to_input_port(v) for v in graph.input if v.name not in constants)
-
-
-def _to_input_port(value: ValueInfoProto) -> InputPort:
-    dtype = model_checks.check_port_type("input", value.name, value.type)
-    if dtype in (SEQUENCE, OPTIONAL, MAP):
-        return InputPort(value.name, dtype, ())
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return InputPort(value.name, dtype, (), ranked=False)
-    limits.check_shape((max(0, d.dim_value) for d in tensor.shape.dim), f"input {value.name}")
-    return InputPort(value.name, dtype, tuple(_parse_extent(d) for d in tensor.shape.dim))
-
-
-def _parse_extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if dim.WhichOneof("value") == "dim_value":
-        # Old exporters write -1 for "any extent". An extent of 0 is valid, as in ONNX Runtime.
-        return dim.dim_value if dim.dim_value >= 0 else None
-    # "?" and similar names mean "any extent", independent at each use.
-    return dim.dim_param if any(c.isalnum() for c in dim.dim_param) else None

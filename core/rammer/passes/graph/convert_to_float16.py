@@ -14,10 +14,11 @@ from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
 from rammer.frontend.op_traits import shape_operands
 from rammer.frontend.read.node_protos import body_graphs
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier, quote_text
+from rammer.ir.names import quote_text
 from rammer.ir.types import TensorType
 from rammer.passes.graph.value_bounds import PRODUCTS, Magnitudes
 from rammer.passes.pass_pipeline import AnyPass, PassReport, Pipeline
+from rammer.passes.rewrite import GraphRewriter, rebuild_graph
 
 #: Operators whose result is float32 by the model's definition, not because of their operands.
 TYPED: Final = frozenset(
@@ -74,37 +75,31 @@ class ConvertToFloat16:
     def explained(self, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
         """Return the rewritten graph, and a line for each operator that stays float32."""
         narrow = _Narrow(graph, self.lowerings, self.keep)
-        result = narrow.rewritten()
-        return (result if narrow.narrowed else graph), tuple(narrow.kept)
+        return narrow.rewritten(), tuple(narrow.kept)
 
 
-class _Narrow:
+class _Narrow(GraphRewriter):
     def __init__(self, graph: Graph, lowerings: Lowerings, keep: tuple[str, ...]) -> None:
-        self.graph, self.lowerings, self.keep = graph, lowerings, keep
-        self.magnitudes = Magnitudes(graph)
-        self.types, self.constants = dict(graph.types), dict(graph.constants)
-        self.taken = {*graph.types, *graph.constants}
+        super().__init__(graph)
+        self.lowerings, self.keep, self.magnitudes = lowerings, keep, Magnitudes(graph)
         #: Values that nodes read unchanged and that are not ports of the graph.
-        self.read = {i for n in graph.nodes if not _is_float16_cast(n) for i in n.inputs} - {v.name for v in graph.outputs}
+        self.read = {i for n in graph.nodes if not _is_float16_cast(n) for i in n.inputs} - self.outputs
         #: float32 value -> its float16 form, and the reverse where both are needed.
         self.narrowed: dict[str, str] = {}
         self.wide: set[str] = {v.name for v in graph.inputs} | set(graph.constants)
-        self.nodes: list[Node] = []
         self.kept: list[str] = []
 
     def rewritten(self) -> Graph:
-        """Return the graph in float16."""
+        """Return the graph in float16, or the graph itself if every operator stays float32."""
         for node in self.graph.nodes:
             why = self.reason(node)
-            if not why and self._is_wide_product(node):
-                self._narrow_node(node, wide=True)
-            elif not why:
-                self._narrow_node(node)
-            else:
+            if why:
                 self._retain_float32(node, why)
-        for value in self.graph.outputs:
-            self._widen_values([value.name])
-        return replace(self.graph, nodes=tuple(self.nodes), types=self.types, constants=self.constants)
+            else:
+                self._narrow_node(node, self._is_wide_product(node))
+        self._widen_values(v.name for v in self.graph.outputs)
+        graph = replace(self.graph, types=self.types)
+        return rebuild_graph(graph, self.nodes, self.constants) if self.narrowed else self.graph
 
     def reason(self, node: Node) -> str:
         """Return the reason that ``node`` stays float32, or an empty string."""
@@ -171,15 +166,14 @@ class _Narrow:
             outputs = node.outputs
         else:
             outputs = tuple(self._declare_float16(o) if o and self._is_wide(o) else o for o in node.outputs)
-        self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
+        self.append(replace(node, inputs=inputs, outputs=outputs))
 
     def _retain_float32(self, node: Node, why: str) -> None:
         self._widen_values(node.inputs)
         closed = [o for o in node.outputs if why == GROWS and o and self._is_wide(o) and not self.magnitudes.of(o).open]
         # All readers of the end of a chain read float16, so that only one form of it is stored.
-        ends = {o: make_identifier(f"{o}_wide", self.taken) for o in closed if o in self.read}
-        self.types |= {wide: self.graph.types[o] for o, wide in ends.items()}
-        self.nodes.append(replace(node, outputs=tuple(ends.get(o, o) for o in node.outputs)))
+        ends = {o: self.new_value(f"{o}_wide", self.graph.types[o]) for o in closed if o in self.read}
+        self.append(replace(node, outputs=tuple(ends.get(o, o) for o in node.outputs)))
         self.wide.update(o for o in node.outputs if o and o not in ends)
         for name, wide in ends.items():
             self._add_cast(wide, self._declare_float16(name), FLOAT16)
@@ -191,9 +185,8 @@ class _Narrow:
 
     def _declare_float16(self, name: str) -> str:
         """Return the float16 form of ``name``."""
-        result = self.narrowed[name] = make_identifier(f"{name}_half", self.taken)
-        self.types[result] = TensorType("float16", self.graph.types[name].shape)
-        return result
+        kind = TensorType("float16", self.graph.types[name].shape)
+        return self.narrowed.setdefault(name, self.new_value(f"{name}_half", kind))
 
     def _half(self, name: str) -> str:
         if name not in self.narrowed:
@@ -205,7 +198,7 @@ class _Narrow:
         return self.narrowed[name]
 
     def _add_cast(self, source: str, result: str, to: int) -> None:
-        self.nodes.append(Node("Cast", (source,), (result,), {"to": to}, source, "", CAST_OPSET))
+        self.append(Node("Cast", (source,), (result,), {"to": to}, source, "", CAST_OPSET))
 
     def _widen_values(self, names: Iterable[str]) -> None:
         """Compute the float32 form of values that have only a float16 form."""

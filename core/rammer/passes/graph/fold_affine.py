@@ -4,16 +4,15 @@ float64 and rounded once to the weights' type."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from rammer.ir.constants.recipes import scale_array
-from rammer.ir.graph import Graph, Node
-from rammer.ir.names import make_identifier
+from rammer.ir.graph import Node
 from rammer.ir.types import TensorType, is_float
-from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph
+from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 Array: TypeAlias = np.ndarray
 #: y[c] = scale[c] * x[c] + shift[c], in float64.
@@ -23,75 +22,22 @@ _NORMS: Final = ("BatchNormalization", "InstanceNormalization", "GroupNormalizat
 _LAYERS: Final = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
 
 
-@dataclass(frozen=True, slots=True)
-class FoldAffine:
-    """A rewrite of ``Affine(Layer(x, w, b))`` to ``Layer(x, w', b')``, and of ``Conv(Affine(x), w, b)`` where it is exact.
+class _Folding(GraphRewriter):
+    def rule(self, node: Node) -> bool:
+        return self._into_producer(node) or self._into_consumer(node)
 
-    Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1) or a scalar. Layer: Conv,
-    ConvTranspose, Gemm or a norm with a scale per channel, with a single consumer. A shift is folded forward into a Conv only
-    without padding, since padding is zero after the affine map.
-    """
-
-    name: ClassVar[str] = "fold_affine"
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, graph: Graph) -> Graph:
-        state = _Folded(graph)
-        for node in graph.nodes:
-            if not state.into_producer(node) and not state.into_consumer(node):
-                state.put(node)
-        return state.result() if state.changed else graph
-
-
-class _Folded:
-    """The rewritten nodes; ``by_output`` finds the node that computes a value."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.counts = count_readers(graph)
-        self.originals = find_producers(graph)
-        self.constants: dict[str, Array] = dict(graph.constants)
-        self.taken = set(graph.types)
-        self.nodes: dict[int, Node] = {}
-        self.count = -1  # the number of the last node; numbers of removed nodes are not reused
-        self.by_output: dict[str, int] = {}
-        self.changed = False
-
-    def put(self, node: Node) -> None:
-        """Append a node and index its outputs."""
-        number = self.count = self.count + 1
-        self.nodes[number] = node
-        self.by_output |= {o: number for o in node.outputs if o}
-
-    def result(self) -> Graph:
-        """Return the rewritten graph."""
-        return rebuild_graph(self.graph, self.nodes.values(), self.constants)
-
-    def new_constant(self, near: str, value: Array, dtype: str) -> str:
-        """Add a constant named after the value ``near``, rounded to ``dtype``, and return its name."""
-        name = make_identifier(near, self.taken)
-        self.constants[name] = np.ascontiguousarray(value, dtype)
-        return name
-
-    def into_producer(self, node: Node) -> bool:
+    def _into_producer(self, node: Node) -> bool:
         """Fold ``node``, an affine map of a layer's result, into the layer's weights. Return True if it was folded."""
         source = _varying_operand(node, self.constants)
-        number = self.by_output.get(source or "", -1)
-        if source is None or number < 0 or self.counts[source] != 1 or self.nodes[number].op not in _LAYERS:
+        layer = self.producers.get(source or "")
+        if source is None or layer is None or self.counts[source] != 1 or not is_operator(layer, *_LAYERS):
             return False
-        affine = _match_affine(node, source, self.graph.types[source], self.constants, self.graph.types[node.outputs[0]])
-        layer = self.nodes[number]
-        if affine is None or layer.domain or any(layer.outputs[1:]):
-            return False
-        inputs = self._absorb_affine(layer, affine)
+        affine = _match_affine(node, source, self.types[source], self.constants, self.types[node.outputs[0]])
+        inputs = None if affine is None or any(layer.outputs[1:]) else self._absorb_affine(layer, affine)
         if inputs is None:
             return False
         attributes = {k: v for k, v in layer.attributes.items() if layer.op != "Gemm" or k not in ("alpha", "beta")}
-        self.nodes[number] = replace(layer, inputs=inputs, outputs=(node.outputs[0],), attributes=attributes)
-        self.by_output[node.outputs[0]] = number
-        self.changed = True
+        self.replace_node(layer, replace(layer, inputs=inputs, outputs=(node.outputs[0],), attributes=attributes))
         return True
 
     def _absorb_affine(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
@@ -114,12 +60,8 @@ class _Folded:
         new_bias = scale * bias + shift
         if layer.op != "Gemm":
             new_bias = np.broadcast_to(new_bias, (_output_channels(layer, weight),))
-        dtype = str(weight.dtype)
-        names = (
-            self.new_constant(layer.inputs[1], new_weight, dtype),
-            self.new_constant(f"{layer.outputs[0]}_bias", new_bias, dtype),
-        )
-        return layer.inputs[0], *names
+        first = self._rounded(layer.inputs[1], new_weight, weight)
+        return layer.inputs[0], first, self._rounded(f"{layer.outputs[0]}_bias", new_bias, weight)
 
     def _absorbed_by_norm(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
         scale, bias = self.constants.get(layer.inputs[1]), self.constants.get(layer.inputs[2])
@@ -129,26 +71,23 @@ class _Folded:
             return None
         new_scale = np.broadcast_to(affine[0] * scale.astype(np.float64), scale.shape)
         new_bias = np.broadcast_to(affine[0] * bias.astype(np.float64) + affine[1], bias.shape)
-        first = self.new_constant(layer.inputs[1], new_scale, str(scale.dtype))
-        second = self.new_constant(layer.inputs[2], new_bias, str(bias.dtype))
+        first, second = self._rounded(layer.inputs[1], new_scale, scale), self._rounded(layer.inputs[2], new_bias, bias)
         return layer.inputs[0], first, second, *layer.inputs[3:]
 
-    def into_consumer(self, conv: Node) -> bool:
+    def _into_consumer(self, conv: Node) -> bool:
         """Fold an affine map before ``conv`` into the weights of ``conv``. Return True if it was folded."""
-        number = self.by_output.get(conv.inputs[0], -1) if conv.op == "Conv" and not conv.domain else -1
-        if number < 0 or self.counts[conv.inputs[0]] != 1:
+        node = self.producers.get(conv.inputs[0]) if is_operator(conv, "Conv") else None
+        if node is None or self.counts[conv.inputs[0]] != 1:
             return False
-        node = self.nodes[number]
         source = _varying_operand(node, self.constants)
-        if source is None or source not in self.graph.types:
+        if source is None or source not in self.types:
             return False
-        affine = _match_affine(node, source, self.graph.types[source], self.constants, self.graph.types[conv.inputs[0]])
+        affine = _match_affine(node, source, self.types[source], self.constants, self.types[conv.inputs[0]])
         inputs = None if affine is None else self._absorbed_before(conv, affine)
         if inputs is None:
             return False
-        del self.nodes[number], self.by_output[conv.inputs[0]]
-        self.put(replace(conv, inputs=(source, *inputs)))
-        self.changed = True
+        self.replace_node(node)
+        self.append(replace(conv, inputs=(source, *inputs)))
         return True
 
     def _absorbed_before(self, conv: Node, affine: Affine) -> tuple[str, str] | None:
@@ -166,9 +105,24 @@ class _Folded:
         shift = np.broadcast_to(affine[1], (group * weight.shape[1],)).reshape(inner).reshape(per_input)
         new_weight = scale_array(weight, _by_group(scale, weight))
         new_bias = bias.astype(np.float64) + (wide * shift).reshape(weight.shape[0], -1).sum(axis=1)
-        dtype = str(weight.dtype)
-        first = self.new_constant(conv.inputs[1], new_weight, dtype)
-        return first, self.new_constant(f"{conv.outputs[0]}_bias", new_bias, dtype)
+        first = self._rounded(conv.inputs[1], new_weight, weight)
+        return first, self._rounded(f"{conv.outputs[0]}_bias", new_bias, weight)
+
+    def _rounded(self, near: str, value: Array, like: Array) -> str:
+        """Add a constant, rounded to the type of ``like``, and return its name."""
+        return self.add_constant(near, np.ascontiguousarray(value, like.dtype))
+
+
+class FoldAffine(RewritePass):
+    """A rewrite of ``Affine(Layer(x, w, b))`` to ``Layer(x, w', b')``, and of ``Conv(Affine(x), w, b)`` where it is exact.
+
+    Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1) or a scalar. Layer: Conv,
+    ConvTranspose, Gemm or a norm with a scale per channel, with a single consumer. A shift is folded forward into a Conv only
+    without padding, since padding is zero after the affine map.
+    """
+
+    name: ClassVar[str] = "fold_affine"
+    rewriter = _Folding
 
 
 def _has_padding(conv: Node) -> bool:

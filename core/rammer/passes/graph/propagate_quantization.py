@@ -72,7 +72,7 @@ class _Moving(GraphRewriter):
         if mover.op == "MaxPool" and not self._is_increasing(node):
             return False
         dtype, moved = self.types[node.outputs[0]].dtype, list(mover.inputs)
-        del self.nodes[next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is mover)]
+        self.replace_node(mover)
         for i in moved_operands(mover) or (0,):
             source = moved[i]
             moved[i] = self.new_value(f"{source}_codes", TensorType(dtype, self.types[source].shape))

@@ -9,6 +9,8 @@ import math
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
@@ -46,7 +48,7 @@ class _Sinking(GraphRewriter):
         inner = self.new_value(node.outputs[0], TensorType(result.dtype, shape))
         self.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
         self.after_product.add(inner)
-        self.reshape(inner, result.shape, node.outputs[0])
+        self._add_unnamed(inner, result.shape, node.outputs[0])
         return True
 
     def _reshape_source(self, value: str) -> str:
@@ -73,7 +75,13 @@ class _Sinking(GraphRewriter):
         return value if len(shape) <= len(new) else self._reshape_to(value, shape[-1:])
 
     def _reshape_to(self, value: str, shape: tuple[int, ...]) -> str:
-        return self.reshape(value, shape, self.new_value(value, TensorType(self.types[value].dtype, shape)))
+        return self._add_unnamed(value, shape, self.new_value(value, TensorType(self.types[value].dtype, shape)))
+
+    def _add_unnamed(self, value: str, shape: tuple[int, ...], result: str) -> str:
+        """Add a Reshape, which is free and thus has no name in reports."""
+        size = self.add_constant(f"{result}_shape", np.array(shape, np.int64))
+        self.append(Node("Reshape", (value, size), (result,), {}, version=self.version))
+        return result
 
 
 class SinkReshapes(RewritePass):

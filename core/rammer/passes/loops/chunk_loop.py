@@ -27,9 +27,9 @@ from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_d
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.loops.chunk_recurrent import MadeNodes, turn_of
+from rammer.passes.loops.chunk_recurrent import turn_of
 from rammer.passes.loops.recurrent_stacks import STATES
-from rammer.passes.rewrite import rebuild_graph
+from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: Maximum steps of a chunk, and minimum steps that are worth a launch.
 MOST_STEPS: Final = 128
@@ -52,7 +52,7 @@ def loop_title(node: Node) -> str:
 
 def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
     """Return ``graph`` with forward Scans along first axes, and the constant trip counts of loops by title."""
-    made, nodes, steps = MadeNodes(Names(graph.types), 0), list[Node](), dict[str, int]()
+    made, nodes, steps = NodeBuilder(Names(graph.types), 0), list[Node](), dict[str, int]()
     for node in graph.nodes:
         count = trip_count(graph, node) if is_loop(node) and not carried_dtypes(node) else None
         if count is None or not loop_title(node):
@@ -84,7 +84,7 @@ def trip_count(graph: Graph, node: Node) -> int | None:
 class _Ahead:
     """Rewrite of a Scan to run forward along first axes, with its inputs and results reordered outside."""
 
-    def __init__(self, graph: Graph, node: Node, made: MadeNodes) -> None:
+    def __init__(self, graph: Graph, node: Node, made: NodeBuilder) -> None:
         self.graph, self.node, self.made, made.version = graph, node, made, node.version
         self.scanned = int(node.attributes["num_scan_inputs"])
         self.formal = len(node.inputs) - len(captured_names(node))
@@ -117,12 +117,12 @@ class _Ahead:
         order = (axis % rank, *(d for d in range(rank) if d != axis % rank))
         if axis % rank:
             kind = TensorType(kind.dtype, tuple(kind.shape[d] for d in order))
-            name = self.made.node("Transpose", [name], kind, self.made.fresh(f"{name}_ahead", kind), perm=order)
-        return self._reverse_steps(name, kind, self.made.fresh(f"{name}_back", kind)) if back else name
+            name = self.made.add_node("Transpose", [name], self.made.new_value(f"{name}_ahead", kind), perm=order)
+        return self._reverse_steps(name, self.made.new_value(f"{name}_back", kind)) if back else name
 
-    def _reverse_steps(self, name: str, kind: TensorType, result: str) -> str:
-        bounds = [self.made.constant(np.array([n], np.int64), f"{result}_bound") for n in (-1, -(1 << 31), 0, -1)]
-        return self.made.node("Slice", [name, *bounds], kind, result)
+    def _reverse_steps(self, name: str, result: str) -> str:
+        bounds = [self.made.add_constant(f"{result}_bound", np.array([n], np.int64)) for n in (-1, -(1 << 31), 0, -1)]
+        return self.made.add_node("Slice", [name, *bounds], result)
 
     def _restore_axis(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
         """Return the nodes that restore an output from the values that the Scan gathers along the first axis."""
@@ -130,11 +130,11 @@ class _Ahead:
         kind, rank = self.graph.types[name], len(self.graph.types[name].shape)
         axis %= rank
         first = TensorType(kind.dtype, (kind.shape[axis], *kind.shape[:axis], *kind.shape[axis + 1 :]))
-        found = outputs[place] = made.fresh(f"{name}_ahead", first)
+        found = outputs[place] = made.new_value(f"{name}_ahead", first)
         if back:
-            found = self._reverse_steps(found, first, made.fresh(f"{name}_back", first) if axis else name)
+            found = self._reverse_steps(found, made.new_value(f"{name}_back", first) if axis else name)
         if axis:
-            made.node("Transpose", [found], kind, name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
+            made.add_node("Transpose", [found], name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
         restoring = made.nodes[before:]
         del made.nodes[before:]
         return restoring
@@ -205,7 +205,7 @@ def static_chunk(graph: Graph, node: Node) -> tuple[Graph, RolledTurn]:
     the trip count is constant and divisible into chunks."""
     if any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
         raise BadInput("it scans along an axis other than the first")
-    steps, made = trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
+    steps, made = trip_count(graph, node), NodeBuilder(Names(graph.types), node.version)
     if steps is None:
         raise BadInput("its trip count is unknown, or its inputs differ in length")
     if node.op == "Loop" and not 0 < steps <= MOST_TRIPS:
@@ -257,14 +257,14 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
 
     If ``plain``, its trip count is a length that is named later; otherwise it is computed. ``same`` are constants that are equal
     at all lengths, up to their extent."""
-    steps, made = trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
+    steps, made = trip_count(graph, node), NodeBuilder(Names(graph.types), node.version)
     assert steps is not None, "forward_loops reports the known ones"
     first, _, formal = _split_inputs(node)
     given = [_wrap_varying_constant(graph, made, n, same) for n in node.inputs[first:formal]]
-    left = made.fresh(f"{loop_title(node)}_steps", TensorType("int64", ()))
+    left = made.new_value(f"{loop_title(node)}_steps", TensorType("int64", ()))
     if not plain:
-        known = made.constant(np.array(steps, np.int64), f"{loop_title(node)}_known")
-        made.node("Identity", [known], made.types[left], left)
+        known = made.add_constant(f"{loop_title(node)}_known", np.array(steps, np.int64))
+        made.add_node("Identity", [known], left)
     wrapped = replace(node, inputs=(*node.inputs[:first], *given, *node.inputs[formal:]))
     scan, states = _to_scan(wrapped, made, count * turn, left)
     whole = replace(graph, types={**graph.types, **made.types}, constants={**graph.constants, **made.constants})
@@ -275,12 +275,11 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
     return rebuild_graph(replace(graph, types=whole.types), nodes, made.constants), OpenLoop(placed, rolled, left)
 
 
-def _wrap_varying_constant(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
+def _wrap_varying_constant(graph: Graph, made: NodeBuilder, name: str, same: Collection[str]) -> str:
     """Return ``name``, or an Identity of it if the constant differs between lengths."""
     if name not in graph.constants or name in same:
         return name
-    kind = graph.types[name]
-    return made.node("Identity", [name], kind, made.fresh(f"{name}_value", kind))
+    return made.add_node("Identity", [name], made.new_value(f"{name}_value", graph.types[name]))
 
 
 # --- Scans over indices -----------------------------------------------------------------------------
@@ -293,12 +292,12 @@ def _split_inputs(node: Node) -> tuple[int, int, int]:
     return first, formal - int(node.attributes.get("num_scan_inputs", 0)) - first, formal
 
 
-def _to_scan(node: Node, made: MadeNodes, extent: int, left: str) -> tuple[Node, int]:
+def _to_scan(node: Node, made: NodeBuilder, extent: int, left: str) -> tuple[Node, int]:
     """Return a loop of ``extent`` steps as a Scan whose last input is the index of the step, and its number of states. If
     ``left`` names the trip count, steps past it keep the states."""
     first, states, formal = _split_inputs(node)
     body = node.attributes["body"]
-    index = made.constant(np.arange(extent, dtype=np.int64), f"{loop_title(node) or node.name}_indices")
+    index = made.add_constant(f"{loop_title(node) or node.name}_indices", np.arange(extent, dtype=np.int64))
     proto = _scan_body(body, node.op == "Loop", states, bool(left)).SerializeToString()
     captures = (*body.captures, *([f"{_prefix_of(body)}steps"] if left else ()))
     scan = replace(

@@ -6,7 +6,7 @@ unrolled and scheduled concurrently like those of a short sequence. The remainin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -14,11 +14,11 @@ from onnx import GraphProto, helper
 
 from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, make_identifier
+from rammer.ir.names import Names
 from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import rebuild_graph
+from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: Number of steps beyond which a recurrence is chunked, and maximum steps per chunk.
 MOST_STEPS: Final = 256
@@ -50,44 +50,10 @@ def turn_of(steps: int, most: int = MOST_TURN) -> int:
     return next((n for n in range(most, most // 2, -1) if steps % n == 0), most)
 
 
-@dataclass
-class MadeNodes:
-    """The nodes, constants and types that replace a stack, and the names in use."""
-
-    names: Names
-    version: int
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, np.ndarray] = field(default_factory=dict)
-    types: dict[str, TensorType] = field(default_factory=dict)
-
-    def constant(self, value: np.ndarray, hint: str) -> str:
-        """Add a constant and return its name."""
-        name = make_identifier(hint, self.names)
-        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
-        return name
-
-    def node(self, op: str, inputs: Sequence[str], kind: TensorType, result: str, **attributes: Any) -> str:
-        """Add a node with one result, named ``result`` if that name is free, and return the name."""
-        self.nodes.append(Node(op, tuple(inputs), (result,), attributes, result, "", self.version))
-        self.types[result] = kind
-        return result
-
-    def fresh(self, hint: str, kind: TensorType) -> str:
-        """Return a new name for a value of type ``kind``."""
-        name = make_identifier(hint, self.names)
-        self.types[name] = kind
-        return name
-
-    def shaped(self, name: str, kind: TensorType, result: str) -> str:
-        """Return ``name`` reshaped to ``kind``."""
-        return self.node("Reshape", [name, self.constant(np.array(kind.shape, np.int64), f"{result}_shape")], kind, result)
-
-    def cut(self, name: str, first: int, last: int, kind: TensorType) -> str:
-        """Return elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
-        bounds = [self.constant(np.array([n], np.int64), f"{name}_bound") for n in (first, last, 0)]
-        return self.node(
-            "Slice", [name, *bounds], with_step_count(kind, last - first), make_identifier(f"{name}_part", self.names)
-        )
+def cut_steps(made: NodeBuilder, name: str, first: int, last: int, kind: TensorType) -> str:
+    """Return elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
+    bounds = [made.add_constant(f"{name}_bound", np.array([n], np.int64)) for n in (first, last, 0)]
+    return made.add_node("Slice", [name, *bounds], made.new_value(f"{name}_part", with_step_count(kind, last - first)))
 
 
 def with_step_count(kind: TensorType, steps: int) -> TensorType:
@@ -112,7 +78,7 @@ class Rolling:
         self.count, self.rest = divmod(stack.steps, turn)
         first = stack.cells[0][0]
         self.title, version = first.outputs[0] or first.outputs[1], max(n.version for n, _ in stack.nodes)
-        self.made = MadeNodes(Names(graph.types), version)
+        self.made = NodeBuilder(Names(graph.types), version)
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
         sliced += [(lens, way, True) for n, way in stack.cells if (lens := _sequence_lens(n))]
@@ -137,7 +103,7 @@ class Rolling:
         hidden = self.whole.types[cell.inputs[2]]
         kind = TensorType(hidden.dtype, (1, self.whole.types[cell.inputs[0]].shape[1], hidden.shape[-1]))
         given = [cell.inputs[5 + i] if len(cell.inputs) > 5 + i else "" for i in range(STATES[cell.op])]
-        return [n or self.made.constant(np.zeros(kind.shape, kind.dtype), f"{cell.outputs[0]}_zero") for n in given]
+        return [n or self.made.add_constant(f"{cell.outputs[0]}_zero", np.zeros(kind.shape, kind.dtype)) for n in given]
 
     def _pieces(self, name: str, way: bool, lengths: bool) -> tuple[str, str]:
         """Return the values that chunks slice, and the part for the remaining steps ("" if none remain)."""
@@ -146,14 +112,16 @@ class Rolling:
             starts = np.append(np.arange(self.count) * self.turn, steps)[:, None].astype(kind.dtype)
             most = np.array([[self.turn]] * self.count + [[self.rest]], kind.dtype)
             left = TensorType(kind.dtype, (self.count + 1, *kind.shape))
-            parts = valid_steps(made, name, made.constant(starts, f"{name}_starts"), made.constant(most, f"{name}_most"), left)
-            main = made.cut(parts, 0, self.count, left)
-            tail = made.cut(parts, self.count, self.count + 1, left) if self.rest else ""
-            return main, made.shaped(tail, kind, make_identifier(f"{name}_rest", made.names)) if tail else ""
-        main = made.cut(name, 0, steps, kind) if self.rest else name
-        tail = made.cut(name, steps, self.stack.steps, kind) if self.rest else ""
+            parts = valid_steps(
+                made, name, made.add_constant(f"{name}_starts", starts), made.add_constant(f"{name}_most", most), left
+            )
+            main = cut_steps(made, parts, 0, self.count, left)
+            tail = cut_steps(made, parts, self.count, self.count + 1, left) if self.rest else ""
+            return main, made.reshape(tail, kind.shape, made.new_value(f"{name}_rest", kind)) if tail else ""
+        main = cut_steps(made, name, 0, steps, kind) if self.rest else name
+        tail = cut_steps(made, name, steps, self.stack.steps, kind) if self.rest else ""
         shape = TensorType(kind.dtype, (self.count, self.turn, *kind.shape[1:]))
-        return made.shaped(main, shape, make_identifier(f"{name}_turns", made.names)), tail
+        return made.reshape(main, shape.shape, made.new_value(f"{name}_turns", shape)), tail
 
     def _part(
         self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
@@ -166,16 +134,16 @@ class Rolling:
                 continue
             inputs = [part.values.get(i) or given.get((i, way), i) if i else "" for i in node.inputs]
             kinds = [with_step_count(self.whole.types[node.outputs[0]], steps)] if node.outputs[0] else []
-            outputs = [self.made.fresh(f"{node.outputs[0]}_{steps}", k) for k in kinds] or [""]
+            outputs = [self.made.new_value(f"{node.outputs[0]}_{steps}", k) for k in kinds] or [""]
             if is_cell(node):
                 first = states[node.outputs[0]]
                 inputs = [*inputs, *[""] * (5 - len(inputs))]
                 inputs[5 : 5 + len(first)] = first
-                outputs += [self.made.fresh(f"{s}_next", self._value_type(s)) for s in first]
+                outputs += [self.made.new_value(f"{s}_next", self._value_type(s)) for s in first]
                 part.states[node.outputs[0]] = outputs[1:]
             elif node.op == "Reshape":
                 shape = np.array(kinds[0].shape, np.int64)
-                inputs[1] = self.made.constant(shape, f"{node.outputs[0]}_shape")
+                inputs[1] = self.made.add_constant(f"{node.outputs[0]}_shape", shape)
             part.values[node.outputs[0]] = outputs[0]
             part.nodes.append(
                 replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=_layout_free_attributes(node))
@@ -188,17 +156,17 @@ class Rolling:
     def scan(self, states: Mapping[str, list[str]], slices: list[str]) -> StackPart:
         """Add the Scan. Return its results: the values of all chunks, stacked, and the last states."""
         made, ways = self.made, self.stack.ways
-        formal = {c: [made.fresh(f"{s}_before", self._value_type(s)) for s in first] for c, first in states.items()}
+        formal = {c: [made.new_value(f"{s}_before", self._value_type(s)) for s in first] for c, first in states.items()}
         given = {}
         for (name, way, _), main in zip(self.sliced, slices, strict=True):
             kind = self._value_type(main)
-            given[name, way] = made.fresh(f"{main}_slice", TensorType(kind.dtype, kind.shape[1:]))
+            given[name, way] = made.new_value(f"{main}_slice", TensorType(kind.dtype, kind.shape[1:]))
         turn = self._part(self.turn, None, formal, given)
         shown = [n for n in turn.values if n in self.stack.read]
         ends = [s for first in turn.states.values() for s in first]
-        results = {c: [made.fresh(f"{s}_last", self._value_type(s)) for s in first] for c, first in turn.states.items()}
+        results = {c: [made.new_value(f"{s}_last", self._value_type(s)) for s in first] for c, first in turn.states.items()}
         stacked = [
-            made.fresh(f"{n}_turns", TensorType((k := self._value_type(turn.values[n])).dtype, (self.count, *k.shape)))
+            made.new_value(f"{n}_turns", TensorType((k := self._value_type(turn.values[n])).dtype, (self.count, *k.shape)))
             for n in shown
         ]
         order = [*turn.states]
@@ -235,14 +203,15 @@ class Rolling:
         for name, stacked in turned.values.items():
             kind = self.whole.types[name]
             if self.rest:
-                main = made.shaped(stacked, with_step_count(kind, steps), make_identifier(f"{name}_main", made.names))
-                made.node("Concat", [main, rests[name]], kind, name, axis=0)
+                part = with_step_count(kind, steps)
+                main = made.reshape(stacked, part.shape, made.new_value(f"{name}_main", part))
+                made.add_node("Concat", [main, rests[name]], name, axis=0)
             else:
-                made.shaped(stacked, kind, name)
+                made.reshape(stacked, kind.shape, name)
         for node, _ in self.stack.cells:
             for name, last in zip(node.outputs[1:], states[node.outputs[0]], strict=False):
                 if name in self.stack.read:
-                    made.node("Identity", [last], self.whole.types[name], name)
+                    made.add_node("Identity", [last], name)
 
     def _rebuild_graph(self) -> Graph:
         """Return the graph with the stack replaced by the new nodes."""
@@ -253,13 +222,13 @@ class Rolling:
         return rebuild_graph(graph, in_order(nodes, known), self.made.constants)
 
 
-def valid_steps(made: MadeNodes, lens: str, starts: str, most: str, kind: TensorType) -> str:
+def valid_steps(made: NodeBuilder, lens: str, starts: str, most: str, kind: TensorType) -> str:
     """Add the number of valid steps in each part of sequences of lengths ``lens``: parts begin at ``starts`` and have at most
     ``most`` steps. ``kind`` is the type of the result, whose name is returned."""
-    zero = made.constant(np.zeros((), kind.dtype), f"{lens}_none")
-    left = made.node("Sub", [lens, starts], kind, make_identifier(f"{lens}_left", made.names))
-    some = made.node("Max", [left, zero], kind, make_identifier(f"{lens}_some", made.names))
-    return made.node("Min", [some, most], kind, make_identifier(f"{lens}_parts", made.names))
+    zero = made.add_constant(f"{lens}_none", np.zeros((), kind.dtype))
+    left = made.add_node("Sub", [lens, starts], made.new_value(f"{lens}_left", kind))
+    some = made.add_node("Max", [left, zero], made.new_value(f"{lens}_some", kind))
+    return made.add_node("Min", [some, most], made.new_value(f"{lens}_parts", kind))
 
 
 def _sequence_lens(cell: Node) -> str:

@@ -20,13 +20,13 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names
-from rammer.ir.port import InputPort
+from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
-from rammer.passes.loops.chunk_recurrent import MOST_TURN, MadeNodes, Rolling, in_order, valid_steps
+from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order, valid_steps
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import rebuild_graph
+from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: The input of a chunk that holds the total number of steps.
 _STEPS: Final = "turn.steps"
@@ -102,7 +102,9 @@ def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple
     rolling = Rolling(whole, given, turn)
     rolling.count, rolling.rest, made = count, 0, rolling.made
     states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
-    mains = [made.fresh(f"{n}_turns", _chunked_type(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced]
+    mains = [
+        made.new_value(f"{n}_turns", _chunked_type(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced
+    ]
     turned = rolling.scan(states, mains)
     scan = made.nodes.pop()
     outside = {m: lens.parts.get(n, n) for m, (n, _, _) in zip(mains, rolling.sliced, strict=True)}
@@ -150,7 +152,7 @@ def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int)
     ports = {p.name: p for p in model.inputs}
     for name in (i for i, value, _ in turn.slices if value == starts):
         (batch,), prefix = ports.pop(name).shape, f"{name}.left"
-        ports |= {n: InputPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
+        ports |= {n: ModelPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
         for what, value in (("none", np.array(0)), ("most", np.array(step)), ("shape", np.array([batch]))):
             tensor = numpy_helper.from_array(value.astype(np.int64))
             front.append(helper.make_node("Constant", [], [f"{prefix}.{what}"], value=tensor))
@@ -177,7 +179,7 @@ class _Lens:
 
     def __init__(self, graph: Graph, stack: Stack, size: OpenSize) -> None:
         self.graph, self.size, self.starts, self.steps = graph, size, "", ""
-        self.made = MadeNodes(Names(graph.types), max(n.version for n, _ in stack.nodes))
+        self.made = NodeBuilder(Names(graph.types), max(n.version for n, _ in stack.nodes))
         self.parts: dict[str, str] = {}  #: Lengths -> valid steps per chunk.
         self.nodes = tuple((self._add_lengths(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
 
@@ -185,8 +187,8 @@ class _Lens:
         inputs, constants = [*cell.inputs, *[""] * (5 - len(cell.inputs))], self.made.constants
         if not inputs[4]:
             batch = self.graph.types[cell.inputs[0]].shape[1]
-            inputs[4] = next((n for n, a in constants.items() if a.shape == (batch,)), "") or self.made.constant(
-                np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
+            inputs[4] = next((n for n, a in constants.items() if a.shape == (batch,)), "") or self.made.add_constant(
+                f"{cell.outputs[0]}_steps", np.full(batch, steps, np.int32)
             )
         if inputs[4] not in self.parts:
             whole = inputs[4] in constants and self.size.plain
@@ -196,8 +198,8 @@ class _Lens:
     def _chunk_starts(self) -> str:
         """Return the name of the first step of each chunk."""
         if not self.starts:
-            self.starts = self.made.constant(np.arange(self.size.count) * self.size.turn, "turn_starts")
-            self.steps = self.made.fresh("turn_steps", TensorType("int64", ()))
+            self.starts = self.made.add_constant("turn_starts", np.arange(self.size.count) * self.size.turn)
+            self.steps = self.made.new_value("turn_steps", TensorType("int64", ()))
         return self.starts
 
     def _split_lengths(self, lens: str) -> str:
@@ -206,6 +208,6 @@ class _Lens:
         known = {**self.graph.types, **made.types}[lens]
         if len(known.shape) != 1:
             raise BadInput("sequence_lens must have one length for each sequence of the batch")
-        starts = made.constant((np.arange(size.count) * size.turn)[:, None].astype(known.dtype), f"{lens}_starts")
-        most = made.constant(np.array(size.turn, known.dtype), f"{lens}_most")
+        starts = made.add_constant(f"{lens}_starts", (np.arange(size.count) * size.turn)[:, None].astype(known.dtype))
+        most = made.add_constant(f"{lens}_most", np.array(size.turn, known.dtype))
         return valid_steps(made, lens, starts, most, TensorType(known.dtype, (size.count, *known.shape)))

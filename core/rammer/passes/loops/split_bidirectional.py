@@ -81,14 +81,14 @@ class _Splitting(GraphRewriter):
             axis, kind = (1 if place == 0 else 0), self.types[parts[0]]
             shape = tuple(n * len(parts) if i == axis else n for i, n in enumerate(kind.shape))
             whole = self.new_value(f"{name}_both", TensorType(kind.dtype, shape)) if order else name
-            self._add_node(node, "Concat", parts, whole, axis=axis)
+            self.add_node("Concat", parts, whole, node, axis=axis)
         if order or len(parts) == 1:
-            self._add_node(node, "Transpose" if order else "Identity", [whole], name, **({"perm": order} if order else {}))
+            self.add_node("Transpose" if order else "Identity", [whole], name, node, **({"perm": order} if order else {}))
 
     def _transpose_value(self, name: str, order: tuple[int, ...], node: Node) -> str:
         kind = self.types[name]
         result = self.new_value(f"{name}_turned", TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
-        return self._add_node(node, "Transpose", [name], result, perm=order)
+        return self.add_node("Transpose", [name], result, node, perm=order)
 
     def _slice_direction(self, name: str, d: int, node: Node) -> str:
         """Return the slice of ``name`` for direction ``d``."""
@@ -97,11 +97,7 @@ class _Splitting(GraphRewriter):
         if value is not None:
             return self.add_constant(f"{name}_{d}", value[d : d + 1])
         bounds = [self.add_constant(f"{name}_bound", np.array([n], np.int64)) for n in (d, d + 1, 0)]
-        return self._add_node(node, "Slice", [name, *bounds], self.new_value(f"{name}_{d}", kind))
-
-    def _add_node(self, like: Node, op: str, inputs: Sequence[str], result: str, **attributes: Any) -> str:
-        self.append(Node(op, tuple(inputs), (result,), attributes, like.name, "", like.version))
-        return result
+        return self.add_node("Slice", [name, *bounds], self.new_value(f"{name}_{d}", kind), node)
 
 
 def _layer_direction(node: Node) -> str:

@@ -2,7 +2,8 @@
 
 A plugin answers four questions, and this file answers them in order. How is the hardware structured (VDevice)? Which kernels
 compute an operator (candidates, kernel)? How long do they run (Profiler)? How does a finished program run (load, run)? The core
-decides everything else, independent of device names.
+decides everything else, independent of device names. Methods that compile import the compiler (`rammer-core`): compiled files
+run without it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,11 @@ import numpy as np
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Backend, Binding, Device, Hardware, Loaded, OpenOptions, Option, Profiler, RunResult
 from rammer.errors import DeviceUnavailable
-from rammer.fusion.tile_search import candidates
-from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import RProgram, waves
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import HostMemory
-from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = 2  # tasks that run at a time: threads of this process
 # `--option memory=BYTES` sets it. The core checks the value, whose type is that of the default.
@@ -88,12 +86,16 @@ class ToyProfiler(Profiler):
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         """Return the seconds of one task with one vEU busy, and with all vEUs busy."""
+        from rammer.tuning.kernel_probe import task_times
+
         return task_times(self.backend.load, kernel.operator, binding, VEUS)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         return kernel.resources
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        from rammer.tuning.kernel_probe import random_inputs
+
         loaded = self.backend.load(program, constants)
         inputs = random_inputs(program, np.random.default_rng(0))
         try:
@@ -116,10 +118,14 @@ class ToyBackend(Backend):
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Return promising tiles from the core's search. Devices with custom kernels add families."""
+        from rammer.fusion.tile_search import candidates
+
         return candidates(operator, binding, self.vdevice, 4)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Return a tiled operator with its source. Here that is its expressions; C-family devices call `rammer.codegen`."""
+        from rammer.fusion.tile_traffic import task_cost
+
         cost = task_cost(operator, binding.types, self.vdevice)
         return RKernel(operator, lambda: Written(str(operator), Resources(threads=1)), cost.alone, cost.crowded)
 

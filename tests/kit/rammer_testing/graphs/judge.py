@@ -23,8 +23,8 @@ from rammer.frontend.read.reader import read_model
 from rammer.frontend.spec_rulings.operator_questions import Use
 from rammer.frontend.spec_rulings.rulings import Voice, find_decision
 from rammer.ir.types import SHORT, TensorType
+from rammer.jit.onnx_source import open_source
 from rammer.runtime.executable import Executable
-from rammer.runtime.onnx_source import open_source
 from rammer.runtime.shape_buckets import Lengths
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.graphs.call_forms import FORMS

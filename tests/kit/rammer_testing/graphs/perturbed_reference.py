@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.host_node import HostNode
 from rammer.frontend.bind.binder import bind
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import Model

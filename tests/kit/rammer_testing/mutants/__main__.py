@@ -48,7 +48,9 @@ def _again(path: Path) -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rammer_testing.mutants", description=__doc__)
-    parser.add_argument("--kind", action="append", help="model, compiled, store, kept or head; repeatable; all unless given")
+    parser.add_argument(
+        "--kind", action="append", help="model, compiled, signed, store, kept or head; repeatable; all unless given"
+    )
     parser.add_argument("--device", default="ipu_sim", help="a device; one with OpenCL takes longer for every mutant")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the device")
     parser.add_argument("--count", type=int, default=500, help="mutants in all")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from onnx import ModelProto
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from onnx import ModelProto, numpy_helper, parser
 
 from rammer_testing.cache_files import entries, store
 from rammer_testing.graphs.generate import graph
@@ -101,28 +103,59 @@ class Models(Kind):
 
 
 class CompiledFiles(Kind):
-    """Files written by ``rammer compile -o``."""
+    """Files written by ``rammer compile -o``: some with machine code, which an untrusted run ignores, some with two variants, and
+    one with its weights in the model's file."""
 
     name = "compiled"
-    ways = (
+    ways: ClassVar[Sequence[Way]] = (
         Way("bytes", change.bytes_changed),
         Way("members", change.zip_changed),
         Way("members, new digest", change.sealed_changed, 3, free=True),
     )
+    #: Options of the compilation, of which each valid file has one.
+    compiled: ClassVar[Sequence[Words]] = ([], ["--target", "here"], ["--target", "here", "--target", "here"])
 
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
-        return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
+        seeds = [self._seed(folder, m.SerializeToString(), rng.choice(self.compiled)) for m in _small(rng)]
+        return [*seeds, self._seed(folder, _large(rng).SerializeToString(), ["--weights", "external"])]
 
-    def _seed(self, folder: Path, model: bytes) -> Seed:
+    def _seed(self, folder: Path, model: bytes, options: Words) -> Seed:
         place = folder / SEED
-        self.made(folder, ["compile", place / "m.onnx", *self.device, "-o", place / "m.rammer"], model)
+        self.made(folder, ["compile", place / "m.onnx", *self.device, *options, "-o", place / "m.rammer"], model)
         data = (place / "m.rammer").read_bytes()
-        return Seed(data, outputs=self.made(folder, self.place(place, Seed(data), data, random.Random(0)), model, data))
+        outputs = self.made(folder, self.place(place, Seed(data, model), data, random.Random(0)), model, data)
+        return Seed(data, model, outputs=outputs)
 
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         path = folder / "m.rammer"
         path.write_bytes(data)
+        (folder / "m.onnx").write_bytes(seed.model)
         return ["run", str(path), "--save-outputs", str(folder / OUTPUTS)]
+
+
+class SignedFiles(CompiledFiles):
+    """Compiled files with machine code and a signature. With the key, every changed file must be refused."""
+
+    name = "signed"
+    ways = (
+        Way("bytes", change.bytes_changed),
+        Way("members", change.zip_changed),
+        Way("members, new digest", change.sealed_changed),
+    )
+
+    #: The same key in every process, so that a failure can be repeated.
+    key: ClassVar[Ed25519PrivateKey] = Ed25519PrivateKey.from_private_bytes(b"rammer mutants".ljust(32))
+
+    def _seed(self, folder: Path, model: bytes, options: Words) -> Seed:
+        folder.mkdir(parents=True, exist_ok=True)
+        form, private = serialization.Encoding.PEM, folder / "key.pem"
+        private.write_bytes(self.key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+        return super()._seed(folder, model, [*options, "--sign", str(private)])
+
+    def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
+        public = self.key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        (folder.parent / "key.pub").write_bytes(public)  # a seed's own folder is emptied before the run
+        return [*super().place(folder, seed, data, rng), "--trust-key", str(folder.parent / "key.pub")]
 
 
 class Kept(Kind):
@@ -187,7 +220,7 @@ class Heads(Kept):
     entry = "heads"
 
 
-KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Stores, Kept, Heads)}
+KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, SignedFiles, Stores, Kept, Heads)}
 
 
 def same_outputs(folder: Path, seed: Seed) -> bool:
@@ -204,3 +237,13 @@ def _small(rng: random.Random) -> list[ModelProto]:
     """Return the small models of static shapes, with random weights."""
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     return [m.build(numbers) for m in MODELS.values() if m.shapes == ({},)]
+
+
+def _large(rng: random.Random) -> ModelProto:
+    """Return a model with a weight that is large enough to stay in the model's file."""
+    numbers = np.random.default_rng(rng.randrange(1 << 30))
+    made = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 21]> large (float[2,160] x) => (float[2,160] y) { c = MatMul(x, w) y = Relu(c) }"""
+    )
+    made.graph.initializer.append(numpy_helper.from_array(numbers.standard_normal((160, 160)).astype(np.float32), "w"))
+    return made

@@ -188,7 +188,7 @@ class Draw:
             weights = np.arange(1, len(fits) + 1, dtype=float)
             return fits[int(self.rng.choice(len(fits), p=weights / weights.sum()))]
         for _ in range(8):
-            made = self.fresh(self.dtype(dtypes), self.shape(*rank), keep=False)
+            made = self._drawn(self.dtype(dtypes), self.shape(*rank), -3.0, 3.0, None)
             if where is None or where(made):
                 return self._keep(self._made_special(made, special))
         raise Reject("no value fits")
@@ -200,15 +200,17 @@ class Draw:
         low: float = -3.0,
         high: float = 3.0,
         constant: bool | None = None,
-        keep: bool = True,
         special: float = 0.0,
     ) -> DrawnValue:
         """Return a new input or constant with elements in [low, high]. Of a single operator, some operands have a share of
         ``special`` elements: values of SPECIAL, or the least and largest integers (not below ``low`` if that is positive)."""
+        return self._keep(self._made_special(self._drawn(dtype, shape, low, high, constant), special, low))
+
+    def _drawn(self, dtype: str, shape: Sequence[int], low: float, high: float, constant: bool | None) -> DrawnValue:
+        """Return a new value that is not part of the graph."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
-        made = DrawnValue(self._free_name(known), dtype, tuple(shape), known, array)
-        return self._keep(self._made_special(made, special, low)) if keep else made
+        return DrawnValue(self._free_name(known), dtype, tuple(shape), known, array)
 
     def _made_special(self, made: DrawnValue, share: float, low: float = 0.0) -> DrawnValue:
         if not self.alone or made.array is None or made.dtype == "bool" or not self.chance(0.5 if share else 0.0):

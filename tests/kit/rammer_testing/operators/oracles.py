@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 
 from rammer import compile
-from rammer.compiled.host_node import HostNode
 from rammer.errors import RammerError
 from rammer.frontend.bind.binder import bind
+from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import read_model

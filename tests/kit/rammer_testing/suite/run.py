@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rammer.errors import BadInput
-from rammer_testing.suite.score import FAILED, Score
+from rammer_testing.suite.score import FAILED, UNRUN, Score
 from rammer_testing.worker_pool import Begin, Crew, Line, Member, Work
 
 #: Time limits in seconds: for one test, and for all.
@@ -46,7 +46,8 @@ def scores(
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Score]:
     """Return the scores of all tests in which ``pattern`` (a regular expression) is found, by name. ``told`` receives the number
-    of finished tests and the total. Raises BadInput if no test matches, and the errors of opening the device."""
+    of finished tests and the total. After SIGTERM or Control-C, the remaining tests are scored as not run. Raises BadInput if no
+    test matches, and the errors of opening the device."""
     # Loading takes seconds per process, so processes receive loaded cases.
     from rammer_testing.suite.cases import load, names
 
@@ -67,7 +68,7 @@ def scores(
     count = min(processes or len(os.sched_getaffinity(0)), len(wanted))
     end = time.monotonic() + FOREVER
     Crew(begin, map(load, wanted), count, end, heard, lost, patience=PATIENCE, environment=_ENVIRONMENT).run()
-    return [found[n] for n in wanted if n in found]
+    return [found.get(n, Score(n, UNRUN, "the run was stopped")) for n in wanted]
 
 
 def grouped(found: Sequence[Score]) -> dict[str, list[Score]]:

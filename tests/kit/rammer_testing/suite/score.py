@@ -16,10 +16,10 @@ from rammer_testing.suite.cases import SuiteCase, Value
 from rammer_testing.suite.wide import exactly, nearer, trusted_outputs
 
 #: Verdicts, in order: correct on the device alone; correct with host operators; correct types and shapes of random numbers;
-#: declined with a clear error; wrong numbers; any other failure.
+#: declined with a clear error; wrong numbers; any other failure; not run, because the run was stopped before.
 PASSED, HOSTED, RANDOM = "passed", "passed with host operators", "random numbers"
-DECLINED, WRONG, FAILED = "declined", "wrong", "failed"
-VERDICTS: Final = (PASSED, HOSTED, RANDOM, DECLINED, WRONG, FAILED)
+DECLINED, WRONG, FAILED, UNRUN = "declined", "wrong", "failed", "not run"
+VERDICTS: Final = (PASSED, HOSTED, RANDOM, DECLINED, WRONG, FAILED, UNRUN)
 #: Two units in the last place of bfloat16, the tolerance of onnx's runner.
 BFLOAT16: Final = 2.0**-6
 
@@ -91,7 +91,7 @@ def _difference(case: SuiteCase, exe: Any) -> tuple[str, str]:
     for inputs, wanted in case.sets:
         names = [p.name for p in exe.head.inputs]
         found = exe.run(dict(zip(names, inputs, strict=True)))
-        for place, (name, want) in enumerate(zip(exe.head.outputs, wanted, strict=True)):
+        for place, (name, want) in enumerate(zip(exe.head.output_names, wanted, strict=True)):
             said = differs(found[name], want, case.rtol, np.inf if case.random else case.atol)
             if not said:
                 continue

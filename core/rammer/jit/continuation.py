@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rammer.frontend.bind.deferred import DeferredModel
     from rammer.frontend.loops.control_operators import BodyRunner
     from rammer.frontend.read.reader import Model
-    from rammer.ir.port import InputPort
+    from rammer.ir.port import ModelPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: The inputs of the deferred part, and name, element type, shape and bytes of the values that it is compiled for.
-Key: TypeAlias = "tuple[tuple[InputPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
+Key: TypeAlias = "tuple[tuple[ModelPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Continuation:
     @property
     def host_nodes(self) -> list[HostSegment]:
         """Operators that run on the host, including those of programs compiled up to now."""
-        from rammer.compiled.host_node import HostNode
+        from rammer.frontend.host.host_node import HostNode
 
         first = [HostSegment(HostNode(n, {}), "the shape of its result depends on run-time data") for n in self.rest.first]
         return [*first, *(h for special in list(self.residents.held.values()) for h in special.host_nodes)]
@@ -62,7 +62,7 @@ class Continuation:
 
     def _run_host_operators(self, known: dict[str, Array]) -> dict[str, Array]:
         """Return the results of operators whose output shapes depend on run-time data."""
-        from rammer.compiled.host_node import HostNode
+        from rammer.frontend.host.host_node import HostNode
 
         made: dict[str, Array] = {}
         for node in self.rest.first:

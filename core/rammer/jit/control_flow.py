@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput, TooLong
+from rammer.jit.loop_iterations import TurningProgram
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
-from rammer.runtime.loop_iterations import TurningProgram
 
 if TYPE_CHECKING:
     from rammer.frontend.loops.control_operators import OuterValues, TurnsAhead, TurnsDone
     from rammer.frontend.loops.loop_chunk import LoopChunk
     from rammer.frontend.read.node_protos import SubGraph
     from rammer.frontend.read.reader import Model
-    from rammer.ir.port import InputPort
+    from rammer.ir.port import ModelPort
 
 #: Type and shape of an array; for other values their class.
 Kind: TypeAlias = "tuple[Any, tuple[int, ...]] | type"
@@ -63,7 +63,7 @@ class BodyKey:
     every iteration uses it."""
 
     what: SubGraph | LoopChunk
-    ports: tuple[InputPort, ...]
+    ports: tuple[ModelPort, ...]
     fixed: tuple[tuple[str, SameArray], ...]
 
     def __eq__(self, other: object) -> bool:
@@ -101,7 +101,7 @@ class BodyPrograms:
     residents: LoadedPrograms[BodyKey]
     kept: Callable[[Model], bool] = lambda _: False
     warm: int = WARM
-    forms: dict[SubGraph, set[tuple[InputPort, ...]]] = field(default_factory=dict)
+    forms: dict[SubGraph, set[tuple[ModelPort, ...]]] = field(default_factory=dict)
     refused: dict[SubGraph, str] = field(default_factory=dict)
     models: dict[BodyKey, Model] = field(default_factory=dict)  #: Models of bodies, cached to avoid copying weights.
     on_host: bool = False  #: True if a body was interpreted.
@@ -219,7 +219,7 @@ class BodyPrograms:
 
     def _make_ports(
         self, named: Mapping[str, Any], free: Collection[str], outer: OuterValues
-    ) -> tuple[tuple[InputPort, ...], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[tuple[ModelPort, ...], dict[str, Any], dict[str, Any]]:
         """Return the input ports, the outer constants, and the other outer values."""
         fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
         feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
@@ -319,7 +319,7 @@ def _is_device_constant(value: Any) -> bool:
     return isinstance(value, np.ndarray) and _make_port(("", value)).numeric
 
 
-def _make_port(item: tuple[str, Any]) -> InputPort:
+def _make_port(item: tuple[str, Any]) -> ModelPort:
     from rammer.frontend.bind.deferred import port_of
 
     return port_of(*item)
@@ -337,7 +337,7 @@ def _body_reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[
     return tuple(v.name for v in graph.input), frozenset(read), free
 
 
-def _as_model(body: SubGraph, ports: tuple[InputPort, ...], known: Mapping[str, Any]) -> Model:
+def _as_model(body: SubGraph, ports: tuple[ModelPort, ...], known: Mapping[str, Any]) -> Model:
     """Return a body as a separate model, with outer values as inputs and as ``known`` constants."""
     from onnx import ModelProto, OperatorSetIdProto
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,13 @@ from rammer.cache.cache_location import cache_folder
 from rammer.compile_options import ANY, Progress, Request, check_choices, check_precision, ignore_progress
 from rammer.compiled.artifact import is_artifact
 from rammer.device.loader import PLUGINS, Registry
-from rammer.device.manifest import Array
 from rammer.errors import DeviceUnavailable
+from rammer.jit.model_specialiser import ModelSpecialiser
+from rammer.jit.onnx_source import check_kept, open_source
 from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.compiled_file import closed_where_refused, open_artifact
 from rammer.runtime.executable import Executable
-from rammer.runtime.loaded_programs import check_resident
-from rammer.runtime.model_specialiser import ModelSpecialiser
-from rammer.runtime.onnx_source import check_kept, open_source
+from rammer.runtime.model_source import ModelSource
 from rammer.runtime.shape_buckets import Lengths
 
 if TYPE_CHECKING:
@@ -27,14 +25,13 @@ if TYPE_CHECKING:
 
 
 def open_executable(
-    model: str | Path | bytes | onnx.ModelProto,
+    model: str | Path | bytes | onnx.ModelProto | ModelSource,
     device: str,
     request: Request = ANY,
     *,
     registry: Registry | None = None,
     progress: Progress = ignore_progress,
     store: KernelStore | None = None,
-    weights: Mapping[str, Array] | None = None,
 ) -> Executable:
     """Open a model on a device; see ``rammer.compile``.
 
@@ -42,16 +39,12 @@ def open_executable(
 
     A file written by ``rammer compile -o`` opens on the device that it names. Its policy, tuning, layout, batching, fusion and
     precision are fixed. A request for a layout, batching, fusion or a different precision is refused.
-
-    ``weights`` are values of a ModelProto's initialisers that have none; they are not copied. With them, even if there are none,
-    compiled programs are cached by content.
     """
-    check_choices(request)
-    check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         return open_artifact(Path(model), device, request, registry, ModelSpecialiser)
-    source = open_source(model, registry.operators, weights)
+    check_choices(request)
+    source = model if isinstance(model, ModelSource) else open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_kept(request.chosen, source)
     spec = device or first_measured(registry)
@@ -66,11 +59,13 @@ def open_executable(
         name,
         chosen,
         registry,
-        progress,
+        request.progress or progress,
         store,
         cache_folder(),
         request.device_options,
         resident=request.resident,
+        memory=request.memory,
+        copies=request.copies,
         lengths=lengths,
         length_history=LengthHistory(on=True),
         owner=True,

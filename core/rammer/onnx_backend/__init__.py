@@ -41,7 +41,7 @@ class RammerRep(BackendRep):  # type: ignore[misc]  # onnx has no types
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             inputs = dict(zip((p.name for p in head.inputs), given, strict=True))
         found = self.executable.run({n: np.asarray(a) for n, a in inputs.items()})
-        return tuple(found[n] for n in head.outputs)
+        return tuple(found[n] for n in head.output_names)
 
 
 class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
-from rammer.compiled.host_timing import time_operator
 from rammer.device.custom_operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind.evaluator import Unjudged, evaluate_node
+from rammer.frontend.host.host_timing import time_operator
 from rammer.frontend.loops.control_operators import BodyRunner
 from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import model_checks

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rammer.runtime import operator_check
-from rammer.runtime.continuation import Continuation
-from rammer.runtime.control_flow import BodyPrograms
+from rammer.jit import operator_check
+from rammer.jit.continuation import Continuation
+from rammer.jit.control_flow import BodyPrograms
 from rammer.runtime.loaded_programs import LoadedPrograms
 from rammer.runtime.specialiser import CompileSite
 
@@ -41,6 +41,10 @@ class ModelSpecialiser:
     def bodies(self) -> BodyPrograms:
         """The bodies of control flow on the device."""
         return BodyPrograms(self.site.load, self.site.bodies, self.site.is_cached)
+
+    def hosted(self, operators: list[str]) -> list[str]:
+        """Return the operators that the host has computed, given those that it ran."""
+        return self.bodies.hosted(operators)
 
     def continuation(self, rest: DeferredModel) -> Continuation:
         """Return the deferred part of a model on the device."""

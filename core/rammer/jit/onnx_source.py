@@ -12,13 +12,15 @@ import numpy as np
 
 from rammer.cache.file_digests import content_digest
 from rammer.compile_options import CompileOptions
+from rammer.compiled.artifact import is_artifact
 from rammer.device.custom_operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.ir.constants.digest import digest_array
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.names import shorten_name
+from rammer.jit.model_specialiser import ModelSpecialiser
+from rammer.runtime.compiled_file import compiled_source
 from rammer.runtime.model_source import ModelSource
-from rammer.runtime.model_specialiser import ModelSpecialiser
 
 if TYPE_CHECKING:
     import onnx
@@ -35,9 +37,12 @@ def open_source(
 ) -> ModelSource:
     """Return a source for a path, bytes or ModelProto, without parsing it. ``plugins`` returns the operators that plugins declare
     (``Registry.operators``) and is called when the model is read. ``weights`` are values of initialisers of a ModelProto
-    that have none (``rammer.frontend.read.reader.read_model``)."""
+    that have none (``rammer.frontend.read.reader.read_model``); they are not copied. With them, even if there are none, compiled
+    programs are cached by content. The source of a compiled file has ports and no model."""
 
     path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
+    if path is not None and is_artifact(path):
+        return compiled_source(path, plugins, ModelSpecialiser)
     folder = path.parent if path is not None else Path()
 
     def read() -> Model:

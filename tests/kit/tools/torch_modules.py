@@ -1,6 +1,6 @@
 """Modules of torchvision, timm and transformers in small forms, drawn by a seed, with their inputs.
 
-``python benchmarks/torch_modules.py --seed 20 --count 60 --device rocm`` compares each drawn module through
+``python tests/kit/tools/torch_modules.py --seed 20 --count 60 --device rocm`` compares each drawn module through
 ``torch.compile(backend="rammer")`` with eager torch."""
 
 from __future__ import annotations

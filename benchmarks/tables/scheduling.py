@@ -17,7 +17,6 @@ from rammer.schedule.policy import Memory
 
 #: Rammer's six models and IOS's four (OSDI'20, section 5; MLSys'21, section 6).
 RAMMER: Final = ("resnext29_branches", "nasnet_cifar", "alexnet", "deepspeech2", "lstm_tc", "seq2seq")
-IOS_MODELS: Final = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
 POLICIES: Final = ("auto", "sequential", "greedy", "wavefront{lean=0}", "wavefront", "ios")
 #: Rammer's bars: names and policies.
 BARS: Final = (

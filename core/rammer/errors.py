@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, Final
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
+__all__ = [
+    "BadInput",
+    "DeviceFailure",
+    "DeviceUnavailable",
+    "Mismatch",
+    "MissingDependency",
+    "NoMachineCode",
+    "RammerError",
+    "TooLong",
+]
 
 #: Modules of Python whose errors stem from a file, a database or another program.
 _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
@@ -119,6 +128,10 @@ class DeviceFailure(RammerError):
     """Error for a failure of a device or plugin, including exhausted memory."""
 
     exit_code = 4
+
+
+class NoMachineCode(DeviceFailure):
+    """Error for a program whose machine code a device does not write."""
 
 
 class MissingDependency(DeviceUnavailable):

@@ -31,8 +31,8 @@ def open_model(parameters: Mapping[str, Any]) -> Executable:
 
 
 def _specialise(site: CompileSite) -> Specialiser:
-    """Return the compiler of a compiled file's control flow."""
-    require_compiler("control flow on the host")
+    """Return the compiler of the programs that a compiled file does not have: of control flow, or for other arrays."""
+    require_compiler("a program that is not in the file")
     from rammer.jit.model_specialiser import ModelSpecialiser
 
     return ModelSpecialiser(site)

@@ -127,9 +127,9 @@ def test_machine_code_of_an_untrusted_file_is_ignored(shipped: Path) -> None:
     "record",
     [
         {},
-        {"functions": [], "packings": [], "operators": {}},
-        {"functions": [["f", -1]], "packings": [], "operators": {}},
-        {"functions": [["f", 0]], "packings": [], "operators": {"nowhere": [0, []]}},
+        {"kernels": [], "packings": [], "users": {}},
+        {"kernels": [["f", -1]], "packings": [], "users": {}},
+        {"kernels": [["f", 0]], "packings": [], "users": {"nowhere": [0, []]}},
     ],
 )
 def test_malformed_machine_code_is_compiled_again(shipped: Path, record: object, capfd: pytest.CaptureFixture[str]) -> None:

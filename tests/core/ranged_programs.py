@@ -27,7 +27,7 @@ def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
     graph, rest = bind_until(read, shapes, ranged=MetLoops())
     if rest is not None:
         raise rest.why
-    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
+    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0], ranged=True)
 
 
 def program_of(found: RangedModel) -> Generalised:

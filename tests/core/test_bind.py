@@ -12,8 +12,8 @@ from onnx_models import bound, model, ops, tensor
 
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read.reader import read_model
-from rammer.jit.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
+from rammer_testing.graph_reference import evaluate_graph
 
 # Folding -------------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from rammer.frontend.read.node_protos import attribute_proto, attribute_value, c
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
-from rammer.jit.graph_reference import evaluate_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer_testing import models as zoo
+from rammer_testing.graph_reference import evaluate_graph
 
 FLOAT = TensorProto.FLOAT
 

@@ -14,8 +14,8 @@ import rammer
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read import opset_upgrade
 from rammer.frontend.read.reader import TARGET_OPSET, read_model
-from rammer.jit.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
+from rammer_testing.graph_reference import evaluate_graph
 from rammer_testing.nonempty import some
 from rammer_testing.operators import DESCRIBED, drawn
 

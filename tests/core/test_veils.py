@@ -16,7 +16,7 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.read.onnx_inference_guards import declare_types
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
-from rammer.jit.graph_reference import evaluate_graph
+from rammer_testing.graph_reference import evaluate_graph
 from rammer_testing.sandbox import forked
 
 BOUNDS = {"s": np.array([0, -1]), "e": np.array([1, -9]), "a": np.array([0, -1]), "t": np.array([1, -1])}

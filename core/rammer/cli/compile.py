@@ -19,7 +19,7 @@ from rammer.compile_options import Request
 from rammer.compiled.artifact import Artifact, SeparateConstants
 from rammer.compiled.segments import Compiled
 from rammer.compiled.signature import UNSIGNED, check_key, sign_file
-from rammer.errors import BadInput
+from rammer.errors import BadInput, NoMachineCode, print_warning
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.operator import RKernel
 from rammer.report.operator_times import grouped, summarise_float32
@@ -81,7 +81,7 @@ def command(model: Path, device: str, wanted: Output, shapes: tuple[str, ...], r
             compiled = exe.compile_whole(parse_shapes(shapes))
             chosen = exe.resources(compiled)
             if wanted.output is not None:
-                made.append(Variant(exe, exe.artifact(exe.with_code(compiled) if target else compiled)))
+                made.append(Variant(exe, exe.artifact(add_code(exe, compiled, target) if target else compiled)))
         records.append({"target": target, **compiled_record(exe, compiled, chosen)})
         if not wanted.as_json:
             print_compiled(exe, compiled, chosen)
@@ -98,6 +98,15 @@ class Variant:
 
     exe: Executable
     artifact: Artifact
+
+
+def add_code(exe: Executable, compiled: Compiled, target: str) -> Compiled:
+    """Return a compiled model with its machine code, or without it and with a warning if the device writes none for it."""
+    try:
+        return exe.with_code(compiled)
+    except NoMachineCode as problem:
+        print_warning(f"no machine code for {target}: {problem.what}; {problem.hint}")
+        return compiled
 
 
 def compiled_record(exe: Executable, compiled: Compiled, chosen: Sequence[RKernel]) -> dict[str, Any]:
@@ -142,7 +151,8 @@ def write_compiled(output: Path, made: Sequence[Variant], wanted: Output) -> str
             sign_file(file, wanted.sign)
 
     write_file(output, fill)
-    codes = [f"machine code for {t}" for t in wanted.target if any(v.artifact.code_target for v in made)]
+    targets = zip(wanted.target or ("",), made, strict=True)
+    codes = [f"machine code for {target}" for target, variant in targets if variant.artifact.code_target]
     notes = ", ".join([format_size(output.stat().st_size), *codes, *(["signed"] if wanted.sign is not None else [])])
     return f"wrote {output} ({notes})"
 

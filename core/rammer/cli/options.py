@@ -21,7 +21,6 @@ from rammer.ir.untrusted_json import LARGEST
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NO_HINT = ""
 #: Range of run counts, and maximum seconds of an option.
 COUNT, SECONDS = click.IntRange(1, 10**9), 1e9
 

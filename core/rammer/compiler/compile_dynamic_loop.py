@@ -158,7 +158,7 @@ class _Opening:
     def _part(self, parts: Sequence[Graph]) -> ProgramSegment:
         """Compile a part without recurrent layers for all points. Results of other programs are undefined beyond the lengths."""
         given = {v.name for v in self.graphs[0].inputs}
-        computes = [lower(g, self.steps.lowerings) for g in parts]
+        computes = [lower(g, self.steps.lowerings, ranged=True) for g in parts]
         made = generalise_programs(self.fit, computes, given & {*computes[0].inputs})
         self.fit.settle()
         ports = (*ports_of(parts[0].inputs), *(Port(f"length of {d}", t) for d, t in self.lengths.items()))
@@ -222,7 +222,7 @@ class _Opening:
             if why or others:
                 raise NoRange(why or "an iteration of recurrent layers does not compile to a single program")
             parts.append(SubgraphIndex(bound).subgraph(nodes, 0))
-        computes = [lower(g, self.steps.lowerings) for g in parts]
+        computes = [lower(g, self.steps.lowerings, ranged=bool(names)) for g in parts]
         whole = computes[0]
         if names:
             fit = LengthFit(points, lengths=dict(names))

@@ -154,7 +154,7 @@ class Compiler:
             check_one(graph, self.lowerings)
         with self.step("lower"):
             wanted = None if kept is None else _alias_tensors(graphs[0], kept)
-            over, ranged, ended = in_common(fit, [lower(g, self.lowerings) for g in graphs], wanted)
+            over, ranged, ended = in_common(fit, [lower(g, self.lowerings, ranged=True) for g in graphs], wanted)
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))

@@ -19,7 +19,7 @@ import numpy as np
 from rammer.device.arrays import HostRoom
 from rammer.device.bound import Bound as Bound  # re-exported for plugins
 from rammer.device.execution_forms import ExecutionForm
-from rammer.errors import BadInput, DeviceFailure
+from rammer.errors import BadInput, DeviceFailure, NoMachineCode
 from rammer.errors import MissingDependency as MissingDependency  # re-exported for plugins
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
@@ -441,8 +441,9 @@ class Backend(ABC):
         return ""
 
     def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
-        """Return the machine code of a program for ``code_target``. The default raises DeviceFailure."""
-        raise DeviceFailure("the device writes no machine code")
+        """Return the machine code of a program for ``code_target``. Raises NoMachineCode for a form of programs without it, as
+        the default does."""
+        raise NoMachineCode("the device writes no machine code")
 
     def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
         """Load a program with machine code for ``code_target``, and compile nothing. The user trusts the code. Raises

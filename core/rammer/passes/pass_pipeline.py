@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from rammer.errors import BadInput, RammerError, attribute_errors
+from rammer.errors import RammerError, attribute_errors
 from rammer.ir.compute import ComputeGraph, verify_compute_graph
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph, verify_graph
@@ -244,34 +243,3 @@ def default_passes(extra: Sequence[AnyPass] = ()) -> tuple[AnyPass, ...]:
         ComputePass("rfactor", lambda graph, target: split_deep(graph, target.device)),
         ComputePass("simplify", lambda graph, _: simplify_graph(graph)),
     )
-
-
-_KNOWN: Final[Mapping[str, Callable[..., AnyPass]]] = {
-    p.name: type(p) if not isinstance(p, ComputePass) else partial(replace, p) for p in default_passes()
-}
-_SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
-
-
-def parse_passes(text: str, known: Mapping[str, Callable[..., AnyPass]] = _KNOWN) -> tuple[AnyPass, ...]:
-    """Parse the spelling of ``str(Pipeline)``: ``fold{limit=1024},cse``. Raises BadInput for unknown passes or options."""
-    passes: list[AnyPass] = []
-    position = 0
-    while position < len(text):
-        match = _SPELLING.match(text, position)
-        if match is None:
-            where = f"column {position + 1}"
-            raise BadInput(f"not a list of passes: {text!r}", where, "write for example fold,cse,dce")
-        passes.append(_build_pass(match[1], match[2] or "", known))
-        position = match.end()
-    return tuple(passes)
-
-
-def _build_pass(name: str, options: str, known: Mapping[str, Callable[..., AnyPass]]) -> AnyPass:
-    if name not in known:
-        raise BadInput(f"unknown pass {name!r}", f"pass {name}", f"the passes are {', '.join(known)}")
-    try:
-        pairs: Iterable[list[str]] = (item.split("=") for item in options.split(",") if item)
-        return known[name](**{key.strip(): int(value) for key, value in pairs})
-    except (TypeError, ValueError) as error:
-        hint = f"its default is {known[name]()}"
-        raise BadInput(f"pass {name} does not take {{{options}}}", f"pass {name}", hint) from error

@@ -77,6 +77,11 @@ class Lengths:
     formulas: Mapping[str, Formula] = field(default_factory=dict)
 
     @property
+    def each(self) -> int:
+        """Return the maximum number of buckets of one dimension. All combinations are at most ``buckets`` programs."""
+        return int(math.pow(self.buckets, 1 / max(len(self.spans), 1)) + 1e-9)
+
+    @property
     def lone(self) -> bool:
         """Return True if one length may have a separate program, which requires a single ranged dimension."""
         return len(self.spans) == 1
@@ -130,8 +135,7 @@ class Lengths:
         if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
             return {}
         within = {
-            name: find_bucket(self.spans[name], n, self.buckets, self.lone, self.steps.get(name, 1))
-            for name, n in lengths.items()
+            name: find_bucket(self.spans[name], n, self.each, self.lone, self.steps.get(name, 1)) for name, n in lengths.items()
         }
         return within if any(low < high for low, high in within.values()) else {}
 
@@ -164,7 +168,7 @@ def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int)
 
 def describe_scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
     """Describe the lengths of a program and the range of its model."""
-    bounds = (bucket_bounds(s, lengths.buckets, lengths.lone, lengths.steps.get(n, 1)) for n, s in lengths.spans.items())
+    bounds = (bucket_bounds(s, lengths.each, lengths.lone, lengths.steps.get(n, 1)) for n, s in lengths.spans.items())
     parts = math.prod(map(len, bounds))
     whole = (
         f" of {format_spans(lengths.spans, lengths.steps)}, which takes {parts} programs" if parts > 1 else ", all by one program"

@@ -13,8 +13,19 @@ import numpy as np
 from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import generator_hash
 from rammer.device.execution_forms import ExecutionForm
-from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, OpenOptions, Profiler, Recorded
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.device.manifest import (
+    Array,
+    Backend,
+    Binding,
+    Hardware,
+    IterationCost,
+    Loaded,
+    MachineCode,
+    OpenOptions,
+    Profiler,
+    Recorded,
+)
+from rammer.errors import BadInput, DeviceUnavailable, NoMachineCode
 from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, prologue_variants
@@ -202,6 +213,30 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         from rammer_cuda.forms import open_executor
 
         return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
+
+    @cached_property
+    def code_target(self) -> str:
+        """The architecture: a cubin runs on all of its GPUs."""
+        return self.gpu.architecture
+
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the machine code of a program that is a graph of launches. Raises NoMachineCode for other forms."""
+        from rammer_cuda.executor import compile_launches
+        from rammer_cuda.shipped_launches import machine_code
+
+        if (program.form and program.form not in self.how.launched_forms) or program.repeat is not None:
+            what = "a loop program" if program.repeat is not None else f"the execution form {program.form}"
+            raise NoMachineCode(
+                f"machine code of {what} cannot be written", f"program {program.name}", "compile with --option executor=graph"
+            )
+        return machine_code(compile_launches(program, constants, self.gpu, self.writer, kept=True), constants, self.code_target)
+
+    def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
+        """Return the program with the kernels in ``code``."""
+        self._need_hardware()
+        from rammer_cuda.run_only import load_code
+
+        return load_code(program, constants, code, self.gpu, self.hardware.index)
 
     @cached_property
     def forms(self) -> Sequence[ExecutionForm]:

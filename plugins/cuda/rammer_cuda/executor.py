@@ -6,25 +6,60 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.program import RProgram
-from rammer.tuning.kernel_probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.horizontal_fusion import fuse_launches
-from rammer_cuda.kernel_cache import Cached, cached_kernels
-from rammer_cuda.kernels.lengths import ended
-from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, cached_launches, first_consecutive, make_launches
+from rammer_cuda.launches import Launch, first_consecutive
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
-from rammer_cuda.source import Writer
+
+if TYPE_CHECKING:
+    from rammer_cuda.source import Writer
+
+
+class LaunchedKernel(Protocol):
+    """A kernel as its launches see it: a ``TaskKernel``, or one of a compiled file."""
+
+    @property
+    def entry(self) -> str:
+        """The name of the function."""
+        ...
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """The pointers that it takes."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of a task."""
+        ...
+
+    @property
+    def dynamic(self) -> int:
+        """The bytes of shared memory that a launch requests."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlannedLaunches:
+    """The launches of a program in order, their kernels by operator, and machine code by entry point."""
+
+    plan: Sequence[Launch]
+    kernels: Mapping[str, LaunchedKernel]
+    cubins: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -35,21 +70,10 @@ class Recipe:
     per launch, the last argument of kernels built for a trace."""
 
     plan: Sequence[Launch]
-    kernels: Mapping[str, TaskKernel]
+    kernels: Mapping[str, LaunchedKernel]
     functions: Mapping[str, Any]
     programmatic: bool
     records: tuple[int, ...] = ()
-
-
-def plan_launches(
-    program: RProgram, binding: Binding, gpu: Gpu, writer: Writer, kept: bool
-) -> tuple[Sequence[Launch], dict[str, TaskKernel]]:
-    """Return a program's launches in order, and their kernels by operator, ready to compile. With ``kept``, both are read from
-    and stored in the cache."""
-    kernels = cached_kernels(program, binding, writer) if kept else writer.all(program.operators, binding)
-    ends = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
-    plan, made = fuse_launches(cached_launches(program) if kept else make_launches(program), ends, program, binding, gpu)
-    return plan, {x.operator: made[x.operator] for x in plan}
 
 
 @dataclass(frozen=True)
@@ -63,7 +87,8 @@ class Room:
 
 class CudaProgram(GpuProgram):
     """A program resident on a GPU. Buffers keep their addresses, so the graph is built once. ``repeat`` chains this number of
-    copies in the graph, to measure the cost of a launch in a chain."""
+    copies in the graph, to measure the cost of a launch in a chain. The launches and kernels are planned and compiled, or
+    ``shipped`` with the program; then no kernel lets its dependents start early."""
 
     def __init__(
         self,
@@ -72,27 +97,35 @@ class CudaProgram(GpuProgram):
         where: Room,
         repeat: int = 1,
         writer: Writer | None = None,
+        shipped: PlannedLaunches | None = None,
     ) -> None:
         gpu = where.gpu
-        plan, kernels = plan_launches(program, Binding.of(program, constants), gpu, writer or Writer(), kept=repeat == 1)
+        made = shipped or compile_launches(program, constants, gpu, writer, kept=repeat == 1)
+        plan, kernels = made.plan, made.kernels
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
         super().__init__(Resident(program, constants, gpu, where.index, read, where.arena_of))
         with self.resident.device:
             self.resident.pack(arguments, constants)
-            functions = self.resident.load(kernels.values())
+            functions = {k.entry: k for k in kernels.values()}
+            functions = {e: self.resident.function(made.cubins[e], e, k.dynamic) for e, k in functions.items()}
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
             graph = CapturedGraph(build_graph(self.resident, self.recipe, repeat), self.resident)
             self.launchable = self.turning(graph, self.resident)
         self.resident.ready()
         self.pdl: Switches | None = None
-        if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
+        if shipped is None and self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
             self.pdl = self.resident.switches(functions)
-            self._choose_pdl(self.pdl, Cached(program, "pdl", gpu.architecture))
+            self._choose_pdl(self.pdl)
 
-    def _choose_pdl(self, switches: Switches, cached: Cached) -> None:
+    def _choose_pdl(self, switches: Switches) -> None:
         """Choose the kernels that let their dependents start early, as before or by measurement."""
+        from rammer.tuning.kernel_probe import usual_lengths
+
+        from rammer_cuda.kernel_cache import Cached
+
+        cached = Cached(self.program, "pdl", self.resident.gpu.architecture)
         if switches.recall(cached.read()):
             return
         lengths = usual_lengths(self.program)
@@ -120,6 +153,17 @@ class CudaProgram(GpuProgram):
             self.pdl.set(self.pdl.address)
         self.resident.poison()
         return True
+
+
+def compile_launches(
+    program: RProgram, constants: Mapping[str, Array], gpu: Gpu, writer: Writer | None, kept: bool
+) -> PlannedLaunches:
+    """Return a program's launches with the machine code of their kernels."""
+    from rammer_cuda.launch_planning import compile_kernels, plan_launches
+    from rammer_cuda.source import Writer
+
+    plan, kernels = plan_launches(program, Binding.of(program, constants), gpu, writer or Writer(), kept)
+    return PlannedLaunches(plan, kernels, compile_kernels(kernels.values(), gpu))
 
 
 class CapturedGraph:

@@ -127,6 +127,11 @@ class Execution:
         """The forms of the chosen executor."""
         return FORMS[self.choice]
 
+    @property
+    def launched_forms(self) -> frozenset[str]:
+        """The names of the forms that are graphs of launches."""
+        return frozenset(form.name for form in (GRAPH, *WAVEWISE))
+
     def suitable_forms(self, program: RProgram, binding: Binding) -> Sequence[ExecutionForm]:
         """Return the forms of the chosen executor that may be the fastest for a program planned for the first one."""
         if self.choice != "auto":

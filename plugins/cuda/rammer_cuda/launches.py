@@ -7,7 +7,7 @@ of a model stay parallel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,6 @@ import numpy as np
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
-from rammer.plan.overlap import has_overlap
-
-from rammer_cuda.kernel_cache import Cached
 
 #: Minimum tasks of a program whose launches are cached: fewer are planned in a few milliseconds.
 CACHED_FROM = 1_000
@@ -52,19 +49,22 @@ def cached_launches(program: RProgram) -> list[Launch]:
     """Return ``make_launches``, cached for the next process if the program is large. Best effort."""
     if program.task_count < CACHED_FROM:
         return make_launches(program)
+    from rammer_cuda.kernel_cache import Cached
+
     return Cached(program, "launches", Path(__file__).read_text()).get(
-        lambda record: _decode_plan(record, program), lambda: make_launches(program), _encode_plan
+        lambda record: decode_plan(record, program), lambda: make_launches(program), encode_plan
     )
 
 
-def _encode_plan(plan: list[Launch]) -> list[list[object]]:
+def encode_plan(plan: Sequence[Launch]) -> list[list[object]]:
+    """Return a plan as JSON data, which ``decode_plan`` reads. Launches of several operators lose their parts."""
     return [
         [x.operator, [x.tasks[0], len(x.tasks)] if first_consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
         for x in plan
     ]
 
 
-def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
+def decode_plan(record: Any, program: RProgram) -> list[Launch]:
     """Decode a cached plan. Raises ValueError or a similar error unless it launches every task once, after earlier launches."""
     plan = [Launch(operator, _decode_tasks(tasks, program.task_count), tuple(after)) for operator, tasks, after in record]
     found: dict[str, set[int]] = {}
@@ -200,6 +200,8 @@ class _Ranges:
 
 def _has_shared_element(a: Storage, b: Storage) -> bool:
     """Return True if two storages whose byte ranges overlap share an element; exact within one buffer."""
+    from rammer.plan.overlap import has_overlap
+
     return a.buffer != b.buffer or has_overlap(a, b)
 
 

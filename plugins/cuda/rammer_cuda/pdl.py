@@ -15,16 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from rammer.tuning.interleaved_timing import STEADY, Rounds, time_interleaved
-
 from rammer_cuda.driver import check_result, import_driver
 
 #: The device variable that switches early starts of a kernel, in every module (``device/order.cuh``).
 SWITCH = b"rm_pdl"
 #: Replays of one measurement, its maximum repetitions if disturbed, and the kernels tried singly, most launches first.
 REPLAYS, AGAIN, TRIED = 7, 3, 24
-#: Rounds before the first measurement, until the clock is up.
-BEFORE = Rounds(burst=7, seconds=(0.05, 0.1), until_steady=True)
 #: Seconds after which no further kernel is tried: a large program gains too little for a longer search.
 LONGEST = 0.2
 #: A change stays if it saves more than this fraction: about the difference of two measurements of one graph.
@@ -59,7 +55,10 @@ class Switches:
     def choose(self, launched: Iterable[str], replay: Callable[[], float]) -> float:
         """Keep the switches that minimise ``replay`` (seconds of one run): none or all, then kernel by kernel. ``launched`` names
         the kernel of every launch. Returns the seconds measured at the end."""
-        least = time_interleaved({"": replay}, BEFORE).all_run().best[""]
+        from rammer.tuning.interleaved_timing import Rounds, time_interleaved
+
+        warming = Rounds(burst=7, seconds=(0.05, 0.1), until_steady=True)  # until the clock is up
+        least = time_interleaved({"": replay}, warming).all_run().best[""]
         counts, begin = Counter(launched), time.perf_counter()
         best = self._measure_replays(least, replay)
         self.set(counts)
@@ -83,6 +82,8 @@ class Switches:
     @staticmethod
     def _measure_replays(best: float, replay: Callable[[], float]) -> float:
         """Return the minimum of some replays, of more if all were clearly longer than ``best``, as with another process."""
+        from rammer.tuning.interleaved_timing import STEADY
+
         least = math.inf
         for _ in range(AGAIN):
             least = min(least, *(replay() for _ in range(REPLAYS)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions, Option
+from rammer.errors import require_compiler
 
 from rammer_cuda.gpu import TARGETS
 
@@ -22,7 +23,13 @@ def probe() -> Sequence[Hardware]:
 
 
 def open_device(options: OpenOptions) -> Backend:
-    """Return the backend of one GPU, or without a GPU that of the target ``options.target``."""
+    """Return the backend of one GPU, or without a GPU that of the target ``options.target``. Raises DeviceUnavailable if kernels
+    must be compiled and only the runtime is installed."""
+    if options.run_only:
+        from rammer_cuda.run_only import RunOnlyGpu
+
+        return RunOnlyGpu(options)
+    require_compiler("compiling kernels for device cuda")
     from rammer_cuda.backend import open_backend
 
     return open_backend(options)

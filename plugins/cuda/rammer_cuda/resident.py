@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from rammer.codegen import Argument, Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
@@ -28,9 +27,12 @@ from rammer_cuda.device import device_source
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.hardware import Unit, import_cupy
-from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.pdl import Switches
-from rammer_cuda.source import translation_unit
+
+if TYPE_CHECKING:
+    from rammer.codegen import Argument, Packing
+
+    from rammer_cuda.kernels.task import TaskKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +194,8 @@ class Resident:
 
     def load(self, kernels: Iterable[TaskKernel]) -> dict[str, Any]:
         """Return functions by entry point; every distinct kernel is compiled separately, in parallel."""
+        from rammer_cuda.source import translation_unit
+
         distinct = {k.entry: k for k in kernels}
         cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, self.gpu.architecture)
         return {e: self.function(cubins[e].code, e, k.dynamic) for e, k in distinct.items()}

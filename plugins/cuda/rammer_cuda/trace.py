@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Trace:
 def record_trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
-    tasks = list(traced_tasks(recipe.plan, recipe.kernels))
+    tasks = list(traced_tasks(recipe.plan, _written(recipe)))
     with resident.device:
         records = resident.cp.zeros((len(tasks), WORDS), np.uint64)
         graph = CapturedGraph(build_graph(resident, _trace_recipe(resident, recipe, int(records.data.ptr))), resident)
@@ -59,7 +59,7 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
     resident, parts, rows = loaded.resident, loaded.parts, loaded.walked.rows
     listed = [
         [(t.operator, t.index) for row in rows for t in row],
-        *(list(traced_tasks(r.plan, r.kernels)) for r in loaded.around.recipes),
+        *(list(traced_tasks(r.plan, _written(r))) for r in loaded.around.recipes),
     ]
     with resident.device:
         text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True, blocks=loaded.blocks)
@@ -74,9 +74,14 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
     return trace_launch(loaded, inputs, launch, records, [task for tasks in listed for task in tasks])
 
 
+def _written(recipe: Recipe) -> Mapping[str, TaskKernel]:
+    """Return the kernels of a program that was compiled here, with their texts."""
+    return cast(Mapping[str, TaskKernel], recipe.kernels)
+
+
 def _trace_recipe(resident: Resident, recipe: Recipe, first: int) -> Recipe:
     """Return the recipe with recording kernels and the address of each launch's first record, from ``first`` on."""
-    kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
+    kernels = {name: replace(k, traced=True) for name, k in _written(recipe).items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
     places = tuple(first + int(n) * WORDS * 8 for n in np.cumsum([0, *counts])[:-1])
     return replace(recipe, kernels=kernels, functions=resident.load(kernels.values()), records=places)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from chip_operators import make_operator, relative_error
 
 from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
@@ -23,7 +24,6 @@ from rammer_testing.nonempty import some
 from rammer_ipu_sim.chip import GC2, SOURCES, configure_chip
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.plugin import DEVICE
-from rammer_ipu_sim.testing import make_operator, relative_error
 
 SMALL = OpenOptions(options={"tiles": "16", "sram": "65536"})
 

@@ -7,6 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from chip_operators import Array, make_operator, make_program, reference_values, relative_error, without_waits
+from shadow_replay import find_races
 
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.operator import ROperator
@@ -20,8 +22,6 @@ from rammer_testing.programs import random_net
 from rammer_ipu_sim.chip import Chip, configure_chip
 from rammer_ipu_sim.executor import Drop, LoadedProgram
 from rammer_ipu_sim.memory import HomeMemory, peak_tile_bytes, plan_homes, poison_value
-from rammer_ipu_sim.races import find_races
-from rammer_ipu_sim.testing import Array, make_operator, make_program, reference_values, relative_error, without_waits
 
 CHIP = configure_chip({"tiles": "8", "sram": "65536"})
 SHAPE = (12, 10)

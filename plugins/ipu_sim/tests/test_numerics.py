@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from chip_operators import Array, make_operator, make_program, reference_values, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from rammer_testing.search import Search
 
 from rammer_ipu_sim.chip import configure_chip
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_ipu_sim.testing import Array, make_operator, make_program, reference_values, relative_error
 
 CHIP = configure_chip({"tiles": "8", "sram": "65536"})
 CONV = "conv: f32[n:1, m:6, h:9, w:7] = sum[c:3, r:3, s:3] pad(x[n, c, h * 2 + r + -1, w + s + -1], 0.0) * k[m, c, r, s]"

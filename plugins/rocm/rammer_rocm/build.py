@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import OrderedDict
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any, Final
 from rammer.cache import Cache
 from rammer.errors import DeviceFailure
 
+from rammer_rocm.icd import CONFIG_PREFIX
 from rammer_rocm.opencl_runtime import import_opencl
 
 #: Build options for correctly rounded division, on devices that support it. The define informs the source (``dialect.ROUNDED``).
@@ -20,7 +22,7 @@ ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 LOG_LINES = 12
 #: Maximum number of built programs cached in memory.
 REMEMBERED = 4
-#: Entries: binaries of programs, by source, options and driver.
+#: Entries: binaries of programs, by source, options, driver and the driver's environment.
 _CACHE: Final = Cache("rocm-binaries")
 #: Held while a build filters warnings, because warning filters are process-wide.
 _FILTERED: Final = Lock()
@@ -50,6 +52,7 @@ def build_program(context: Any, source: str, options: tuple[str, ...] = ()) -> A
     cl = import_opencl()
     (device,) = context.devices
     about = [device.platform.name, device.platform.version, device.name, device.version, device.driver_version]
+    about += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(CONFIG_PREFIX)]
     key = _CACHE.key(source, *options, *about)
     with _FILTERED, warnings.catch_warnings():
         # Runtimes print a banner into every build log, and pyopencl warns of any output.

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib.metadata
+import mmap
 import os
 import shutil
 import site
@@ -45,6 +46,14 @@ _SYSTEM: Final = ("libdl.so.2", "librt.so.1", "libm.so.6", "libz.so.1", "libgcc_
 #: the loader would use that copy, which lacks functions. Without the package, the system's library is used.
 _THREADS_PACKAGE: Final = "tbb"
 _THREADS_LIBRARY: Final = "libtbb.so.12"
+#: The runtime's variables start with this prefix; they change the code that it generates.
+CONFIG_PREFIX: Final = "CL_CONFIG_"
+_LLVM_OPTIONS: Final = f"{CONFIG_PREFIX}LLVM_OPTIONS"
+_TARGET: Final = f"{CONFIG_PREFIX}CPU_TARGET_ARCH"
+#: Switches off an LLVM pass that the compiler of 2026.2 applies wrongly with AVX-512: where an integer minimum or maximum meets a
+#: bitwise NOT, the constant of all ones is encoded as a write to a mask register. The kernel computes wrong numbers or executes
+#: an illegal instruction.
+_SAFE_OPTION: Final = "disable-x86-scalar-to-vector"
 #: Entries: folders of ``.icd`` files, by their content.
 _CACHE: Final = Cache("rocm-icd")
 
@@ -134,8 +143,22 @@ def _load_runtime() -> tuple[Path | None, str]:
             ctypes.CDLL(str(support), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             return None, f"{support} cannot be loaded: {error}"
+    _disable_wrong_pass(library)
     version = importlib.metadata.version(RUNTIME_PACKAGE) if _has_package(RUNTIME_PACKAGE) else "of unknown version"
     return library, f"{RUNTIME_PACKAGE} {version}"
+
+
+def _disable_wrong_pass(library: Path) -> None:
+    """Add ``_SAFE_OPTION`` to the compiler's options on CPUs with AVX-512. An unknown option would end the process, so the
+    library must contain its name."""
+    options = os.environ.get(_LLVM_OPTIONS, "")
+    with Path("/proc/cpuinfo").open(errors="replace") as cores:
+        affected = _TARGET in os.environ or "avx512" in cores.read(8192)  # the flags of the first core
+    if not affected or _SAFE_OPTION in options:
+        return
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(_SAFE_OPTION.encode()) >= 0:
+            os.environ[_LLVM_OPTIONS] = f"{options} -{_SAFE_OPTION}".strip()
 
 
 def _has_package(package: str) -> bool:

@@ -1,52 +1,23 @@
-"""Machine code of a program in a compiled file: writing it for a loaded program, and loading it without the kernel families.
-
-The record names the function of every operator, its pointers and the arrangements of its constants. Packed constants are stored
-as values, since only the kernel families can compute them."""
+"""Machine code of a program in a compiled file: writing it for a loaded program, and loading it without the kernel families."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rammer.device.manifest import Array, MachineCode
+from rammer.device.shipped_kernels import ShippedPointer, record_kernels, restore_kernels
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
-from rammer.ir.types import SHORT
 
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.source import WalkShape
-
-#: Greater than any number of scratch bytes, functions and elements of a packed constant.
-LARGEST = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedPacking:
-    """An arrangement of a constant whose elements are in the file."""
-
-    key: str
-    size: int
-    dtype: str
-    values: Array
-
-    @property
-    def make(self) -> Callable[[Array], Array]:
-        """The function that arranges the constant: it returns the stored elements."""
-        return lambda given: self.values
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedPointer:
-    """A pointer that a function takes."""
-
-    tensor: str
-    packing: ShippedPacking | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,70 +56,18 @@ class ShippedKernels:
 
 def machine_code(loaded: OpenClProgram, constants: Mapping[str, Array], target: str) -> MachineCode:
     """Return the machine code of a loaded program, whose constants are in one buffer."""
-    entries, packed = dict[str, int](), dict[tuple[str, str], int]()
-    arrays = {"binary": np.frombuffer(loaded.binary.get_info(import_opencl().program_info.BINARIES)[0], np.uint8)}
-    functions, packings = list[list[Any]](), list[list[Any]]()
-    operators = dict[str, list[Any]]()
-    for name, function in loaded.functions.items():
-        if function.entry not in entries:
-            entries[function.entry] = len(functions)
-            functions.append([function.entry, function.scratch])
-        pointers = list[list[Any]]()
-        for argument in function.arguments:
-            packing, number = argument.packing, -1
-            if packing is not None:
-                number = packed.setdefault((argument.tensor, packing.key), len(packed))
-                if number == len(packings):
-                    values = np.asarray(packing.make(constants[argument.tensor]), packing.dtype)
-                    arrays[str(number)] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-                    packings.append([packing.key, packing.size, packing.dtype])
-            pointers.append([argument.tensor, number])
-        operators[name] = [entries[function.entry], pointers]
-    return MachineCode(target, {"functions": functions, "packings": packings, "operators": operators}, arrays)
+    record, arrays = record_kernels(loaded.functions, ("scratch",), constants)
+    binary = loaded.binary.get_info(import_opencl().program_info.BINARIES)[0]
+    return MachineCode(target, record, {**arrays, "binary": np.frombuffer(binary, np.uint8)})
 
 
 def shipped_kernels(
     code: MachineCode, program: RProgram, vdevice: VDevice, context: Any, options: tuple[str, ...]
 ) -> ShippedKernels:
     """Return the kernels in ``code``. Raises ValueError or a similar error if they do not fit the program."""
-    record = code.record
-    packings = [_read_packing(row, code.arrays[str(n)]) for n, row in enumerate(record["packings"])]
-    functions = [(str(entry), _read_number(scratch)) for entry, scratch in record["functions"]]
-    operators = dict[str, ShippedFunction]()
-    for name, (number, pointers) in record["operators"].items():
-        entry, scratch = functions[_read_number(number)]
-        arguments = tuple(ShippedPointer(_known(program, tensor), _pick(packings, n)) for tensor, n in pointers)
-        operators[_known_operator(program, name)] = ShippedFunction(entry, arguments, scratch)
-    missing = {task.operator for row in program.rows for task in row} - operators.keys()
+    found = restore_kernels(code, program, 1)
+    missing = {task.operator for row in program.rows for task in row} - found.keys()
     if missing:
         raise ValueError(f"operator {min(missing)} has no kernel")
+    operators = {name: ShippedFunction(k.entry, k.arguments, *k.sizes) for name, k in found.items()}
     return ShippedKernels(vdevice, context, options, operators, code.arrays["binary"].tobytes())
-
-
-def _read_packing(row: Sequence[Any], values: Array) -> ShippedPacking:
-    key, size, dtype = row
-    if dtype not in SHORT or not isinstance(key, str) or values.size != _read_number(size) * np.dtype(dtype).itemsize:
-        raise ValueError("a packed constant has another size than its record")
-    return ShippedPacking(key, size, dtype, values.view(dtype))
-
-
-def _read_number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LARGEST:
-        raise ValueError("a number in the record of machine code is out of range")
-    return value
-
-
-def _pick(packings: Sequence[ShippedPacking], number: Any) -> ShippedPacking | None:
-    return None if number == -1 else packings[_read_number(number)]
-
-
-def _known(program: RProgram, tensor: Any) -> str:
-    if tensor not in program.storage:
-        raise ValueError("a kernel reads a tensor that the program does not store")
-    return str(tensor)
-
-
-def _known_operator(program: RProgram, name: str) -> str:
-    if name not in program.operator:
-        raise ValueError("a kernel belongs to an operator that the program does not have")
-    return name

@@ -34,6 +34,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.device.lazy_sequence",
         "rammer.device.loader",
         "rammer.device.shared_constants",
+        "rammer.device.shipped_kernels",
         "rammer.ir.constants",
         "rammer.ir.device",
         "rammer.ir.evaluate",

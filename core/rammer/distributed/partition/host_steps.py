@@ -43,7 +43,7 @@ class UnloweredNode:
     why: str
 
 
-def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, UnloweredNode]]:
+def lower_whole_graph(graph: Graph, lowerings: Lowerings, ranged: bool = False) -> tuple[ComputeGraph, dict[str, UnloweredNode]]:
     """Return all of ``graph`` lowered, and the nodes without tensor expressions by the tensors that they write. Tensors without
     elements need not be computed. Outputs that are an input, a constant or another output are copies."""
     nodes = [UnloweredNode(n, why) for some, why in split_segments(graph, lowerings) if why for n in some]
@@ -54,7 +54,7 @@ def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph,
         reads = {n: graph.types[n] for n in node.inputs if n}
         return [make_placeholder(o, t, reads if t.size else {}, node.name) for o, t in outputs]
 
-    return _with_copies(graph, lower(graph, lowerings, otherwise)), {o: n for o, n in made.items() if graph.types[o].size}
+    return _with_copies(graph, lower(graph, lowerings, otherwise, ranged)), {o: n for o, n in made.items() if graph.types[o].size}
 
 
 def make_placeholder(name: str, kind: TensorType, reads: Mapping[str, TensorType], origin: str = "") -> Compute:

@@ -62,7 +62,7 @@ def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGra
 
 
 def _lower_expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
-    found, host_nodes = lower_whole_graph(graph, compiler.lowerings)
+    found, host_nodes = lower_whole_graph(graph, compiler.lowerings, ranged=True)
     for one in host_nodes.values():
         raise NoRange(f"{one.node.op} has no tensor expression: {one.why}", f"node {one.node.name}", _HINT)
     if not found.computes:

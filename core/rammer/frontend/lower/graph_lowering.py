@@ -21,15 +21,16 @@ from rammer.verify.expressions import Bodies
 Lowerings: TypeAlias = Mapping[tuple[str, str], LoweringFn]
 
 
-def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings = REGISTRY) -> Lowering:
-    """Lower one node. Its intermediates get names that are not in ``taken``, and these names are added to it.
+def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings = REGISTRY, ranged: bool = False) -> Lowering:
+    """Lower one node, for all lengths of a range if ``ranged``. Its intermediates get names that are not in ``taken``, and these
+    names are added to it.
 
     Raises CannotLower if the operator has no tensor expression here. Raises ValueError if a lowering breaks its contract: an
     output is missing, or its type differs from shape inference."""
     function = lowerings.get((node.domain, node.bare))
     if function is None:
         raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.bare} has no lowering")
-    context = Lowering(graph, node, taken=taken)
+    context = Lowering(graph, node, taken=taken, ranged=ranged)
     with attribute_errors(function):
         function(context)
         for output in node.outputs:
@@ -57,10 +58,13 @@ def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str 
 
 
 def lower(
-    graph: Graph, lowerings: Lowerings = REGISTRY, otherwise: Callable[[Node], Sequence[Compute]] | None = None
+    graph: Graph,
+    lowerings: Lowerings = REGISTRY,
+    otherwise: Callable[[Node], Sequence[Compute]] | None = None,
+    ranged: bool = False,
 ) -> ComputeGraph:
-    """Lower every node of ``graph``, in order, and verify the result. Nodes for which ``otherwise`` returns computes are not
-    lowered. Raises CannotLower, ValueError."""
+    """Lower every node of ``graph``, in order, and verify the result. With ``ranged``, it has the form of all lengths. Nodes for
+    which ``otherwise`` returns computes are not lowered. Raises CannotLower, ValueError."""
     taken = Names(graph.types)
     computes: list[Compute] = []
     types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
@@ -70,7 +74,7 @@ def lower(
             computes += others
             types |= {c.name: c.type for c in others}
             continue
-        context = lower_node(graph, node, taken, lowerings)
+        context = lower_node(graph, node, taken, lowerings, ranged)
         computes += context.computes
         constants |= context.constants
         types |= context.types

@@ -28,7 +28,8 @@ class CannotLower(Exception):
 
 @dataclass
 class Lowering:
-    """The context of a lowering function: one node, and the Computes that it emits."""
+    """The context of a lowering function: one node, and the Computes that it emits. If ``ranged``, the node is unified with those
+    of other lengths, so the form of its Computes must not depend on extents."""
 
     graph: Graph
     node: Node
@@ -36,6 +37,7 @@ class Lowering:
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     taken: set[str] = field(default_factory=Names)
+    ranged: bool = False
 
     def has(self, index: int) -> bool:
         """Return True if optional input ``index`` is present."""

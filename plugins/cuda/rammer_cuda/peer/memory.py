@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -129,12 +129,3 @@ def can_reach(index: int, peer: int) -> bool:
     api = import_driver()
     pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
     return bool(check_result(api.cuDeviceCanAccessPeer(*pair), "querying peer access"))
-
-
-def link_attributes(index: int, peer: int) -> Mapping[str, int]:
-    """Return the driver's attributes of the link between two GPUs: ``rank`` (lower is faster), ``atomics``."""
-    api = import_driver()
-    pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
-    names = {"rank": "PERFORMANCE_RANK", "atomics": "NATIVE_ATOMIC_SUPPORTED"}
-    keys = {n: getattr(api.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{a}") for n, a in names.items()}
-    return {n: int(check_result(api.cuDeviceGetP2PAttribute(k, *pair), "querying a link")) for n, k in keys.items()}

@@ -20,9 +20,10 @@ from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check_result, import_driver
-from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiate_graph, plan_launches
+from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiate_graph
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernel_cache import Cached
+from rammer_cuda.launch_planning import plan_launches
 from rammer_cuda.persistent.bodies import MOST_THREADS, operator_bodies
 from rammer_cuda.persistent.dataflow import as_planned, cached_words
 from rammer_cuda.persistent.kernel_text import CONTROL, EMPTY, LINE, kernel_text

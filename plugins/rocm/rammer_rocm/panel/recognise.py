@@ -213,12 +213,6 @@ def load_access(load: Load, binding: Binding) -> Access:
     return Access(load.tensor, *affine_address(load, binding.storages[load.tensor].strides))
 
 
-def store_access(compute: Compute, binding: Binding) -> Access:
-    """Return the element address that ``compute`` writes, in its axes."""
-    indices = tuple(Ref(a.name) for a in compute.axes)
-    return load_access(Load(compute.name, indices), binding)
-
-
 def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
     """Return the dynamic extents of the contraction's axes, by axis name."""
     names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))

@@ -25,7 +25,8 @@ def lower_conv(ctx: Lowering) -> None:
     batch, _, *source = ctx.shape(x)
     features, per_group, *kernel = ctx.shape(w)
     group = int(ctx.attr("group", 1))
-    window, first = window_of(ctx, source, kernel).touching()
+    whole = window_of(ctx, source, kernel)
+    window, first = (whole, (0,) * len(kernel)) if ctx.ranged else whole.touching()
     channel = ex.as_index("c" if per_group != 1 else 0)
     if group > 1:
         channel = ex.make_add(ex.make_mul(ex.make_floordiv("m", features // group), per_group), channel)

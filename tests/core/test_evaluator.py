@@ -21,7 +21,7 @@ from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read.function_bodies import has_function
 from rammer.frontend.read.node_protos import is_random
 from rammer.frontend.read.reader import read_model
-from rammer.frontend.spec_rulings.ruling import Decision
+from rammer.frontend.spec_rulings.operator_questions import Decision
 from rammer.frontend.spec_rulings.rulings import BY_OPERATOR
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranged_models import RANGED, UNRANGED
+from ranged_models import RANGED, UNRANGED, parsed
 
 import rammer
 from rammer.cli.run import build_report, run_repeatedly
 from rammer.ir.port import ModelPort
+from rammer.jit.continuation import Continuation
 from rammer.runtime.auto_ranges import FEWEST, LengthHistory, doubling_range
 from rammer.runtime.shape_buckets import FIXED, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
@@ -189,4 +190,34 @@ def test_what_has_no_range_says_so_once(name: str, capsys: pytest.CaptureFixture
         exe.run({p.name: np.ones([length if isinstance(d, str) else d for d in p.shape], np.float32) for p in exe.head.inputs})
     assert capsys.readouterr().err.count("each shape is compiled on its own") == 1
     assert [s.compiled.ranged for s in some(exe.cache.values())] == [None] * len(exe.cache)
+    exe.close()
+
+
+def test_a_range_takes_the_step_that_the_model_accepts(rng: np.random.Generator) -> None:
+    """Check a reshape that only accepts multiples of four, and a later length with a smaller step than the first ones."""
+    proto = parsed("grouped (float[a] x) => (float[4, b] y) { r = Reshape(x, four)  y = Tanh(r) }", four=np.array([4, -1]))
+    exe = rammer.compile(proto, "toy")
+    for length in (16, 48, 64, 56, 60, 36):
+        x = rng.standard_normal(length).astype(np.float32)
+        np.testing.assert_allclose(exe.run({"x": x})["y"], np.tanh(x.reshape(4, -1)), 1e-5)
+    found = [s.compiled.ranged for s in exe.cache.values() if s.compiled.ranged is not None]
+    assert {r.steps["a"] for r in some(found)} <= {4, 8, 16}
+    assert len(exe.cache) <= 5
+    exe.close()
+
+
+def test_selected_rows_have_ranges_from_the_first_run(rng: np.random.Generator) -> None:
+    constants = {"zero": np.float32(0), "first": np.array([0])}
+    text = """chosen (float[40, 3] x, float[40] s) => (float[k, 3] y) {
+        c = Greater(s, zero)  n = NonZero(c)  i = Squeeze(n, first)  v = Gather(x, i)  y = Softmax(v)
+    }"""
+    exe = rammer.compile(parsed(text, **constants), "toy")
+    for rows in (24, 20, 13, 40, 24, 0, 1):
+        x, s = rng.standard_normal((40, 3)).astype(np.float32), -np.ones(40, np.float32)
+        s[rng.permutation(40)[:rows]] = 1
+        weights = np.exp(x[s > 0])
+        np.testing.assert_allclose(exe.run({"x": x, "s": s})["y"], weights / weights.sum(axis=1, keepdims=True), 1e-5)
+    (special,) = exe.cache.values()
+    assert isinstance(special.following, Continuation)
+    assert len(special.following.residents.held) <= 4  # 13..24, 25..48, none and one
     exe.close()

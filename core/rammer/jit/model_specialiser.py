@@ -48,7 +48,8 @@ class ModelSpecialiser:
 
     def continuation(self, rest: DeferredModel) -> Continuation:
         """Return the deferred part of a model on the device."""
-        return Continuation(rest, self.site.load, LoadedPrograms(self.site.bodies.name, self.site.bodies.limit), self.bodies)
+        programs = LoadedPrograms[Any](self.site.bodies.name, self.site.bodies.limit)
+        return Continuation(rest, self.site.load, self.site.load_open, programs, self.bodies)
 
     def with_results(self, model: Model) -> Model:
         """Return ``model`` with the results of all operators as additional outputs."""

@@ -6,14 +6,17 @@ that the lengths of the runs have."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
-from rammer.ir.extent import LEAST, AffineExtent, Point
+from rammer.errors import BadInput, DeviceFailure, print_warning
+from rammer.ir.extent import LEAST, AffineExtent, NoRange, Point
 from rammer.ir.port import ModelPort
-from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
+from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span, format_spans
+
+T = TypeVar("T")
 
 #: Minimum upper bound of a range: shorter lengths are too few for separate programs.
 FEWEST = 8
@@ -42,9 +45,11 @@ def _least(low: int, other: int, step: int) -> int:
 
 @dataclass
 class LengthHistory:
-    """The lengths of an executable's runs. Any thread may read and update it."""
+    """The lengths of an executable's runs. Any thread may read and update it. If ``eager``, all dimensions have ranges from the
+    first run."""
 
     on: bool = False
+    eager: bool = False
     first: Mapping[str, int] | None = None
     changed: set[str] = field(default_factory=set)
     independent: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
@@ -81,6 +86,26 @@ class LengthHistory:
             spans = {d: (_least(min(first[d], 1), point[d], steps.get(d, 1)), point[d]) for d in roots}
             return Lengths(spans, derived, buckets=1, steps=steps)
 
+    def serve(self, ports: tuple[ModelPort, ...], shapes: Shapes, make: Callable[[Lengths, Mapping[str, Span]], T]) -> T | None:
+        """Return the result of ``make`` for the range that serves these shapes. Return None if they have none, or none has a
+        program; then print a warning once."""
+        problems = list[str]()
+        while spans := (lengths := self.learned(ports, shapes)).spans_of(ports, shapes):
+            try:
+                found = make(lengths, spans)
+            except NoRange as problem:
+                problems.append(str(problem))
+            except (BadInput, DeviceFailure) as problem:  # a range may need more memory
+                served = format_spans(spans, lengths.steps)
+                problems.append(f"no program for {served}, so each shape is compiled on its own: {problem.what}")
+            else:
+                self.serves = True
+                return found
+            self.refuse(lengths)
+        if problems:
+            print_warning(problems[0])
+        return None
+
     def refuse(self, lengths: Lengths) -> None:
         """Record that no program serves these ranges. Other runs get greater steps, or none if all of them fail."""
         with self._lock:
@@ -100,7 +125,8 @@ class LengthHistory:
     def _infer_lengths(self, point: Point) -> Lengths:
         if self.first is None:
             self.first = point
-            return FIXED
+            if self.eager:
+                self.changed |= {*point}
         first = self.first
         self.changed |= {d for d in point if point[d] != first.get(d)}
         grown = {d: point[d] - first[d] for d in point if d in self.changed}
@@ -113,7 +139,7 @@ class LengthHistory:
                 roots.append(name)
                 self.independent.add(name)
         steps = self._choose_steps(roots, point, first)
-        if steps is None:
+        if steps is None or not roots:
             return FIXED
         spans = {d: doubling_range(first[d], point[d], steps.get(d, 1)) for d in roots}
         return Lengths(spans, derived, buckets=1, steps=steps)

@@ -33,7 +33,7 @@ from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.call_lengths import BindSpec
-from rammer.runtime.executable_text import describe_executable, executable_html
+from rammer.runtime.executable_text import executable_html, executable_line, programs_state
 from rammer.runtime.input_checks import check_inputs, is_host_value, name_inputs, shapes_of
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Programs, Timing, bytes_of, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
@@ -123,6 +123,7 @@ class Executable:
                 self.arrangements,
                 self.body_programs,
                 self._specialise_continuation,
+                self._specialise_open_part,
                 self._has_part,
             )
         )
@@ -215,10 +216,16 @@ class Executable:
         self.close()
 
     def __repr__(self) -> str:
-        return describe_executable(self)
+        return executable_line(*self._description)
 
     def _repr_html_(self) -> str:
-        return executable_html(self)
+        return executable_html(*self._description)
+
+    @property
+    def _description(self) -> tuple[str, tuple[ModelPort, ...], tuple[ModelPort, ...], str]:
+        head = self.head
+        state = "closed" if self.closed else programs_state(len(self.cache), self.timing.total)
+        return f"{head.name} on {self.device} in {self.options.precision}", head.inputs, head.outputs, state
 
     def check_run(self, inputs: Mapping[str, Array]) -> None:
         """Run once with the results of all operators as outputs (``rammer.jit.operator_check``).
@@ -316,23 +323,19 @@ class Executable:
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
             return known
         if not lengths.spans and history.on:
-            lengths = history.learned(self.head.inputs, shapes)
+            history.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
-            if self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):
-                lengths = FIXED  # compiled for these shapes earlier
-        problems = list[str]()
-        while spans := lengths.spans_of(self.head.inputs, shapes):
-            found = self._try_range(partial(self._specialise_shapes, shapes, spans, lengths), lengths)
-            if isinstance(found, LoadedModel):
-                history.serves = True
-                return found
-            problems.append(found)
-            history.refuse(lengths)
-            lengths = history.learned(self.head.inputs, shapes)
-        if problems:
-            print_warning(problems[0])
+            if not self.kept.has(self.kept.key(tuple(sorted(shapes.items())))):  # else compiled for these shapes earlier
+                found = history.serve(self.head.inputs, shapes, lambda at, spans: self._specialise_shapes(shapes, spans, at))
+                if found is not None:
+                    return found
+        elif spans := lengths.spans_of(self.head.inputs, shapes):
+            tried = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), lengths)
+            if isinstance(tried, LoadedModel):
+                return tried
+            print_warning(tried)
         return self._specialise_shapes(shapes, {}, FIXED)
 
     def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
@@ -441,6 +444,17 @@ class Executable:
         with compile_lock(self.backend):
             key = self._part_key(model)
             return self._load_or_compile(key, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
+
+    def _specialise_open_part(self, model: Model, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
+        """Return the loaded program of a model part for the lengths in ``spans``, cached by its content. ``shapes`` are the
+        greatest. Raises NoRange if no program serves the range."""
+        with compile_lock(self.backend):
+            part = self._part_key(model)
+            return self._load_or_compile(
+                self.kept.key(f"{part} {key_for(shapes, spans, lengths)}") if part is not None else None,
+                lambda c: c.ranged is not None and (c.ranged.spans, c.ranged.steps) == (spans, lengths.steps),
+                lambda: self.compiler.compile_range(model, shapes, spans, lengths.derived, steps=lengths.steps),
+            )
 
     def _part_key(self, model: Model) -> str | None:
         return self.kept.key(part_key(model)) if self.kept.root is not None and self.source.digest else None

@@ -15,6 +15,7 @@ from rammer.device.manifest import Backend
 from rammer.device.shared_constants import LoadedArrangements
 from rammer.runtime.loaded_model import Continuation, LoadedModel
 from rammer.runtime.loaded_programs import LoadedPrograms
+from rammer.runtime.shape_buckets import Lengths, Shapes, Span
 
 if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
@@ -29,7 +30,8 @@ class CompileSite:
     """The device and the settings that an executable compiles for.
 
     ``arrangements`` are those of the programs on the device; ``bodies`` are programs of control flow. ``load`` returns the loaded
-    program of a model part with static shapes. ``is_cached`` returns True if an earlier process compiled the part."""
+    program of a model part with static shapes, and ``load_open`` that for a range. ``is_cached`` returns True if an earlier
+    process compiled the part."""
 
     backend: Backend
     device: str
@@ -40,6 +42,7 @@ class CompileSite:
     arrangements: LoadedArrangements
     bodies: LoadedPrograms[Any]
     load: Callable[[Model], LoadedModel]
+    load_open: Callable[[Model, Shapes, Mapping[str, Span], Lengths], LoadedModel]
     is_cached: Callable[[Model], bool]
 
 

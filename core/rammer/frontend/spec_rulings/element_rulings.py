@@ -6,7 +6,7 @@ from typing import Final
 
 from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.spec_rulings import operator_questions
-from rammer.frontend.spec_rulings.ruling import Decision
+from rammer.frontend.spec_rulings.operator_questions import Decision
 
 ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(

@@ -1,9 +1,12 @@
-"""Predicates of decisions on voices, for one use of an operator."""
+"""Decisions between the voices that define an operator's result (``rammer.frontend.spec_rulings.rulings``), and their predicates
+for one use of an operator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -11,6 +14,19 @@ from rammer.frontend.lower.resize_coordinates import Resampling
 from rammer.frontend.lower.window_extents import geometry_of
 from rammer.frontend.read.limits import MAX_TABLE
 from rammer.ir.operator_use import Use as Use
+
+Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A condition ``holds`` under which the voices in ``wrong`` violate the specification, quoted in ``words``."""
+
+    ops: tuple[str, ...]
+    when: str
+    holds: Callable[[Use], bool]
+    wrong: tuple[Voice, ...]
+    words: str
 
 
 def is_any_use(use: Use) -> bool:

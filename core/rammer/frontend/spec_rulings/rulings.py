@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rammer.frontend.spec_rulings.element_rulings import ELEMENTS
-from rammer.frontend.spec_rulings.operator_questions import Use
-from rammer.frontend.spec_rulings.ruling import Decision, Voice
+from rammer.frontend.spec_rulings.operator_questions import Decision, Use, Voice
 from rammer.frontend.spec_rulings.window_rulings import WINDOWS
 
 __all__ = ["BY_OPERATOR", "DECISIONS", "Decision", "Voice", "find_decision"]

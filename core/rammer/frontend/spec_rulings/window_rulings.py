@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rammer.frontend.spec_rulings import operator_questions
-from rammer.frontend.spec_rulings.ruling import Decision
+from rammer.frontend.spec_rulings.operator_questions import Decision
 
 WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(

@@ -158,6 +158,17 @@ def contrib_function(
     return register
 
 
+def standard_function(op: str, hosted: bool = True) -> Callable[[Writer], Writer]:
+    """Decorate a function that writes the bodies of an operator of ``ai.onnx.ml``. ONNX has its schema. A use without a body
+    raises BadInput if the operator is not ``hosted``."""
+
+    def register(write: Writer) -> Writer:
+        FUNCTIONS["ai.onnx.ml", op] = OperatorFunction(write, hosted)
+        return write
+
+    return register
+
+
 def list_departures(model: ModelProto) -> list[str]:
     """Return one line per operator of this model whose results differ from ONNX Runtime's."""
     found = {n.op_type: f.departs for n in model.graph.node if (f := FUNCTIONS.get((n.domain, n.op_type))) and f.departs}

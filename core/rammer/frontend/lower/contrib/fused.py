@@ -9,8 +9,8 @@ import numpy as np
 
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
-_WINDOW: dict[str, Any] = {
-    "auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int], "pads": list[int], "dilations": list[int],
+_CONV: dict[str, Any] = {
+    "group": 1, "auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int], "pads": list[int], "dilations": list[int],
 }  # fmt: skip
 #: Activations of FusedConv and FusedGemm, with the attributes that their parameters set.
 _ACTIVATIONS = {
@@ -40,36 +40,35 @@ def given_attributes(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
     return {n: b.attr(n) for n in names if b.attr(n) != ()}
 
 
-@contrib_function(
-    "FusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
-)  # fmt: skip
+def _convolve(b: FunctionBody, last: bool) -> str:
+    """Return the body of Conv, with channels last if ``last``; the weight layout is the same."""
+    rank = len(b.shape(0))
+    x = channels_first(b, b.input(0), rank) if last else b.input(0)
+    y = b.op("Conv", x, b.input(1), b.input(2), **given_attributes(b, tuple(_CONV)))[0]
+    return channels_last(b, y, rank) if last else y
+
+
+def _fused(b: FunctionBody, y: str) -> str:
+    y = b.Add(y, b.input(3)) if b.has(3) else y
+    return apply_activation(b, y, b.attr("activation"), b.attr("activation_params"))
+
+
+@contrib_function("FusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", activation="", activation_params=list[float], **_CONV)
 def fused_conv(b: FunctionBody) -> str:
     """Expand FusedConv: ``activation(Conv(X, W, B) + Z)``."""
-    y = b.op("Conv", b.input(0), b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
-    if b.has(3):
-        y = b.Add(y, b.input(3))
-    return apply_activation(b, y, b.attr("activation"), b.attr("activation_params"))
+    return _fused(b, _convolve(b, last=False))
 
 
-@contrib_function(
-    "NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
-)
+@contrib_function("NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", activation="", activation_params=list[float], **_CONV)
 def nhwc_fused_conv(b: FunctionBody) -> str:
-    """Expand NhwcFusedConv: FusedConv with channels last; the weight layout is unchanged."""
-    x = channels_first(b, b.input(0), len(b.shape(0)))
-    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
-    y = channels_last(b, y, len(b.shape(0)))
-    if b.has(3):
-        y = b.Add(y, b.input(3))
-    return apply_activation(b, y, b.attr("activation"), b.attr("activation_params"))
+    """Expand NhwcFusedConv: FusedConv with channels last."""
+    return _fused(b, _convolve(b, last=True))
 
 
-@contrib_function("NhwcConv", "X: T, W: T, B?: T -> Y: T", group=1, **_WINDOW)
+@contrib_function("NhwcConv", "X: T, W: T, B?: T -> Y: T", **_CONV)
 def nhwc_conv(b: FunctionBody) -> str:
     """Expand NhwcConv: Conv with channels last."""
-    x = channels_first(b, b.input(0), len(b.shape(0)))
-    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
-    return channels_last(b, y, len(b.shape(0)))
+    return _convolve(b, last=True)
 
 
 def channels_first(b: FunctionBody, x: str, rank: int) -> str:

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
-from rammer.frontend.lower.ml.table import standard_function
+from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, standard_function
 from rammer.frontend.read.limits import MAX_TABLE
 
 #: Largest number of keys; every element is compared with each of them.

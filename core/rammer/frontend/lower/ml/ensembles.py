@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, standard_function
 from rammer.frontend.lower.ml.forest import (
     PADDED_FREE,
     PADDED_GROWTH,
@@ -18,7 +18,6 @@ from rammer.frontend.lower.ml.forest import (
     read_numbers,
 )
 from rammer.frontend.lower.ml.scores import apply_post_transform, binary_outputs, select_best_label, select_binary_label
-from rammer.frontend.lower.ml.table import standard_function
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.frontend.read.limits import MAX_TABLE
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, standard_function
 from rammer.frontend.lower.ml.scores import apply_post_transform, binary_outputs, select_best_label
-from rammer.frontend.lower.ml.table import standard_function
 
 
 def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:

@@ -8,10 +8,9 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
-from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
+from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, standard_function
 from rammer.frontend.lower.ml.rows import rows_of_features
 from rammer.frontend.lower.ml.scores import apply_post_transform, select_best_label
-from rammer.frontend.lower.ml.table import standard_function
 
 #: Largest number of classes with coupled probabilities; each class is a step in the loop's body.
 MOST_CLASSES: Final = 64

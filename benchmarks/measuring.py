@@ -235,7 +235,7 @@ def intermediate_bytes(program: RProgram) -> int:
 
 def traffic(program: RProgram, device: VDevice) -> int:
     """Return the predicted bytes of one run to and from device memory, in whole transactions, without the effect of caches."""
-    each = [task_cost(o, program.types, device).traffic * o.task_count for o in program.operators]
+    each = [task_cost(o, program.types, device, program.storage).traffic * o.task_count for o in program.operators]
     return sum(each) * program.turns
 
 

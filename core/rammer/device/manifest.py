@@ -389,16 +389,11 @@ class Backend(ABC):
     # --- fusion ---
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted FLOP/s of a vEU on an untiled ``operator`` divided by ``vdevice.flops``. Above 1 if units beyond
-        those counted in ``vdevice.flops`` compute it.
+        """Return the FLOP/s of a vEU that kernels can reach on an untiled ``operator``, divided by ``vdevice.flops``. Above 1 if
+        units beyond those counted in ``vdevice.flops`` compute it.
 
-        Fusion asks for operators that keep a contraction's operand on chip (``ROperator.holds_operand``), and for the separate
-        operators with which these are compared. The default is 1: all operators are computed at one rate."""
-        return 1.0
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted seconds of an untiled ``operator`` without the maps before its contraction
-        (``ROperator.prologue``) divided by those with them, at most 1. The default is 1: the maps cost nothing."""
+        Fusion asks for operators with a product and other sums, and asks for kernels only if this bound does not exclude the
+        operator. So the answer should be quick. The default is 1: all operators are computed at one rate."""
         return 1.0
 
     # --- constants ---

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import isfinite
 
 from rammer.codegen import FamilyBackend, Limits
 from rammer.codegen.writer import KernelWriter
 from rammer.device.manifest import Array, Binding, Loaded
 from rammer.errors import DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, ROperator, prologue_variants
+from rammer.ir.operator import Resources, ROperator
 from rammer.ir.program import RProgram
 
 from rammer_rocm.channels.kernel import make_channels_family
@@ -71,17 +70,5 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         return Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the reachable fraction of the peak: GENERIC_RATE if only the generic kernel applies, else 1.
-
-        The panel family reads its operands from memory and supports one sum. Operators that hold an operand, or have sums after a
-        product, need the generic kernel."""
-        sums = [c for c in operator.computes if c.kind != "map"]
-        several = len(sums) > 1 and any(c.kind == "contraction" for c in sums)
-        return GENERIC_RATE if several or operator.holds_operand else 1.0
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted seconds without the prologue over those with it. The panel family computes prologue maps while it
-        gathers the columns."""
-        products = [f for f in self.usable if f.product]
-        bare, whole = (self.best(o, binding, products) - self.vdevice.launch for o in prologue_variants(operator))
-        return min(1.0, bare / whole) if isfinite(bare) and isfinite(whole) else GENERIC_RATE
+        """Return GENERIC_RATE: no family computes several sums."""
+        return GENERIC_RATE

@@ -80,6 +80,7 @@ def compile(
     trust: bool = False,
     trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
+    exclude_family: Sequence[str] = (),
     cores: int = 0,
     memory: int = 0,
     copies: int = 1,
@@ -92,8 +93,8 @@ def compile(
     it is running or bound. Any thread may call the result. ``copies`` runs of one program may execute side by side.
 
     The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
-    ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs
-    from that of a compiled file, is bad input.
+    ``batching``, ``fusion``, ``keep_float32`` and ``exclude_family`` are fixed in a compiled file. A precision that the device
+    lacks, or that differs from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
     range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.

@@ -102,7 +102,7 @@ def test_a_record_gives_the_recorded_options() -> None:
     options = CompileOptions("ios", precision="tf32", target="gfx90a")
     assert CompileOptions.from_record(options.record()) == options
     assert [f.name for f in fields(Request) if declaration_of(f).key] == [
-        *("policy", "tune", "precision", "layout", "batching", "fusion", "keep_float32", "device_options")
+        *("policy", "tune", "precision", "layout", "batching", "fusion", "keep_float32", "exclude_family", "device_options")
     ]
 
 

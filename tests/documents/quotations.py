@@ -31,6 +31,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.fold_rows import fold
+from rammer.ir.launches import make_launches
 from rammer.ir.program import RProgram, waves
 from rammer.report.stage_text import STAGES
 from rammer.tuning.kernel_store import KernelStore
@@ -39,7 +40,6 @@ from rammer_testing.interface import GROUPS, MEMBERS, names_of, optional_members
 from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
-from rammer_cuda.launches import make_launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_rocm.families import OpenClKernels

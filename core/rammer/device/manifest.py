@@ -357,6 +357,12 @@ class Backend(ABC):
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
 
+    def exclude_families(self, patterns: Sequence[str]) -> None:
+        """Offer no kernels of families whose name matches one of ``patterns``. Raises BadInput if a pattern matches none. The
+        default has no families."""
+        if patterns:
+            raise BadInput(f"kernel family {patterns[0]!r} does not exist on this device", "--exclude-family", "leave it out")
+
     @abstractmethod
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Compile every kernel and upload constants (by tensor name). Raises DeviceFailure if memory does not suffice."""

@@ -176,7 +176,8 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     @cached_property
     def fingerprint(self) -> str:
         """The hardware, architecture, compiler and the hash of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {generator_hash('rammer_cuda')}"
+        without, code = "".join(f" without {name}" for name in self.excluded), generator_hash("rammer_cuda")
+        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {code}{without}"
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
         """Return generic tiles, ranked by the core's byte counts."""
@@ -247,7 +248,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     @cached_property
     def row_kernels(self) -> RowKernels:
         """The kernels that persistent kernels can call."""
-        return RowKernels(self.gpu, Writer())
+        return RowKernels(self.gpu, Writer(), self.usable)
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
         """Load a length variant as a graph in the memory of ``first``, if ``first`` is a graph."""

@@ -21,6 +21,8 @@ pytest.importorskip("cuda.bindings")
 
 from products import CASES, conv
 
+from rammer.codegen.products.operand import Staged
+from rammer.codegen.products.packing import to_core_matrices
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
@@ -29,8 +31,6 @@ from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.halo import halo_of
 from rammer_cuda.contraction.kernel import contraction_kernel
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import to_core_matrices
 from rammer_cuda.contraction.warpgroup import RESULT_ORDER, split_tf32
 
 WIDE = {
@@ -134,8 +134,7 @@ def test_only_sm_90a_is_offered_warpgroup_products() -> None:
 
 def test_a_patch_covers_every_window_once() -> None:
     from rammer.codegen.contraction_form import product_of
-
-    from rammer_cuda.contraction.depth import depth_of
+    from rammer.codegen.products.depth import depth_of
 
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import Choice
+from rammer.codegen.products import contiguous_tile, moved_bytes
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex
@@ -21,8 +22,6 @@ from rammer_cuda.generic.kernel import generic_kernel
 from rammer_cuda.generic.staged import staged_cycles
 from rammer_cuda.gpu import THREADS as BLOCK_THREADS
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import moved_bytes
-from rammer_cuda.kernels.task import contiguous_tile
 
 #: Task sizes (elements) that are tried, and the maximum threads of a block.
 SIZES = (32, 64, 128, 256, 512, 1024)

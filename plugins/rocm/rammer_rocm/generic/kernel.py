@@ -23,12 +23,13 @@ from rammer_rocm.panel.choose import GENERIC_RATE
 GENERIC_TILES = 4
 
 
-def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
-    """Return the task function of ``operator``. Raises DeviceFailure if OpenCL C lacks an element type."""
+def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget, threads: int = 1) -> TaskFunction:
+    """Return the task function of ``operator`` for ``threads`` work-items. Raises DeviceFailure if OpenCL C lacks an element
+    type."""
     function = emit_operator(operator, binding, dialect, within=True)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
-    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
+    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops, threads=threads)
 
 
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
@@ -74,7 +75,7 @@ def make_generic_family(device: VDevice) -> Family:
         {},
         generic_choices,
         generic_seconds,
-        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device)),
+        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device), device.threads),
         max_candidates=GENERIC_TILES,
         is_fallback=True,
         times=generic_times,

@@ -1,41 +1,32 @@
-"""Execution of rPrograms on an OpenCL device: one memory buffer, one table, launches on an in-order queue."""
+"""The table executor: a few groups walk a table of tasks, in one launch per wave or in one launch per program."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rammer.device.manifest import Array, Bound, Loaded, RunResult
-from rammer.device.shared_constants import WantedForm
+from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
-from rammer.ir.constants import parts_of
 from rammer.ir.program import RProgram, Task, waves
-from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import is_whole_buffer, storage_view
 
-from rammer_rocm.bound import OpenClBound
-from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed_form, plain_form, round_up
-from rammer_rocm.memory import lay_out, shared_memory, system_wide
+from rammer_rocm.constants import PART, DeviceConstants, round_up
+from rammer_rocm.memory import shared_memory, system_wide
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
-from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
-from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape
+from rammer_rocm.program_kernels import Function, ProgramKernels
+from rammer_rocm.resident import OpenClProgram
+from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
-#: Note for run results: the rows that are printed do not determine the compute units.
-PLACEMENT = "the OpenCL runtime places rows on compute units"
+if TYPE_CHECKING:
+    from rammer_rocm.kernels.task import TaskFunction
 
 
-class OpenClProgram(Loaded):
-    """A program resident on an OpenCL device."""
-
-    #: True if kernels record the start and end of each task (``trace.py``).
-    traced = False
+class TableProgram(OpenClProgram):
+    """A program whose tasks are a table on the device. With ``single``, one launch runs all waves."""
 
     def __init__(
         self,
@@ -48,17 +39,15 @@ class OpenClProgram(Loaded):
         context, device = shared.queue.context, kernels.vdevice
         # A single launch is complete when a run returns, so programs need no common order, and may run side by side.
         queue = import_opencl().CommandQueue(context) if single else shared.queue
-        self.program, self.queue, self.single, self.closed = program, queue, single, False
-        self.views = dict[str, Array]()
-        self.functions = functions = kernels.functions(program, constants)
-        self.memory = lay_out(program)
+        super().__init__(queue, kernels, program, constants)
+        self.single, functions = single, self.functions
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
         scratch = round_up(max((f.scratch for f in distinct.values()), default=0), PART)
-        self.threads, self.epoch, self.moved, self.launch = device.threads, 0, 0, 0
+        self.epoch, self.moved, self.launch = 0, 0, 0
         # A single launch uses at most one group per compute unit, regardless of the number of program rows.
         self.groups = min(program.veus, device.veus) if single else program.veus
-        self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
+        self._check_memory(context.devices[0], self.groups * scratch)
         with shared.filling():  # while the runtime compiles or loads its cached binary
             self.constants = self.placed(functions, constants, shared)
             self.pointers = [a for f in functions.values() for a in f.arguments]
@@ -66,9 +55,10 @@ class OpenClProgram(Loaded):
             self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
             #: True if one launch runs all iterations.
             self.turning = single and program.repeat is not None
-            shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
-            self.binary = kernels.build(list(distinct.values()), self.table.sets, shape, single)
-        self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
+            shape = WalkShape(program.veus, scratch, len(self.constants.buffers), self.traced, self.turning)
+            written = cast("list[TaskFunction]", list(distinct.values()))
+            self.binary = kernels.build(lambda dialect: program_text(written, self.table.sets, shape, dialect, single))
+        self.upload(context, arguments, constants, self.groups * scratch)
         shared.queue.finish()  # the constants
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare_kernels(context)
@@ -78,25 +68,6 @@ class OpenClProgram(Loaded):
         """Number of launches of one run (with ``single``: if no launch ends early)."""
         return 1 if self.single else self.program.turns * len(self.table.kernel_of_wave)
 
-    def placed(
-        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
-    ) -> PlacedConstants:
-        """Store the constants that kernels read on the device, in the required forms."""
-        filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
-        wanted, parts = dict[tuple[str, str], WantedForm](), parts_of(constants)
-        for a in (a for f in functions.values() for a in f.arguments):
-            name = self.program.storage[a.tensor].buffer if a.packing is None else a.tensor
-            if a.packing is not None:
-                wanted[name, a.packing.key] = packed_form(parts[name], a.packing)
-            elif name in filling and name not in self.memory.buffers:
-                wanted[name, ""] = plain_form(
-                    parts[filling[name]], self.program.storage[filling[name]], self.program.buffer[name]
-                )
-        try:
-            return shared.placed(wanted)
-        except import_opencl().MemoryError as problem:
-            raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
-
     def _argument_table(self, functions: Mapping[str, Function]) -> tuple[Array, dict[str, int]]:
         """Return the argument table (buffer number and byte offset per pointer), and each operator's start in it."""
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
@@ -105,47 +76,18 @@ class OpenClProgram(Loaded):
             addresses += [self._argument_address(a, self.memory.buffers) for a in function.arguments]
         return np.array(addresses or [(0, 0)], np.int64), row_of
 
-    def _argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
-        if argument.packing is not None:
-            return self.constants.places[argument.tensor, argument.packing.key]
-        storage = self.program.storage[argument.tensor]
-        inside = storage.offset * itemsize(self.program.buffer[storage.buffer].dtype)
-        if storage.buffer in buffers:
-            return 0, buffers[storage.buffer] + inside
-        number, start = self.constants.places[storage.buffer, ""]
-        return number, start + inside
-
-    def _check_memory(self, device: Any, scratch: int) -> None:
-        limits = (
-            ("one allocation", self.memory.nbytes, int(device.max_mem_alloc_size)),
-            ("memory", self.memory.nbytes + scratch, int(device.global_mem_size)),
-        )
-        for what, need, limit in limits:
-            if need > limit:
-                raise DeviceFailure(
-                    f"program {self.program.name} needs {need} bytes of {what}, {device.name.strip()} has {limit}",
-                    hint="use a smaller batch, or a device with more memory",
-                )
-
     def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
         """Upload memory, constants that are outputs, and the tables to the device."""
         cl = import_opencl()
         flags = cl.mem_flags
+        self.allocate(context, self.single)
         try:
-            # The host views memory only if runs have finished when they return: then no kernel accesses it.
-            self.buffer, self.host = shared_memory(context, self.memory.nbytes, self.threads == 1, self.single)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
             self.upload_constants(constants)
         except cl.MemoryError as problem:
-            raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
-
-    def upload_constants(self, constants: Mapping[str, Array]) -> None:
-        """Write the constants that are outputs."""
-        for name in sorted(constants):
-            if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
-                self.write(name, constants[name])
+            raise DeviceFailure(f"out of device memory: {scratch} bytes of scratch wanted ({problem})") from problem
 
     def recorders(self, context: Any) -> Sequence[Any]:
         """Return the additional kernel argument buffers of a traced program."""
@@ -183,13 +125,6 @@ class OpenClProgram(Loaded):
         self.queue.finish()
         self.epoch = self.moved = self.launch = 0
 
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Execute one run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
-        for port in self.program.inputs:
-            self.write(port.tensor, inputs[port.external])
-        seconds = self.execute()
-        return RunResult({p.external: self.read(p.tensor) for p in self.program.outputs}, seconds, (PLACEMENT,))
-
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
         """Return the placement for a call with these arrays by port. Kernels use host arrays in place where possible, if the host
         shares the program's memory."""
@@ -203,39 +138,14 @@ class OpenClProgram(Loaded):
             buffers, make_address_table(self.queue.context, [self._argument_address(a, buffers) for a in self.pointers]), found
         )
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """Bind fixed arrays: host arrays on a CPU, ``pyopencl.array.Array`` on a GPU."""
-        return OpenClBound(self, inputs, outputs, stream)
-
-    def execute(self) -> float:
-        """Run on the current inputs and return the seconds. Raises DeviceFailure if the device reports an error."""
-        start = time.perf_counter()
-        with self.failures():
-            self.queue_run()
-            self.queue.finish()
-        return time.perf_counter() - start
-
     def queue_run(self, at: Placement | None = None) -> None:
         """Queue one run on the current inputs; with ``single`` the run is complete on return."""
-        at = at or self.own
-        if self.program.repeat is None:
-            self._queue_turn(at)
-        elif self.turning:
-            self._run_turns(at)
+        if self.turning:
+            self._run_turns(at or self.own)
         else:
-            at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._read_length(name, at))
+            super().queue_run(at)
 
-    def _read_length(self, tensor: str, at: Placement) -> int:
-        given = at.arrays.get(self.program.storage[tensor].buffer)
-        seen = self.seen(tensor) if given is None else given
-        return int((self.read(tensor) if seen is None else seen).item())
-
-    def _copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy between addresses, as offsets from the program's memory."""
-        queue, buffer = self.queue, self.buffer
-        import_opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
-
-    def _queue_turn(self, at: Placement) -> None:
+    def queue_turn(self, at: Placement) -> None:
         """Queue one iteration of the table."""
         if not self.single:
             for kernel in self.launches:
@@ -254,18 +164,13 @@ class OpenClProgram(Loaded):
         self.epoch, self.moved = self.epoch + turns, self.moved + turns + 1
         self._run_single(at.arguments, first, (moves, moved, turns, self.program.turns - turns), 0, self.moved)
 
-    @contextmanager
-    def failures(self) -> Iterator[None]:
-        """Convert OpenCL errors to DeviceFailure."""
-        try:
-            yield
-        except import_opencl().Error as problem:
-            if self.single:
-                self._reset_counters()
-            raise DeviceFailure(f"program {self.program.name} failed on the device: {problem}") from problem
+    def recover(self) -> None:
+        """Reset the counters after an aborted run."""
+        if self.single:
+            self._reset_counters()
 
     def _enqueue_kernel(self, kernel: Any) -> None:
-        import_opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
+        import_opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups,), (1,))
 
     def _run_single(self, arguments: Any, epoch: int, turning: tuple[Any, ...], last: int, target: int) -> None:
         """Launch until the counter of the ``last`` wave reaches ``target``: once, or again after each early exit. Every launch
@@ -294,78 +199,18 @@ class OpenClProgram(Loaded):
 
     def poison(self) -> bool:
         """Fill arena, inputs, outputs and scratch with NaN (all bits set) to expose values that a run does not write."""
-        cl = import_opencl()
-        cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
-        for buffer in self.program.buffers:
-            if buffer.kind != "constant" and buffer.nbytes:
-                cl.enqueue_copy(
-                    self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8), dst_offset=self.memory.buffers[buffer.name]
-                )
-        return True
+        import_opencl().enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
+        return super().poison()
 
-    def start(self, tensor: str) -> int:
-        """Return the byte address of a dense tensor that fills its buffer."""
-        return self.memory.buffers[self.program.storage[tensor].buffer]
-
-    def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
-        """Write host values into a tensor's storage. Without ``blocking`` a dense copy may finish later, in queue order."""
-        storage = self.program.storage[tensor]
-        buffer = self.program.buffer[storage.buffer]
-        if not buffer.nbytes:
-            return
-        seen = self.seen(tensor)
-        if seen is not None:
-            np.copyto(seen, values)
-            return
-        if is_whole_buffer(storage, buffer):
-            dense = np.ascontiguousarray(values, buffer.dtype)
-            self.write_bytes(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
-            return
-        flat = self.flat(storage.buffer)
-        storage_view(flat, storage)[...] = values
-        self.write_bytes(flat, self.memory.buffers[storage.buffer])
-
-    def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
-        """Copy dense ``values`` to ``address`` (bytes) of the program's memory."""
-        if values.nbytes:
-            import_opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
-
-    def read(self, tensor: str) -> Array:
-        """Return a copy of a tensor after all queued runs."""
-        seen, storage = self.seen(tensor), self.program.storage[tensor]
-        if seen is not None:
-            return seen.copy()
-        return np.ascontiguousarray(storage_view(self.flat(storage.buffer), storage)).reshape(storage.shape)
-
-    def seen(self, tensor: str) -> Array | None:
-        """Return a view of a tensor's elements, valid between runs, or None if the host cannot access device memory."""
-        if self.host is None:
-            return None
-        if tensor not in self.views:
-            storage = self.program.storage[tensor]
-            buffer, start = self.program.buffer[storage.buffer], self.memory.buffers[storage.buffer]
-            flat = self.host[start : start + buffer.nbytes].view(buffer.dtype)
-            self.views[tensor] = storage_view(flat, storage)
-        return self.views[tensor]
-
-    def flat(self, name: str) -> Array:
-        """Return the contents of a buffer after all queued runs."""
-        buffer = self.program.buffer[name]
-        flat = np.empty(buffer.size, buffer.dtype)
-        if buffer.nbytes:
-            import_opencl().enqueue_copy(self.queue, flat, self.buffer, src_offset=self.memory.buffers[name])
-        return flat
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns."""
+        return (*super().buffers(), self.spill, *self.tables, *([self.sync] if self.single else []))
 
     def close(self) -> None:
         """Free the device memory when all queued work has finished."""
-        self.closed = True
-        self.queue.finish()
-        for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
-            buffer.release()
+        super().close()
         self.launches.clear()
-        self.views.clear()
-        self.fixed, self.host, self.counters = (), None, None
-        self.constants = PlacedConstants((), {}, ())  # other programs may still share them
+        self.fixed, self.counters = (), None
 
 
 @dataclass(frozen=True)

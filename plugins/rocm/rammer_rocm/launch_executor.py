@@ -44,7 +44,7 @@ class LaunchProgram(OpenClProgram):
     ) -> None:
         super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
-        self._check_memory(context.devices[0], 0)
+        self.check_memory(context.devices[0], 0)
         #: Launches of each kernel of a run, in order.
         self.plan = join_launches(make_launches(program), functions, kernels.vdevice.veus)
         texts = dict.fromkeys(tuple(functions[x.operator] for x in joined) for joined in self.plan)
@@ -114,7 +114,7 @@ class LaunchProgram(OpenClProgram):
 
     def pointer(self, argument: Pointer) -> tuple[Any, Any]:
         """Return the buffer and the byte offset of a kernel's argument."""
-        number, place = self._argument_address(argument, self.memory.buffers)
+        number, place = self.argument_address(argument, self.memory.buffers)
         return self.constants.buffers[number - 1] if number else self.buffer, np.int64(place)
 
     def _order(self, context: Any, tasks: Sequence[int]) -> Any:

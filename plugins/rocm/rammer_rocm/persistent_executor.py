@@ -49,7 +49,7 @@ class PersistentProgram(OpenClProgram):
     ) -> None:
         super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
-        self._check_memory(context.devices[0], 0)
+        self.check_memory(context.devices[0], 0)
         self.items, self.epoch = kernels.vdevice.threads, 0
         self.levels = launch_levels(make_launches(program))
         distinct = list({f.entry: f for f in functions.values()}.values())
@@ -95,7 +95,7 @@ class PersistentProgram(OpenClProgram):
             floats = counters = 0
             for x in level:
                 f = self.functions[x.operator]
-                pointers = [n for a in f.arguments for n in self._argument_address(a, self.memory.buffers)]
+                pointers = [n for a in f.arguments for n in self.argument_address(a, self.memory.buffers)]
                 pointers += [0] * (2 * self.pointers - len(pointers))
                 for i, task in enumerate(x.tasks):
                     for rank in range(f.blocks):

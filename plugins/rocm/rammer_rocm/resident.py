@@ -70,7 +70,8 @@ class OpenClProgram(Loaded):
         except import_opencl().MemoryError as problem:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
-    def _argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
+    def argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
+        """Return the number of the buffer of constants and the byte in it; 0 and the byte in the arena for other tensors."""
         if argument.packing is not None:
             return self.constants.places[argument.tensor, argument.packing.key]
         storage = self.program.storage[argument.tensor]
@@ -80,7 +81,8 @@ class OpenClProgram(Loaded):
         number, start = self.constants.places[storage.buffer, ""]
         return number, start + inside
 
-    def _check_memory(self, device: Any, scratch: int) -> None:
+    def check_memory(self, device: Any, scratch: int) -> None:
+        """Raise DeviceFailure if the arena, or the arena and ``scratch`` bytes, exceed the limits of ``device``."""
         limits = (
             ("one allocation", self.memory.nbytes, int(device.max_mem_alloc_size)),
             ("memory", self.memory.nbytes + scratch, int(device.global_mem_size)),
@@ -134,13 +136,14 @@ class OpenClProgram(Loaded):
         if self.program.repeat is None:
             self.queue_turn(at)
         else:
-            at.seam(self.program).run(lambda: self.queue_turn(at), self._copy, lambda name: self._read_length(name, at))
+            at.seam(self.program).run(lambda: self.queue_turn(at), self._copy, lambda name: self.read_length(name, at))
 
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration of the program."""
         raise NotImplementedError
 
-    def _read_length(self, tensor: str, at: Placement) -> int:
+    def read_length(self, tensor: str, at: Placement) -> int:
+        """Return the length that the scalar ``tensor`` holds in this run."""
         given = at.arrays.get(self.program.storage[tensor].buffer)
         seen = self.seen(tensor) if given is None else given
         return int((self.read(tensor) if seen is None else seen).item())

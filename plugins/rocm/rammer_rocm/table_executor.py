@@ -47,7 +47,7 @@ class TableProgram(OpenClProgram):
         self.epoch, self.moved, self.launch = 0, 0, 0
         # A single launch uses at most one group per compute unit, regardless of the number of program rows.
         self.groups = min(program.veus, device.veus) if single else program.veus
-        self._check_memory(context.devices[0], self.groups * scratch)
+        self.check_memory(context.devices[0], self.groups * scratch)
         with shared.filling():  # while the runtime compiles or loads its cached binary
             self.constants = self.placed(functions, constants, shared)
             self.pointers = [a for f in functions.values() for a in f.arguments]
@@ -73,7 +73,7 @@ class TableProgram(OpenClProgram):
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():
             row_of[name] = 2 * len(addresses)
-            addresses += [self._argument_address(a, self.memory.buffers) for a in function.arguments]
+            addresses += [self.argument_address(a, self.memory.buffers) for a in function.arguments]
         return np.array(addresses or [(0, 0)], np.int64), row_of
 
     def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
@@ -135,7 +135,7 @@ class TableProgram(OpenClProgram):
             return self.own
         buffers = {**self.memory.buffers, **{name: byte_distance(array, self.host) for name, array in found.items()}}
         return Placement(
-            buffers, make_address_table(self.queue.context, [self._argument_address(a, buffers) for a in self.pointers]), found
+            buffers, make_address_table(self.queue.context, [self.argument_address(a, buffers) for a in self.pointers]), found
         )
 
     def queue_run(self, at: Placement | None = None) -> None:
@@ -159,7 +159,7 @@ class TableProgram(OpenClProgram):
 
     def _run_turns(self, at: Placement) -> None:
         """Run all iterations of the table, including the moves between them, in one launch."""
-        turns = self.program.turns_at(lambda name: self._read_length(name, at))
+        turns = self.program.turns_at(lambda name: self.read_length(name, at))
         first, moved, moves = self.epoch + 1, self.moved + 1, at.moves(self.program, self.queue.context)
         self.epoch, self.moved = self.epoch + turns, self.moved + turns + 1
         self._run_single(at.arguments, first, (moves, moved, turns, self.program.turns - turns), 0, self.moved)

@@ -198,7 +198,7 @@ class Subject:
         """Return the programs of ``model`` with the opened device."""
         registry = Registry()
         backend: Any = registry.open(self.device, target=self.target)
-        backend._plain.vdevice = self.changed(backend.vdevice)
+        backend.plain.vdevice = self.changed(backend.vdevice)
         compiler = Compiler(backend, CompileOptions(fusion=fusion), KernelStore(None), registry, device=self.device)
         made = compiler.compile_model(model, {v.name: tuple(int(n) for n in v.shape if n is not None) for v in model.inputs})
         return [(backend, s) for s in made.segments if isinstance(s, ProgramSegment)]

@@ -66,7 +66,7 @@ class SeparateProgram(LaunchProgram):
 
     def pointer(self, argument: Pointer) -> tuple[Any, Any]:
         """Return the allocation and the byte offset of a kernel's argument."""
-        _, address = self._argument_address(argument, self.memory.buffers)
+        _, address = self.argument_address(argument, self.memory.buffers)
         low = (1 << PLACE) - 1
         return self.parts[address & ~low], np.int64(address & low)
 

@@ -189,9 +189,9 @@ class WithPolicy(Registry):
         super().__init__()
         self.policy = policy
 
-    def policies(self) -> list[Policy]:
-        """Return the plugins' policies and the additional policy."""
-        return [*super().policies(), self.policy]
+    def policies(self, device: str = "") -> list[Policy]:
+        """Return the plugins' policies for ``device`` and the additional policy."""
+        return [*super().policies(device), self.policy]
 
 
 def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Executable:

@@ -282,7 +282,7 @@ class _Connector:
         return {r for r in readers if r not in inside}
 
     def _partner_products(self, group: Sequence[Compute], c: Compute) -> list[Compute]:
-        """Return the products of a few rows that only ``c`` reads, to be added to the group."""
+        """Return the products of a few rows that only ``c`` reads, and that read nothing of the group, to be added to it."""
         inside = {g.name for g in group}
         if self.fusion != "full" or not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
             return []
@@ -293,6 +293,7 @@ class _Connector:
             if p.kind == "contraction"
             and self._weight_bound(p)
             and p.name not in self.escaping
+            and inside.isdisjoint(p.reads)
             and [r.name for r in self.consumers[p.name]] == [c.name]
             and all(r in self.owner or r not in self.position for r in self._outside_roots(group, p))
             and not self._depends_around(group, self._outside_roots(group, p))

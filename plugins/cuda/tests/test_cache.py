@@ -18,8 +18,8 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
-from rammer.ir.operator import ROperator
 from rammer.ir import launches
+from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cache_files import content, entries, store

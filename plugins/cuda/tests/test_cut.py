@@ -142,7 +142,7 @@ def test_convolutions_are_launched_before_recurrent_layers_and_what_is_read_behi
     segment = compiled(speech())
     program, cut = segment.program, split_parts(segment.program)
     assert cut.before is not None and cut.after is not None and not shares_memory(program)
-    assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:3]]
+    assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:2]]
     assert [o.name for o in cut.after.operators] == [program.operators[-1].name]
     assert all(family_of(o).persistent for o in some(cut.rows.operators))
     flow = plan_words(cut.rows, Binding.of(cut.rows, segment.constants))

@@ -50,7 +50,7 @@ class SkipMarker:
     def result(self) -> list[Compute]:
         """Return the computes; the output of a product is masked by a map after it."""
         self.producers = {c.name: c for c in self.computes}
-        self.computes = [self._pad_windows(c) if c.combiner == "sum" else c for c in self.computes]
+        self.computes = [self._pad_windows(c) for c in self.computes]
         guarded = {c.name: self._axes_to_guard(c) for c in self.computes if c.combiner is not None}
         for place, fill in list(self.needs.items()):
             self.needs |= {(n, place[1]): fill for n in self._sibling_products(place[0]) if self._can_hold((n, place[1]), fill)}
@@ -164,7 +164,10 @@ class SkipMarker:
 
     def _pad_windows(self, c: Compute) -> Compute:
         """Return a sum over windows without tests of the length, as kernel families expect it, where its operands can hold the
-        zeros of the padding past the length. Padding past the memory stays that of the load."""
+        zeros of the padding past the length. Padding past the memory stays that of the load. A running sum, whose reduction has
+        the extent of a length, keeps its test: later passes compute it in blocks."""
+        if c.combiner != "sum" or any(isinstance(dim, AffineExtent) for dim in self.deep.get(c.name, {}).values()):
+            return c
 
         def without_test(e: Expr) -> Expr | None:
             if not isinstance(e, Op) or e.fn != "where":

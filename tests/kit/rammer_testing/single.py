@@ -77,7 +77,8 @@ class _Recorder:
 
 def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     """Return the operators of a case's model on this device: all, or the one that the case names."""
-    compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout), KernelStore(None))
+    fusion = "elementwise" if "elementwise" in case.tags else "full"
+    compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout, fusion=fusion), KernelStore(None))
     recorder = _Recorder(compiler.tuner)
     compiler.tuner = recorder  # type: ignore[assignment]
     values: dict[str, Array] = {}

@@ -189,9 +189,9 @@ class WithPolicy(Registry):
         super().__init__()
         self.policy = policy
 
-    def policies(self) -> list[Policy]:
-        """Return the plugins' policies and the additional policy."""
-        return [*super().policies(), self.policy]
+    def policies(self, device: str = "") -> list[Policy]:
+        """Return the plugins' policies for ``device`` and the additional policy."""
+        return [*super().policies(device), self.policy]
 
 
 def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Executable:
@@ -235,7 +235,7 @@ def intermediate_bytes(program: RProgram) -> int:
 
 def traffic(program: RProgram, device: VDevice) -> int:
     """Return the predicted bytes of one run to and from device memory, in whole transactions, without the effect of caches."""
-    each = [task_cost(o, program.types, device).traffic * o.task_count for o in program.operators]
+    each = [task_cost(o, program.types, device, program.storage).traffic * o.task_count for o in program.operators]
     return sum(each) * program.turns
 
 

@@ -13,6 +13,7 @@ include_patterns = [
     "docs/*.md",
     "docs/design/*.md",
     "docs/howto/*.md",
+    "docs/examples/*.md",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         set_seed,
     )
     from rammer.runtime.executable import Executable
-    from rammer.runtime.specialiser import CompileSite, Specialiser
 
 __all__ = [
     "ExecutionMode",
@@ -81,6 +80,7 @@ def compile(
     trust: bool = False,
     trust_key: str | Path = "",
     keep_float32: Sequence[str] = (),
+    exclude_family: Sequence[str] = (),
     cores: int = 0,
     memory: int = 0,
     copies: int = 1,
@@ -93,8 +93,8 @@ def compile(
     it is running or bound. Any thread may call the result. ``copies`` runs of one program may execute side by side.
 
     The keyword parameters are the options of the command line; ``rammer compile --help`` describes them. ``layout``,
-    ``batching``, ``fusion`` and ``keep_float32`` are fixed in a compiled file. A precision that the device lacks, or that differs
-    from that of a compiled file, is bad input.
+    ``batching``, ``fusion``, ``keep_float32`` and ``exclude_family`` are fixed in a compiled file. A precision that the device
+    lacks, or that differs from that of a compiled file, is bad input.
 
     ``shapes`` are ranges of open dimensions, for example ``{"seq": (1, 512)}``. One program serves all lengths of a part of the
     range, so a new length needs no compilation. ``{"width": (32, 960, 32)}`` has a step, which makes programs faster.
@@ -106,30 +106,9 @@ def compile(
     Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     parameters = dict(locals())  # first, so that it has the parameters only
-    from rammer.compile_options import Request
-    from rammer.compiled.artifact import is_artifact
-    from rammer.device.loader import Registry
-    from rammer.errors import require_compiler
-    from rammer.runtime.compiled_file import open_artifact
+    from rammer.opening import open_model
 
-    model, device = parameters.pop("model"), parameters.pop("device")
-    request = Request.from_parameters(parameters)
-    if isinstance(model, str | Path) and is_artifact(Path(model)):
-        return open_artifact(Path(model), device, request, Registry(), _specialise)
-    require_compiler("rammer.compile of a model")
-    from rammer.jit.session import open_executable
-
-    return open_executable(model, device, request)
-
-
-def _specialise(site: CompileSite) -> Specialiser:
-    """Return the compiler of the programs that a compiled file does not have: of control flow, or for other arrays."""
-    from rammer.errors import require_compiler
-
-    require_compiler("a program that is not in the file")
-    from rammer.jit.model_specialiser import ModelSpecialiser
-
-    return ModelSpecialiser(site)
+    return open_model(parameters)
 
 
 def devices() -> list[DeviceStatus]:
@@ -148,10 +127,10 @@ def __getattr__(name: str) -> Any:
 
     if name == "errors":
         return importlib.import_module("rammer.errors")
-    if name in ("onnxruntime_api", "torch") or name in _ONNX_RUNTIME:
+    if name == "torch":
         from rammer.errors import require_compiler
 
-        require_compiler(f"rammer.{name}")
+        require_compiler("rammer.torch")
     if name in ("onnxruntime_api", "torch"):
         return importlib.import_module(f"rammer.{name}")
     if name in _ONNX_RUNTIME:

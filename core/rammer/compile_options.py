@@ -156,6 +156,13 @@ class Options(Generic[P]):
         convert=tuple,
         **_FIXED,
     )
+    exclude_family: tuple[str, ...] = option(
+        (),
+        "Leave out kernel families of the device whose name matches, e.g. 'gemm_wgmma*'; repeatable.",
+        "PATTERN",
+        convert=tuple,
+        **_FIXED,
+    )
     target: str = option(
         "", "Compile for named hardware, e.g. sm_90a or gfx90a, which need not be present.", "NAME", file="recorded"
     )

@@ -112,6 +112,37 @@ def test_trusted_machine_code_runs_without_a_compiler(shipped: Path, no_builds: 
     assert all(np.array_equal(loaded[n], rebuilt[n]) for n in some(loaded))
 
 
+@pytest.mark.parametrize(("name", "options"), [("recurrence", {}), ("images", {}), ("images", {"executor": "waves"})])
+def test_machine_code_computes_the_same_bits(
+    name: str, options: dict[str, str], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    chosen, path = MODELS[name], tmp_path / "m.rammer"
+    exe, inputs = api.compile(chosen.build(rng).SerializeToString(), "rocm", options=options), chosen.inputs(rng, {})
+    want = exe.run(inputs)
+    save_artifact(path, exe.artifact(exe.with_code(exe.compile_whole({}))))
+    exe.close()
+    exe = api.compile(path, trust=True)
+    have = exe.run(inputs)
+    assert issubclass(exe.backend.__class__, RunOnlyUnit)
+    assert all(np.array_equal(have[n], want[n]) for n in some(want))
+    exe.close()
+
+
+@pytest.mark.parametrize("rows", [5, 64])
+def test_machine_code_of_a_range_runs_at_every_length(rows: int, tmp_path: Path, rng: np.random.Generator) -> None:
+    text = """<ir_version: 9, opset_import: ["": 21]> ranged (float[n,64] x, float[64,32] w) => (float[n,32] y)
+        { a = MatMul(x, w)  y = Softmax(a) }"""
+    exe = api.compile(parser.parse_model(text).SerializeToString(), "rocm", shapes={"n": (1, 64)})
+    inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (rows, 64)), ("w", (64, 32)))}
+    want = exe.run(inputs)["y"]
+    save_artifact(tmp_path / "m.rammer", exe.artifact(exe.with_code(exe.compile_whole({}))))
+    exe.close()
+    exe = api.compile(tmp_path / "m.rammer", trust=True)
+    assert issubclass(exe.backend.__class__, RunOnlyUnit)
+    assert exe.run(inputs)["y"].shape == (rows, 32) and np.allclose(exe.run(inputs)["y"], want, 1e-5, 1e-6)
+    exe.close()
+
+
 def test_machine_code_of_an_untrusted_file_is_ignored(shipped: Path) -> None:
     def broken(code: MachineCode) -> MachineCode:
         return MachineCode(code.target, {"no": "record"}, {"binary": np.zeros(8, np.uint8)})

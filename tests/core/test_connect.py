@@ -14,7 +14,8 @@ from rammer.compile_options import FUSION
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
-from rammer.fusion.connect import MOST_CONTRACTIONS, CostModel, connect
+from rammer.fusion.connect import MOST_CONTRACTIONS, connect
+from rammer.fusion.group_prices import CostModel, GroupPrices
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
@@ -37,7 +38,7 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=CostModel(lambda operator: rate if operator.holds_operand else 1.0)).operators
+    return connect(graph, where, prices=GroupPrices.of(graph, where, CostModel(rate=lambda operator: rate))).operators
 
 
 def test_layers_in_a_row_become_one_operator(rng: np.random.Generator) -> None:
@@ -106,25 +107,54 @@ def test_decisions_are_logged_once(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("fusion", FUSION)
-def test_every_open_edge_has_a_reason(fusion: str, rng: np.random.Generator) -> None:
+def test_every_edge_has_an_outcome(fusion: str, rng: np.random.Generator) -> None:
     found = set[str]()
     for model in (mlp(3), attention(), *(MODELS[n] for n in ("branches", "softmax") if n in MODELS)):
         for local in (1 << 8, 1 << 20):
             tile = connect(graph_of(rng, model), device(local), fusion=fusion)
-            between = {(e.producer, e.consumer) for e in tile.edges if e.layer == "device"}
-            assert tile.reasons.keys() == between and all(tile.reasons.values())
-            found.update(tile.reasons.values())
-            text = tile.describe(device(local))
-            assert all(f"edge {a} <memory> {b}  ({tile.reasons[a, b]})" in text for a, b in between)
+            assert tile.outcomes.keys() == {(e.producer, e.consumer) for e in tile.edges}
+            for e in tile.edges:
+                tried = tile.outcomes[e.producer, e.consumer]
+                assert all(t.why for t in some(tried)) and tried[-1].kept == (e.layer != "device")
+                found.update(t.why for t in tried)
+                failed = "; ".join(f"{t.layer}: {t.why}" for t in tried if not t.kept)
+                assert f"edge {e.producer} <{device(local).layer(e.layer).name}> {e.consumer}" in (
+                    text := tile.describe(device(local))
+                )
+                assert not failed or f"{e.consumer}  ({failed})" in text
     assert ("fusion is off" in found) == (fusion == "none")
     assert ("fusion is element-wise only" in found) == (fusion == "elementwise")
 
 
-def test_row_wise_work_counts_only_between_products(rng: np.random.Generator) -> None:
-    """Check that without the second product, or with other readers of its rows, only element-wise maps are fused."""
+def test_rows_after_a_product_join_it_where_that_pays(rng: np.random.Generator) -> None:
     single = groups(graph_of(rng, attention(kept=True)), device())
-    assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [1, 2, 1]
-    assert not any(o.holds_operand for o in some(single))
+    assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [3, 1]
+    apart = groups(graph_of(rng, attention(rows=256, keys=256, kept=True)), device(), 0.001)
+    assert [sum(bool(c.reduce) for c in o.computes) for o in apart] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("layer", ["thread", "veu"])
+def test_a_layer_that_holds_nothing_is_not_used(layer: str, rng: np.random.Generator) -> None:
+    """Check that an edge is tried at the next lower layer, and in device memory if that is full too."""
+    small = {"thread": ("thread",), "veu": ("thread", "veu")}[layer]
+    layers = tuple(replace(m, capacity=1) if m.scope in small else m for m in device().layers)
+    tile = connect(graph_of(rng, mlp(2)), replace(device(), layers=layers))
+    assert {e.layer for e in tile.edges} == ({"veu"} if layer == "thread" else {"device"})
+    assert all([t.layer for t in tried][:2] == ["thread", "veu"] for tried in tile.outcomes.values())
+
+
+def test_a_step_that_does_not_pay_does_not_end_the_search(rng: np.random.Generator) -> None:
+    """Check a reader of a group whose other reader, earlier in the graph, cannot join it."""
+    model = SmallModel(
+        "skipped",
+        """(float[8,64] x, float[64,64] w_1, int64[3] w_rows) => (float[8,3] g, float[8,64] y) {
+        h = MatMul(x, w_1)
+        g = Gather<axis=1>(h, w_rows)
+        y = Relu(h)
+    }""",
+    )
+    tile = connect(graph_of(rng, model), device())
+    assert [t.kept for t in tile.outcomes["h", "y"]][-1]
 
 
 def test_kernels_that_are_bad_at_it_keep_softmax_apart(rng: np.random.Generator) -> None:
@@ -138,15 +168,14 @@ def test_scores_that_do_not_fit_stay_apart(rng: np.random.Generator) -> None:
 
 
 def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) -> None:
-    """Check that separate row-wise Computes between products are priced as one operator."""
-    asked = []
+    """Check that separate row-wise Computes between products are priced as one operator, by the device's kernels."""
+    asked = list[int]()
 
-    def rate(operator: ROperator) -> float:
-        asked.append(operator)
-        return 1.0
+    def kernel(operator: ROperator) -> None:
+        asked.append(len(operator.computes))
 
-    connect(graph_of(rng, attention()), device(), asked=CostModel(rate))
-    assert [len(o.computes) for o in asked] == [8, 3, 4, 1]
+    connect(graph := graph_of(rng, attention()), device(), prices=GroupPrices.of(graph, device(), CostModel(kernel)))
+    assert {8, 4, 1} <= {*asked}
 
 
 @pytest.mark.parametrize("tile", [(1, 2, 5, 6), (1, 1, 24, 4), (1, 1, 1, 1)], ids=str)

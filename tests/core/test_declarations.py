@@ -102,7 +102,7 @@ def test_a_record_gives_the_recorded_options() -> None:
     options = CompileOptions("ios", precision="tf32", target="gfx90a")
     assert CompileOptions.from_record(options.record()) == options
     assert [f.name for f in fields(Request) if declaration_of(f).key] == [
-        *("policy", "tune", "precision", "layout", "batching", "fusion", "keep_float32", "device_options")
+        *("policy", "tune", "precision", "layout", "batching", "fusion", "keep_float32", "exclude_family", "device_options")
     ]
 
 
@@ -215,13 +215,13 @@ def asked(backend: Any) -> list[object]:
     """Return the answers of ``backend`` to all capabilities that need no operator's facts."""
     operator: Any = "operator"
     attributes = [backend.cases, backend.families, backend.host_room, backend.iteration_cost, backend.records_tasks]
-    rates = [backend.rate(operator, None), backend.prologue_rate(operator, None), backend.arrangements(operator, None)]
+    rates = [backend.rate(operator, None), backend.arrangements(operator, None)]
     kernels = [backend.smallest_kernel(operator, None), backend.same_packing(operator, None, (), 0.0)]
     tiled = [backend.retile_for(operator, None, 0.0), list(backend.all_candidates(operator, None))]
     return [*attributes, *rates, *kernels, *tiled, backend.load_case("program", {}, None)]
 
 
-DEFAULTS = [0, None, HostRoom(), None, False, 1.0, 1.0, frozenset(), None, None, "operator", ["operator"], ("program", {})]
+DEFAULTS = [0, None, HostRoom(), None, False, 1.0, frozenset(), None, None, "operator", ["operator"], ("program", {})]
 
 
 def test_a_backend_without_capabilities_has_the_defaults() -> None:

@@ -125,7 +125,7 @@ class ForToy:
 def test_contributions_for_one_device_stay_there() -> None:
     registry = Registry([Point("extra", ForToy())])
     assert [p.name for p in registry.policies("toy")] == ["reluctant"] and [*registry.lowerings("toy")] == [("", "Abs")]
-    assert not registry.policies("cuda") and not registry.lowerings("cuda") and not registry.policies()
+    assert not registry.policies("other") and not registry.lowerings("other") and not registry.policies()
     auto = parse_policy("auto{seconds=1}", registry.policies("toy"))
     assert isinstance(auto, Auto) and auto.others == (OneDevice(),) and str(auto) == "auto{seconds=1}"
     assert parse_policy("auto", [Reluctant()]) == Auto()

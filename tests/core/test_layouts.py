@@ -228,7 +228,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
     backend = Registry().open("toy")
     profiler = backend.profiler.__class__  # the class under the guard
     monkeypatch.setattr(profiler, "task_time", lambda self, kernel, binding: (kernel.alone, kernel.crowded))
-    monkeypatch.setattr(profiler, "program_time", lambda self, program, constants: share if program.permuted else 1)
+    monkeypatch.setattr(profiler, "program_time", lambda self, program, constants, *runs: share if program.permuted else 1)
 
     @contextmanager
     def opened(program: RProgram) -> Iterator[Callable[[], float]]:

@@ -13,11 +13,13 @@ from rammer.codegen.dialects import C99
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
-from rammer.fusion.connect import CostModel, connect
+from rammer.fusion.connect import connect
+from rammer.fusion.group_prices import CostModel, GroupPrices
+from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer_testing.host_c import THREADED, HostCase, check
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
@@ -35,7 +37,17 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=CostModel(lambda operator: rate, lambda operator: rate)).operators
+    def kernel(operator: ROperator) -> RKernel | None:
+        """Return the core's predicted kernel, slower by the rate if it computes maps first. None holds results on chip."""
+        ranked = ranked_tiles(operator, graph.types, where)
+        if not ranked or operator.holds_operand:
+            return None
+        seconds, tile, _ = ranked[0]
+        tiled, share = operator.tiled(tile), rate if operator.prologue else 1.0
+        task = (seconds - where.launch) / share / -(-tiled.task_count // where.veus)
+        return RKernel(tiled, lambda: Written("", Resources()), task, task)
+
+    return connect(graph, where, prices=GroupPrices.of(graph, where, CostModel(kernel))).operators
 
 
 def contraction_of(found: tuple[ROperator, ...]) -> ROperator:

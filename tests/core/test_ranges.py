@@ -124,6 +124,6 @@ def test_a_length_may_follow_from_others() -> None:
     lengths = Lengths.of(ports, {"past": (0, 64), "tokens": (1, 8), "total": "past + 2*tokens + 3"})
     assert lengths.whole({"past": 5, "tokens": 2}) == {"past": 5, "tokens": 2, "total": 12}
     spans = lengths.spans_of(ports, {"x": (5, 2), "mask": (12,)})
-    assert spans == {"past": (0, 8), "tokens": (1, 4)}
-    assert lengths.longest(ports, {"x": (5, 2), "mask": (12,)}, spans) == {"x": (8, 4), "mask": (19,)}
+    assert spans == {"past": (0, 24), "tokens": (1, 4)}
+    assert lengths.longest(ports, {"x": (5, 2), "mask": (12,)}, spans) == {"x": (24, 4), "mask": (35,)}
     assert lengths.spans_of(ports, {"x": (5, 2), "mask": (11,)}) == {}

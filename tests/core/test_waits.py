@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from task_oracle import dropped_waits
 
+from rammer.ir.overlap import has_overlap
 from rammer.ir.program import Counter, RProgram, Storage, Wait
-from rammer.plan.overlap import has_overlap
 from rammer.plan.waits import find_dependences, operator_order, plan_waits
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS

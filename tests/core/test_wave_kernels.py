@@ -16,7 +16,7 @@ from rammer.ir.types import TensorType
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.split_reductions import LEAST, PARTS, PartedSum, split_sums
 from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
-from rammer.schedule.wave_kernels import CROWD, choose_together
+from rammer.schedule.wave_kernels import CROWD, MOST_KINDS, choose_together
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.nonempty import some
 from rammer_testing.programs import device
@@ -64,6 +64,13 @@ def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
     all_kernels, mine = Wavefront()(graph, DEVICE), Wavefront()(made, DEVICE)
     assert all_kernels == mine, "the policy itself chooses them together"
     assert mine.predicted < Wavefront()(replace(graph, kernels={n: ks[:2] for n, ks in graph.kernels.items()}), DEVICE).predicted
+
+
+def test_a_wave_of_many_different_operators_is_not_searched() -> None:
+    """Check that such a wave has the better one of the fastest and the leanest kernels of all."""
+    kernels = {f"o{m}": (choice(f"o{m}", 90 + m, 1e-6), choice(f"o{m}", 9, 3e-6)) for m in range(MOST_KINDS + 1)}
+    made = choose_together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE).kernels
+    assert [ks[0] for ks in made.values()] == min(([ks[i] for ks in kernels.values()] for i in (0, 1)), key=cost)
 
 
 def product(name: str) -> ROperator:

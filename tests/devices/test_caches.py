@@ -279,7 +279,7 @@ def test_what_cannot_be_bound_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(BadInput, match="the state in input"):
         exe.bind({"x": x, "past": np.zeros((2, 11, 4), np.float32)}, {"present": "past"})
     bound = exe.bind({"x": x}, {"present": "past"})
-    for lengths, why in (({"past": 10}, "range is 0..9"), ({"past": 1.5}, "range"), ({"seq": 1}, "no length 'seq'")):
+    for lengths, why in (({"past": 10}, "range is past=0..9"), ({"past": 1.5}, "range"), ({"seq": 1}, "no length 'seq'")):
         with pytest.raises(BadInput, match=why):
             bound.run(**lengths)
     exe.close()

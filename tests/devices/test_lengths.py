@@ -84,7 +84,8 @@ def test_lengths_outside_the_range_are_compiled_on_their_own(rng: np.random.Gene
     exe.close()
 
 
-@pytest.mark.parametrize("name", [n for n in UNRANGED if n != "recurrent"])  # which becomes a loop program
+# "recurrent" becomes a loop program; the buckets of "clipped" end where its slice does, so each has a program.
+@pytest.mark.parametrize("name", [n for n in UNRANGED if n not in ("recurrent", "clipped")])
 def test_what_is_no_one_program_is_compiled_for_each_shape(
     name: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:

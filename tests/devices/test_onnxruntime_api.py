@@ -129,6 +129,18 @@ def test_examples_are_those_of_onnx_runtime(example: str, save: Callable[[str], 
     assert have == want
 
 
+@pytest.mark.cuda
+def test_io_binding_on_a_gpu_gives_the_hosts_results(save: Callable[[str], str]) -> None:
+    code, path, found = (EXAMPLES / "onnxruntime_io_binding.py").read_text(), save(ADD), list[Any]()
+    for place in ("cpu", "cuda"):
+        run = subprocess.run([sys.executable, "-c", code, path, place], capture_output=True, text=True, timeout=300)
+        assert not run.returncode, run.stderr
+        found.append(json.loads(run.stdout.splitlines()[-1]))
+    assert found[1]["value"][3] == "cuda"
+    found[1]["value"][3] = "cpu"
+    assert found[0] == found[1]
+
+
 def test_errors_have_the_names_of_onnx_runtimes(save: Callable[[str], str]) -> None:
     want, have = run_twice(CALLER, [save(ADD), json.dumps(FAULTS)])
     assert "none" not in want

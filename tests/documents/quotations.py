@@ -31,6 +31,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.fold_rows import fold
+from rammer.ir.launches import make_launches
 from rammer.ir.program import RProgram, waves
 from rammer.report.stage_text import STAGES
 from rammer.tuning.kernel_store import KernelStore
@@ -39,7 +40,6 @@ from rammer_testing.interface import GROUPS, MEMBERS, names_of, optional_members
 from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
-from rammer_cuda.launches import make_launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_rocm.families import OpenClKernels
@@ -127,9 +127,17 @@ def fenced(text: str, language: str = "") -> str:
 # --- quotations -------------------------------------------------------------------------------
 
 
+def element_wise(layout: str = "keep") -> ProgramSegment:
+    """Return the model with ``--fusion elementwise``, in which the pooling operator is separate."""
+    options = CompileOptions(layout=layout, fusion="elementwise")
+    (found,) = Compiler(backend("ipu_sim"), options, KernelStore(None)).compile_model(read_model(model()), {}).segments
+    assert isinstance(found, ProgramSegment)
+    return found
+
+
 def source() -> str:
     """Return the codelet of the pooling operator without the helper functions that all codelets share."""
-    text = segment("ipu_sim").kernels["p"][0].source
+    text = (element_wise().kernels or {})["p"][0].source
     return fenced(text[text.index("static void rm_") :], "cpp")
 
 
@@ -140,10 +148,8 @@ def lines_of(device: str, *words: str) -> str:
 
 def moved_lines() -> str:
     """Return the storages that ``--layout nhwc`` changes."""
-    other = Compiler(backend("ipu_sim"), CompileOptions(layout="nhwc"), KernelStore(None)).compile_model(read_model(model()), {})
-    before = set(str(program("ipu_sim")).splitlines())
-    (changed,) = other.programs
-    return fenced("\n".join(n for n in str(changed).splitlines() if n.split()[0] == "storage" and n not in before))
+    before, changed = (str(element_wise(layout).program).splitlines() for layout in ("keep", "nhwc"))
+    return fenced("\n".join(n for n in changed if n.split()[0] == "storage" and n not in before))
 
 
 def compute_lines(*names: str) -> str:
@@ -180,7 +186,7 @@ def verified() -> str:
 
 def faulty() -> str:
     """Return the verifier's message after one wait is removed from the text."""
-    text = str(program("ipu_sim")).replace("wait(r>=8) p", "p", 1)
+    text = str(program("ipu_sim")).replace("wait(d>=8) y", "y", 1)
     assert text != str(program("ipu_sim"))
     with pytest.raises(VerifyError) as caught:
         verify(RProgram.parse(text))

@@ -93,9 +93,12 @@ def test_scratch_is_as_the_page_says() -> None:
 def test_task_cost_prices_a_whole_tile_in_the_middle() -> None:
     for operator, binding in some(operators()):
         cost = task_cost(operator, binding.types, CPU)
-        share = CPU.layer("device").bandwidth / CPU.veus
-        assert cost.crowded == pytest.approx(CPU.dispatch + max(cost.flops / CPU.flops, cost.traffic / share))
-        assert cost.alone == pytest.approx(CPU.dispatch + max(cost.flops / CPU.flops, cost.traffic / (share * min(4, CPU.veus))))
+        share, busy = CPU.layer("device").bandwidth / CPU.veus, max(cost.flops / CPU.flops, cost.on_chip)
+        assert cost.crowded == pytest.approx(CPU.dispatch + max(busy, cost.traffic / share))
+        assert cost.alone == pytest.approx(CPU.dispatch + max(busy, cost.traffic / (share * min(4, CPU.veus))))
+        local = cost.layers[1]
+        assert cost.on_chip == pytest.approx(local.traffic / (CPU.layer("veu").bandwidth / CPU.veus), abs=1e-12)
+        assert local.footprint == cost.footprint and cost.layers[0].traffic == cost.traffic
         assert cost.traffic % 64 == 0  # whole transactions
         tasks = operator.task_count
         if tasks % CPU.veus == 0:

@@ -72,6 +72,7 @@ FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)+(?:/|\.py)?)`")
 COMMAND = re.compile(r"(?:^\$ |`)rammer ([a-z][^`\n]*)", re.MULTILINE)
 #: Modules of earlier versions that the changelog names.
 MOVED = {
+    "rammer_cuda.launches",
     "rammer.testing",
     "rammer.peers",
     "rammer.codegen.target",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
+from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.errors import Mismatch
 from rammer.report.output_errors import (
@@ -38,6 +39,14 @@ from rammer.runtime.inputs import load_npz, with_outliers
 if TYPE_CHECKING:
     from rammer.reference.rounding_ties import Ties
     from rammer.runtime.executable import Executable
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The reference, and the form of the result."""
+
+    against: str
+    as_json: bool
 
 
 @click.command()
@@ -62,11 +71,11 @@ if TYPE_CHECKING:
 @compile_options
 @input_options
 @tolerance_options
+@gather_options("shown", Shown, "against", "as_json")
 def command(
     model: Path,
     devices: tuple[str, ...],
-    against: str,
-    as_json: bool,
+    shown: Shown,
     tolerance: Tolerance,
     choice: InputChoice,
     request: Request,
@@ -83,6 +92,7 @@ def command(
     """
     from rammer.frontend.lower.contrib.function import list_departures
 
+    against = shown.against
     table, records, bad, said = [], list[dict[str, Any]](), 0, list[str]()
     want = None
     for device in devices:
@@ -106,7 +116,7 @@ def command(
         table += [[name, *row] for row in difference_rows(found)]
         records += [{"device": device, "hardware": exe.backend.hardware.name, "hosted": hosted, **as_record(d)} for d in found]
         exe.close()
-    if as_json:
+    if shown.as_json:
         click.echo(json.dumps({"against": against, "outputs": records, "notes": said}, indent=2))
     else:
         click.echo("\n".join([plain_table(table, ["device", *HEADERS]), *said]))

@@ -16,10 +16,11 @@ from rammer.codegen import operations as ops
 from rammer.codegen.context import FunctionContext
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.stage_layout import ALIGNMENT, Layout, Stage, needed_reductions, scratch_of
+from rammer.codegen.stage_layout import Layout, Stage, needed_reductions, scratch_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Ref
+from rammer.ir.operator import TILE_ALIGNMENT
 from rammer.ir.types import itemsize
 
 #: Threads that a stage should keep busy.
@@ -51,7 +52,7 @@ def find_shared_reductions(inlined: Mapping[str, Compute], stage: Stage, offset:
         if most < 2:
             continue
         parts = 1 << (most.bit_length() - 1)
-        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+        offset = -(-offset // TILE_ALIGNMENT) * TILE_ALIGNMENT
         result.append(SharedReduction(c, indices, parts, offset))
         offset += count * parts * partial_bytes(c)
     return tuple(result)

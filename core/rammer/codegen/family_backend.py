@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from rammer.codegen.task_parameters import Argument, TaskCode, Unsuited
 from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding
-from rammer.errors import DeviceFailure
+from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 
@@ -55,6 +56,7 @@ class FamilyBackend(Backend, Generic[Unit, Code, Own]):
     ) -> None:
         self.kinds = {f.name: f for f in kinds}
         self.usable = tuple(f for f in kinds if f.supported_by(unit))  #: Families whose kernels the unit can run.
+        self.excluded: tuple[str, ...] = ()  #: Families that a user left out.
         self.unit, self.veus, self._writer = unit, veus, writer
         self._needs, self._limits = needs, limits
         self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_family_choices``.
@@ -63,6 +65,16 @@ class FamilyBackend(Backend, Generic[Unit, Code, Own]):
     def families(self) -> Mapping[str, Mapping[str, range]]:
         """The configuration values of every kernel family, by name."""
         return {f.name: f.configs for f in self.kinds.values()}
+
+    def exclude_families(self, patterns: Sequence[str]) -> None:
+        """Offer no kernels of families whose name matches one of ``patterns``. The fallback without a name stays. Raises BadInput
+        for a pattern that matches none."""
+        names = [f.name for f in self.usable if f.name]
+        for pattern in patterns:
+            if not fnmatch.filter(names, pattern):
+                raise BadInput(f"no kernel family matches {pattern!r}", "--exclude-family", f"families: {', '.join(names)}")
+        self.excluded = tuple(sorted({n for p in patterns for n in fnmatch.filter(names, p)}))
+        self.usable = tuple(f for f in self.usable if f.name not in self.excluded)
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
         """Return tilings by the unnamed family for an operator that suits no family. The default is ()."""

@@ -29,11 +29,8 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Ref, integer
 from rammer.ir.extent import AffineExtent
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import ROperator, place_tiles
 from rammer.ir.types import TensorType, itemsize
-
-#: Scratch tiles start at multiples of this many bytes, the widest vector load.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,26 +223,12 @@ def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Comp
 
 
 def _assign_scratch(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
-    """Give every staged tile a scratch offset: first fit among the tiles alive at the same time."""
-    count = len(stages)
-    result: list[Stage] = []
-    alive: list[tuple[int, int, int]] = []  # (offset, end, last reading stage)
-    for k, stage in enumerate(stages):
-        size = math.prod(stage.extents) * itemsize(stage.root.dtype)
-        name = stage.root.name
-        final = max((j for j in range(min(count, len(reads))) if name in reads[j]), default=-1)
-        if final < 0:
-            result.append(stage)
-            continue
-        alive = [a for a in alive if a[2] >= k]
-        offset = 0
-        for begin, end, _ in sorted(alive):
-            if offset + size <= begin:
-                break
-            offset = max(offset, -(-end // ALIGNMENT) * ALIGNMENT)
-        alive.append((offset, offset + size, final))
-        result.append(Stage(stage.computes, stage.box, stage.extents, offset))
-    return tuple(result)
+    """Give every staged tile a scratch offset."""
+    readers = [[j for j, names in enumerate(reads) if stage.root.name in names] for stage in stages]
+    last = [max(found, default=-1) for found in readers]
+    sizes = [math.prod(stage.extents) * itemsize(stage.root.dtype) for stage in stages]
+    placed = zip(stages, last, place_tiles(sizes, last), strict=True)
+    return tuple(Stage(s.computes, s.box, s.extents, offset) if final >= 0 else s for s, final, offset in placed)
 
 
 def scratch_of(stages: Sequence[Stage]) -> int:

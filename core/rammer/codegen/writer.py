@@ -106,4 +106,4 @@ def generator_hash(plugin: str) -> str:
     """Return a content hash of everything that writes kernel text: the package ``plugin`` and the core's emitter."""
     for package in (plugin, "rammer.codegen"):
         import_module(package)
-    return code_hash(plugin, "rammer.codegen")
+    return f"{code_hash(plugin)} {code_hash('rammer.codegen')}"

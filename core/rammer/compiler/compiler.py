@@ -33,7 +33,9 @@ from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_end
 from rammer.frontend.ranges.length_fit import LengthFit
 from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
-from rammer.fusion.connect import CostModel, connect, static_operator
+from rammer.fusion.connect import connect
+from rammer.fusion.fall_back import fall_back
+from rammer.fusion.group_prices import CostModel, GroupPrices, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
@@ -337,10 +339,15 @@ class Compiler:
         return assign_storage(Pipeline(passes).run_computes(compute, ComputeTarget(self.backend.vdevice))[0])
 
     def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
-        """Connect tensors on chip to operators. Operators with masks (of a range, or over inputs) are not stitched."""
+        """Connect tensors on chip to operators, as far as no region is faster with element-wise fusion. Operators with masks (of
+        a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
-        tile = connect(plan.graph, device, sources, self.cost_model(binding, ends), self.options.fusion)
-        return tile if unfused or self.options.fusion != "full" else stitch(tile, device, self.latency(binding), sources, binding)
+        prices = GroupPrices(device, binding, self.cost_model(binding, ends))
+        tile = connect(plan.graph, device, sources, prices, self.options.fusion)
+        if unfused or self.options.fusion != "full":
+            return tile
+        latency, plain = self.latency(binding), connect(plan.graph, device, sources, prices, "elementwise")
+        return fall_back(stitch(tile, device, latency, sources, prices), plain, prices, latency, sources)
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""
@@ -412,10 +419,14 @@ class Compiler:
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
     def cost_model(self, binding: Binding, ends: RangeBounds | None = None) -> CostModel:
-        """Return the device's cost model for operators that hold an operand or have a prologue, with the masks of a range."""
-        backend = self.backend
+        """Return the device's cost model, with the masks of a range."""
         ended = static_operator if ends is None else lambda o: ended_operators((o,), ends)[0]
-        return CostModel(lambda o: backend.rate(o, binding), lambda o: backend.prologue_rate(o, binding), binding, ended)
+        guesses = self.tuner.guessing if MEASURED[self.options.tune] else self.tuner
+
+        def kernel(operator: ROperator) -> RKernel | None:
+            return guesses.first_kernel(operator, binding)
+
+        return CostModel(kernel, lambda o: self.backend.rate(o, binding), binding, ended)
 
     def _make_price(self, binding: Binding) -> Price:
         """Return a function for the seconds of an operator's best kernel with other storages."""

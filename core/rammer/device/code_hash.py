@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,23 +14,23 @@ CODE = (".py", ".pyi", ".cuh", ".cu", ".cl", ".c", ".h", ".cpp", ".so")
 
 
 @cache
-def code_hash(*packages: str) -> str:
-    """Return a content hash of the files of imported packages or modules; "" if none has a file."""
+def code_hash(package: str) -> str:
+    """Return a content hash of the files of an imported package or module; "" if it has no file."""
     digest, found = hashlib.sha256(), False
-    for package in packages:
-        for path in _source_files(package):
-            digest.update(path.read_bytes())
-            found = True
+    for path in _source_files(package):
+        digest.update(Path(path).read_bytes())
+        found = True
     return digest.hexdigest()[:16] if found else ""
 
 
-def _source_files(package: str) -> list[Path]:
+def _source_files(package: str) -> list[str]:
     module = sys.modules.get(package)
-    folders = [Path(p) for p in getattr(module, "__path__", ())]
-    if folders:
-        return sorted(p for f in folders for p in f.rglob("*") if p.suffix in CODE and p.is_file())
-    path = Path(getattr(module, "__file__", None) or "")
-    return [path] if path.is_file() else []
+    folders = list(getattr(module, "__path__", ()))
+    if folders:  # every start hashes a plugin's files, and os.walk takes half the time of Path.rglob
+        found = (os.path.join(folder, name) for root in folders for folder, _, names in os.walk(root) for name in names)
+        return sorted(path for path in found if path.endswith(CODE))
+    path = getattr(module, "__file__", None) or ""
+    return [path] if os.path.isfile(path) else []
 
 
 def package_of(thing: object) -> str:

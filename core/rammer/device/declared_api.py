@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -10,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+#: The value of a keyword argument ``api``, up to a separator.
+_API: Final = re.compile(r"\bapi\s*=\s*([^\s,)]+)")
 #: Maximum number of files read per package.
 MOST: Final = 400
 
@@ -22,13 +25,13 @@ class DeclaredDevice:
     api: int
 
 
-def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, ...]:
-    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package. Imports nothing.
-    Returns an empty tuple if the source is unavailable."""
+def devices_of_other_api(point: Any, api: int, whole: bool = False) -> tuple[DeclaredDevice, ...]:
+    """Return the devices with a literal API version other than ``api`` in the module of an entry point, or in its ``whole``
+    package. Imports nothing. Returns an empty tuple if the source is unavailable."""
     module = getattr(point, "module", "")
     if not isinstance(module, str) or not module:
         return ()
-    return tuple(device for path in _module_files(module, whole) for device in _in_file(path))
+    return tuple(device for path in _module_files(module, whole) for device in _in_file(path, api) if device.api != api)
 
 
 def _module_files(module: str, whole: bool) -> Iterator[Path]:
@@ -50,11 +53,12 @@ def _module_files(module: str, whole: bool) -> Iterator[Path]:
         yield from (p for f in folders for p in (f / inner.with_suffix(".py"), f / inner / "__init__.py") if p.is_file())
 
 
-def _in_file(path: Path) -> Iterator[DeclaredDevice]:
-    """Yield the calls of ``Device`` whose ``api`` is a number, or a name to which the module assigns a number."""
+def _in_file(path: Path, api: int) -> Iterator[DeclaredDevice]:
+    """Yield the calls of ``Device`` whose ``api`` is a number, or a name to which the module assigns a number. A file in which
+    every ``api=`` is followed by the number ``api`` is not parsed: every start reads the plugins."""
     try:
         text = path.read_text()
-        tree = ast.parse(text) if "api" in text else None
+        tree = ast.parse(text) if {*_API.findall(text)} - {str(api)} else None
     except (OSError, ValueError, SyntaxError):
         return
     if tree is None:
@@ -63,10 +67,10 @@ def _in_file(path: Path) -> Iterator[DeclaredDevice]:
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         given = {k.arg: k.value for k in call.keywords}
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        api = _constant_value(given.get("api"), numbers)
-        if called.endswith("Device") and type(api) is int:
+        declared = _constant_value(given.get("api"), numbers)
+        if called.endswith("Device") and type(declared) is int:
             name = _constant_value(given.get("name", call.args[0] if call.args else None), numbers)
-            yield DeclaredDevice(name if isinstance(name, str) else "", api)
+            yield DeclaredDevice(name if isinstance(name, str) else "", declared)
 
 
 def _literal_assignments(tree: ast.Module) -> Iterator[tuple[str, object]]:

@@ -91,11 +91,11 @@ class Guard:
     """A wrapper around ``plain``, an object of the plugin of device ``device``."""
 
     def __init__(self, plain: Any, device: str) -> None:
-        self._plain, self._device = plain, device
+        self.plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
         with self.told():
-            found = getattr(self._plain, name)
+            found = getattr(self.plain, name)
         return self._wrap_method(found) if isinstance(found, MethodType) else found
 
     def _wrap_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ class Guard:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
-        return type(self._plain)
+        return type(self.plain)
 
 
 class GuardedBackend(Guard):
@@ -143,19 +143,19 @@ class GuardedBackend(Guard):
     def fingerprint(self) -> str:
         """The plugin's fingerprint with a hash of its code, so that results of an edited plugin are not reused."""
         with self.told():
-            return f"{self._plain.fingerprint}, code {code_hash(package_of(self._plain))}"
+            return f"{self.plain.fingerprint}, code {code_hash(package_of(self.plain))}"
 
     @property
     def profiler(self) -> Any:
         """The plugin's profiler, guarded, since it measures on the device."""
         self.check_open()
         with self.told():
-            return Guard(self._plain.profiler, self._device)
+            return Guard(self.plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         with self.lock, self.told():
             self.check_open()
-            made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
+            made = GuardedLoaded(self.plain.load(program, constants), program.name, self._device)
             self._programs.add(made)
             return cast(Loaded, made)
 
@@ -163,7 +163,7 @@ class GuardedBackend(Guard):
         """Load a program with machine code of a compiled file."""
         with self.lock, self.told():
             self.check_open()
-            made = GuardedLoaded(self._plain.load_code(program, constants, code), program.name, self._device)
+            made = GuardedLoaded(self.plain.load_code(program, constants, code), program.name, self._device)
             self._programs.add(made)
             return cast(Loaded, made)
 
@@ -171,7 +171,7 @@ class GuardedBackend(Guard):
         """Load the plugin's table for other lengths than those of ``first``; the two programs share one lock."""
         with self.lock, self.told():
             self.check_open()
-            made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
+            made = GuardedLoaded(self.plain.load_case(program, constants, first.plain), program.name, self._device)
             made.lock = first.lock
             self._programs.add(made)
             return cast(Loaded, made)
@@ -190,7 +190,7 @@ class GuardedBackend(Guard):
                 program.close()
             self.shut = True
             with self.told():
-                self._plain.close()
+                self.plain.close()
 
 
 class GuardedLoaded(Guard):
@@ -205,12 +205,12 @@ class GuardedLoaded(Guard):
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Run the program after all earlier calls have returned."""
         with ProgramGuard(self):
-            return cast(RunResult, self._plain.run(inputs))
+            return cast(RunResult, self.plain.run(inputs))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Return a bound call that excludes this program's other calls. Raises DeviceFailure unless it is a ``Bound``."""
         with ProgramGuard(self):
-            bound = self._plain.bind(inputs, outputs, stream)
+            bound = self.plain.bind(inputs, outputs, stream)
             if not isinstance(bound, Bound):
                 raise DeviceFailure(
                     f"device {self._device} returned an object of class {type(bound).__name__} as bound call, not a Bound"
@@ -223,7 +223,7 @@ class GuardedLoaded(Guard):
         with self.ending():
             if not self.shut:
                 self.shut = True
-                self._plain.close()
+                self.plain.close()
 
     @contextmanager
     def ending(self) -> Iterator[None]:

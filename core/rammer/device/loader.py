@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,7 +20,7 @@ import pluggy
 
 from rammer.device.code_hash import code_hash, package_of
 from rammer.device.custom_operators import CustomOperator
-from rammer.device.declared_api import DeclaredDevice, declared_devices
+from rammer.device.declared_api import DeclaredDevice, devices_of_other_api
 from rammer.device.guard import Opening, guard_backend
 from rammer.device.hook_results import (
     Checked,
@@ -110,7 +110,7 @@ class Registry:
                 self.broken[name] = DeviceStatus(name, "disabled", "named in RAMMER_DISABLE")
                 continue
             self.versions[name] = getattr(getattr(point, "dist", None), "version", "")
-            if self._is_other_version(name, declared_devices(point)):
+            if self._is_other_version(name, devices_of_other_api(point, API_VERSION)):
                 continue
             try:
                 with stdout_to_stderr():
@@ -121,13 +121,12 @@ class Registry:
             except (Exception, SystemExit) as problem:
                 if manager.has_plugin(name):
                     manager.unregister(name=name)
-                if not self._is_other_version(name, declared_devices(point, whole=True)):
+                if not self._is_other_version(name, devices_of_other_api(point, API_VERSION, whole=True)):
                     self.broken[name] = _load_error(name, problem)
         return manager
 
-    def _is_other_version(self, name: str, declared: Sequence[DeclaredDevice]) -> bool:
-        """Return True if the plugin's source declares another API version, and report its devices accordingly."""
-        others = [d for d in declared if d.api != API_VERSION]
+    def _is_other_version(self, name: str, others: Sequence[DeclaredDevice]) -> bool:
+        """Return True if the plugin's source declares devices of another API version, and report them accordingly."""
         for number, device in enumerate(others):
             key = device.name or name
             if number == 0 or device.name:
@@ -500,7 +499,10 @@ def find_entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @lru_cache(8)
 def _found(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+    # Most distributions have no point of the group, and are not parsed. The first of two equal points has the earlier path.
+    named = (d for d in distributions() if f"[{group}]" in (d.read_text("entry_points.txt") or ""))
+    points = dict.fromkeys(point for d in named for point in d.entry_points if point.group == group)
+    return tuple(sorted(points, key=lambda point: point.name))
 
 
 def _change_time(folder: str) -> int:

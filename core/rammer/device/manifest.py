@@ -357,6 +357,12 @@ class Backend(ABC):
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Return source, resources and predicted times for a tiled operator. Raises DeviceFailure if it does not compile."""
 
+    def exclude_families(self, patterns: Sequence[str]) -> None:
+        """Offer no kernels of families whose name matches one of ``patterns``. Raises BadInput if a pattern matches none. The
+        default has no families."""
+        if patterns:
+            raise BadInput(f"kernel family {patterns[0]!r} does not exist on this device", "--exclude-family", "leave it out")
+
     @abstractmethod
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Compile every kernel and upload constants (by tensor name). Raises DeviceFailure if memory does not suffice."""
@@ -389,16 +395,11 @@ class Backend(ABC):
     # --- fusion ---
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted FLOP/s of a vEU on an untiled ``operator`` divided by ``vdevice.flops``. Above 1 if units beyond
-        those counted in ``vdevice.flops`` compute it.
+        """Return the FLOP/s of a vEU that kernels can reach on an untiled ``operator``, divided by ``vdevice.flops``. Above 1 if
+        units beyond those counted in ``vdevice.flops`` compute it.
 
-        Fusion asks for operators that keep a contraction's operand on chip (``ROperator.holds_operand``), and for the separate
-        operators with which these are compared. The default is 1: all operators are computed at one rate."""
-        return 1.0
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the predicted seconds of an untiled ``operator`` without the maps before its contraction
-        (``ROperator.prologue``) divided by those with them, at most 1. The default is 1: the maps cost nothing."""
+        Fusion asks for operators with a product and other sums, and asks for kernels only if this bound does not exclude the
+        operator. So the answer should be quick. The default is 1: all operators are computed at one rate."""
         return 1.0
 
     # --- constants ---

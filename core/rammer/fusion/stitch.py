@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, islice
+from math import nan
 from typing import Final
 from weakref import proxy
 
-from rammer.device.manifest import Binding
 from rammer.fusion.connect import LONGEST_CHAIN
 from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, read_in_place, recompute_maps
+from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator, Members, RegionTimes
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
-from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
@@ -50,11 +50,11 @@ def stitch(
     device: VDevice,
     latency: Evaluator,
     aliases: Mapping[str, tuple[str, ...]],
-    binding: Binding | None = None,
+    prices: GroupPrices | None = None,
 ) -> TileGraph:
     """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
     measured. ``aliases`` as for ``connect``."""
-    search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
+    search = _Stitcher(tile, device, latency, aliases, prices or GroupPrices.of(tile.graph, device))
     for part, width in search.regions():
         search.settle(search.best(part, width))
     joined = list(dict.fromkeys(search.settled.values()))
@@ -66,7 +66,13 @@ def stitch(
     operators = sort_topologically([*kept, *made], search.position, search.roots)
     owner = {c.name: o.name for o in operators for c in o.computes}
     edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
-    return replace(tile, operators=operators, decisions=(*tile.decisions, *search.decisions), edges=edges)
+    stitched = {
+        (e.producer, e.consumer): ConnectionTrial(e.consumer, e.layer, nan, nan, True, "stitched")
+        for o in made
+        for e in o.connections
+    }
+    outcomes = {e: (*tried, stitched[e]) if e in stitched and not tried[-1].kept else tried for e, tried in tile.outcomes.items()}
+    return replace(tile, operators=operators, decisions=(*tile.decisions, *search.decisions), edges=edges, outcomes=outcomes)
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,9 @@ class _Stitcher:
         device: VDevice,
         latency: Evaluator,
         aliases: Mapping[str, tuple[str, ...]],
-        binding: Binding,
+        prices: GroupPrices,
     ) -> None:
-        self.tile, self.device, self.latency, self.aliases, self.binding = tile, device, latency, aliases, binding
+        self.tile, self.device, self.latency, self.aliases, self.modelled = tile, device, latency, aliases, prices.modelled
         self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
         self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}
         self.owner = {c.name: i for i, o in enumerate(self.operators) for c in o.computes}
@@ -117,7 +123,6 @@ class _Stitcher:
                     if root in self.owner:
                         self.after[self.owner[root]].add(i)
         self.stitched: dict[Members, ROperator | None] = {}
-        self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
         own: _Stitcher = proxy(self)  # a reference cycle would hold constants in memory until garbage collection
         ordered = partial(sort_topologically, position=self.position, roots=lambda tensor: own.roots(tensor))
@@ -170,7 +175,7 @@ class _Stitcher:
     def _fit_operator(self, operator: ROperator, group: Members) -> ROperator:
         """Return ``operator``, or a variant that recomputes maps whose rows do not fit on chip. The variant is chosen if the maps
         are cheap, or if its best kernels are faster."""
-        cost = self._operator_cost(operator)
+        cost = self.modelled(operator)
         if cost < math.inf:
             self.prices[group] = cost
             return operator
@@ -335,18 +340,9 @@ class _Stitcher:
         if operator is None:
             return math.inf
         if group not in self.prices:
-            cost = self._operator_cost(operator)
-            self.prices[group] = cost if cost < math.inf else self._operator_cost(recompute_maps(operator))
+            cost = self.modelled(operator)
+            self.prices[group] = cost if cost < math.inf else self.modelled(recompute_maps(operator))
         return self.prices[group]
-
-    def _operator_cost(self, operator: ROperator) -> float:
-        """Return seconds with the best tile, infinite if none fits. Operators of equal keys (layers of a model, steps of a
-        sequence) share one tile search."""
-        key = self.binding.key(operator)
-        if key not in self.costs:
-            ranked = ranked_tiles(operator, self.tile.graph.types, self.device)
-            self.costs[key] = ranked[0][0] if ranked else math.inf
-        return self.costs[key]
 
     def _log_plans(self, plans: Sequence[tuple[_Plan, float]], chosen: _Plan) -> None:
         separate = next(seconds for plan, seconds in plans if not plan.groups)

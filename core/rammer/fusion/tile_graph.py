@@ -59,7 +59,7 @@ class CutTrial:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTrial:
-    """A connection that was tried: its predicted seconds, and True if it was accepted."""
+    """A connection that was tried: its predicted seconds (NaN: not priced), and True if it was accepted."""
 
     subject: str
     layer: str
@@ -70,6 +70,8 @@ class ConnectionTrial:
 
     def __str__(self) -> str:
         verdict = "kept" if self.kept else "dropped"
+        if math.isnan(self.together):
+            return f"{verdict:<8}{self.subject} <{self.layer}>  ({self.why})"
         figures = _format_prices(self.together, self.separate)
         return f"{verdict:<8}{self.subject} <{self.layer}>  {figures}  ({self.why})"
 
@@ -77,13 +79,14 @@ class ConnectionTrial:
 @dataclass(frozen=True)
 class TileGraph:
     """Operators without tiles in topological order, the edges between them, and the decisions. Edges inside an operator carry the
-    layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share; ``reasons`` says why."""
+    layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share. ``outcomes`` has the
+    attempts for every edge, by producer and consumer, from the highest layer down."""
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
     decisions: tuple[ConnectionTrial | BatchTrial | CutTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
-    reasons: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    outcomes: Mapping[tuple[str, str], tuple[ConnectionTrial, ...]] = field(default_factory=dict)
 
     def owner(self) -> Mapping[str, str]:
         """Return the operator name of each Compute."""
@@ -97,7 +100,8 @@ class TileGraph:
         for operator in self.operators:
             lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
         for e in self.edges:
-            why = f"  ({self.reasons[e.producer, e.consumer]})" if e.layer == "device" else ""
+            failed = [f"{t.layer}: {t.why}" for t in self.outcomes.get((e.producer, e.consumer), ()) if not t.kept]
+            why = f"  ({'; '.join(failed)})" if failed else ""
             lines.append(f"  edge {e.producer} <{device.layer(e.layer).name}> {e.consumer}{why}")
         lines += [f"  {d}" for d in self.decisions]
         return "\n".join(lines)

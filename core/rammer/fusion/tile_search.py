@@ -14,10 +14,11 @@ from itertools import combinations, product
 from typing import TypeAlias
 
 from rammer.device.manifest import Binding
-from rammer.fusion.tile_traffic import BoxPrices, TaskCost
+from rammer.fusion.tile_traffic import DENSE, BoxPrices, TaskCost
 from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator, inner_box
+from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
 
 __all__ = ["candidates"]
@@ -30,7 +31,7 @@ ROUNDS = (1, 2, 4, 8, 32)
 def candidates(operator: ROperator, binding: Binding, device: VDevice, count: int = 8) -> list[ROperator]:
     """Return up to ``count`` tiled copies of ``operator`` whose footprint fits, best predicted first. Returns [] if even
     single-element tiles exceed the vEU's memory."""
-    ranked = ranked_tiles(operator, binding.types, device, parts=binding.parts)
+    ranked = ranked_tiles(operator, binding.types, device, parts=binding.parts, storages=binding.storages)
     return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
 
 
@@ -40,33 +41,31 @@ def ranked_tiles(
     device: VDevice,
     step: Mapping[str, int] | None = None,
     parts: Sequence[float] = PARTS,
+    storages: Mapping[str, Storage] = DENSE,
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """Return (predicted seconds, tile, cost) of every tile that fits, sorted.
+    """Return (predicted seconds, tile, cost) of every tile that fits, sorted. Tensors without a storage are in row-major order.
 
     If none fits and the device spills, tiles that spill are returned. ``step`` restricts the tile along an axis to multiples (or
     the whole extent), as register-tiled families need. Operators with endings are priced at ``parts`` of the longest length."""
-    about, shapes = (operator, types, device, step or {}), ended_shapes(operator, parts)
-    return _rank_tiles(*about, shapes, device.layer("veu").capacity) or (_rank_tiles(*about, shapes, 0) if device.spills else [])
+    prices, shapes = BoxPrices(operator, types, device, storages), ended_shapes(operator, parts)
+    return _rank_tiles(prices, step or {}, shapes, False) or (
+        _rank_tiles(prices, step or {}, shapes, True) if device.spills else []
+    )
 
 
 def _rank_tiles(
-    operator: ROperator,
-    types: Mapping[str, TensorType],
-    device: VDevice,
-    step: Mapping[str, int],
-    shapes: Sequence[Tile],
-    capacity: int,
+    prices: BoxPrices, step: Mapping[str, int], shapes: Sequence[Tile], spilled: bool
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """Return ``ranked_tiles`` for results of ``shapes``, for tasks of at most ``capacity`` bytes (0: any)."""
+    """Return ``ranked_tiles`` for results of ``shapes``; ``spilled`` tiles may exceed the vEU's memory."""
+    operator, device = prices.operator, prices.device
     shape = operator.anchor.shape
     steps = tuple(max(1, a.extent) if d in operator.uncut else step.get(a.name, 1) for d, a in enumerate(operator.anchor.axes))
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
-    prices = BoxPrices(operator, types, device)
 
     def measure(tile: Tile) -> float:
         if tile not in tried:
             cost = prices.cost(inner_box(shape, tile))
-            fits = not capacity or cost.footprint <= capacity
+            fits = spilled or prices.fits(cost)
             seconds = [cost.total(_task_count(s, tile), device) for s in shapes]
             tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None
         known = tried[tile]

@@ -1,35 +1,59 @@
-"""Footprint and traffic of one task, the two figures that rank tiles (Welder, section 4.3)."""
+"""Footprint and traffic of one task at every memory layer of a device, the figures that rank tiles (Welder, section 4.3).
+
+Traffic of the device layer is whole transactions on the tensors' real strides. Traffic of the vEU's layer is the operands and
+tiles that the threads load and store there; products reuse what their register tile holds. Only the device's layers decide."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
-from rammer.ir.compute import Box
+from rammer.ir.compute import Box, Compute, contraction_operands
 from rammer.ir.device import VDevice
-from rammer.ir.operator import ROperator
-from rammer.ir.types import TensorType, itemsize
+from rammer.ir.operator import ROperator, last_readers, place_tiles
+from rammer.ir.program import Storage
+from rammer.ir.types import TensorType, itemsize, row_major
 
-__all__ = ["TaskCost", "task_cost"]
+__all__ = ["LayerUse", "TaskCost", "task_cost"]
 
-#: Maximum bandwidth of one busy vEU, as a multiple of its fair share: few cores saturate a memory controller. Measured on devices
-#: with a clock; this value only ranks tiles before tuning.
-LONE_BANDWIDTH_SHARE = 4.0
+#: Tensors in the row-major order of their types.
+DENSE: Final[Mapping[str, Storage]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """The use of one memory layer by a task: bytes read from it and written to it, and bytes that it holds at once (of the
+    thread's layer: for one thread). ``read`` over the bytes of the layer below that fill it is the layer's reuse."""
+
+    name: str
+    read: int
+    written: int
+    footprint: int
+
+    @property
+    def traffic(self) -> int:
+        """The bytes read and written."""
+        return self.read + self.written
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCost:
     """The cost of one full-size task.
 
-    ``traffic`` is the bytes through the device layer (rounded up to transactions), ``footprint`` the bytes of vEU memory.
-    ``alone`` and ``crowded`` are predicted seconds on an idle device and with all vEUs busy."""
+    ``layers`` are the uses of the device's layers from the device's on. ``traffic`` is the bytes through the device layer
+    (rounded up to transactions), ``footprint`` the bytes of vEU memory. ``alone`` and ``crowded`` are predicted seconds on an
+    idle device and with all vEUs busy, ``on_chip`` those of which the layers above the device's need."""
 
     traffic: int
     footprint: int
     flops: int
     alone: float
     crowded: float
+    on_chip: float
+    layers: tuple[LayerUse, ...] = ()
 
     def total(self, tasks: int, device: VDevice) -> float:
         """Return predicted seconds for ``tasks`` tasks on the whole device, one launch included."""
@@ -38,73 +62,174 @@ class TaskCost:
         return rounds * self.crowded + partial + device.launch
 
 
+class StridedTensor:
+    """A stored tensor whose boxes are read and written in whole transactions of ``transaction`` bytes."""
+
+    def __init__(self, tensor: TensorType, strides: Sequence[int], transaction: int) -> None:
+        self.item, self.transaction = itemsize(tensor.dtype), transaction
+        axes = [(abs(s), d) for d, (s, n) in enumerate(zip(strides, tensor.shape, strict=True)) if n != 1 and s]
+        self.axes = sorted(axes, key=lambda axis: axis[0])
+
+    def box_bytes(self, box: Box) -> int:
+        """Return the bytes of the coalesced transactions that read or write ``box``."""
+        size, line = self.item, self.transaction
+        moved = 0  # 0: the elements so far are adjacent, and are ``size`` bytes; else bytes in whole transactions
+        for stride, d in self.axes:
+            low, high = box[d]
+            count, pitch = high - low, stride * self.item
+            if count < 1:
+                return 0
+            if count == 1:
+                continue
+            if not moved and pitch == size:
+                size *= count
+                continue
+            moved = moved or -(-size // line) * line
+            reach = (count - 1) * pitch + size  # neighbours within one transaction share it
+            moved = min(moved * count, -(-reach // line) * line) if pitch < line else moved * count
+            size = reach
+        return moved or -(-size // line) * line
+
+
 def box_bytes(box: Box, tensor: TensorType, transaction: int) -> int:
     """Return the bytes of the coalesced transactions that read ``box`` of a row-major ``tensor``."""
-    run, outer, merged = itemsize(tensor.dtype), 1, True
-    for (low, high), extent in zip(box[::-1], tensor.shape[::-1], strict=True):
-        size = high - low
-        if merged:
-            run *= size
-            merged = size == extent
-        else:
-            outer *= size
-    return outer * -(-run // transaction) * transaction
+    return StridedTensor(tensor, row_major(tensor.shape), transaction).box_bytes(box)
 
 
-def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
+def task_cost(
+    operator: ROperator, types: Mapping[str, TensorType], device: VDevice, storages: Mapping[str, Storage] = DENSE
+) -> TaskCost:
     """Return the cost of a full tile in the middle of the operator, with recomputation in overlapping tiles."""
-    return BoxPrices(operator, types, device).cost(operator.inner_box())
+    return BoxPrices(operator, types, device, storages).cost(operator.inner_box())
 
 
 class BoxPrices:
     """Task prices of one operator for any tile. Values that do not depend on the box are precomputed, since a search tries dozens
     of tiles."""
 
-    def __init__(self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> None:
+    def __init__(
+        self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice, storages: Mapping[str, Storage] = DENSE
+    ) -> None:
         self.operator, self.types, self.device = operator, types, device
-        self.memory, self.capacity = device.layer("device"), device.layer("veu").capacity
-        self.stored = _memory_tensors(operator)
-        self.kept = _on_chip_itemsizes(operator, types, device, self.stored)
-        self.work = [(c.name, math.prod([r.extent for r in c.reduce]) * max(1, c.flops_per_point)) for c in operator.computes]
+        self.memory, self.local = device.layer("device"), device.layer("veu")
+        line, writes = self.memory.transaction, {*operator.outputs}
+        self.stored = {n: (_strided(n, types[n], storages, line), n in writes) for n in (*operator.inputs, *operator.outputs)}
+        self.tiles = _TaskTiles(operator, types, device)
+        inlined = {e.producer for e in operator.connections if e.layer == "thread"}
+        self.registers = _register_bytes(operator, types) if inlined else 0
+        self.work = list[tuple[str, float, float, float]]()
+        for c in operator.computes:
+            depth = math.prod([r.extent for r in c.reduce])
+            rate = device.flops if c.kind == "contraction" and c.decoded is None else device.map_flops or device.flops
+            loads = _operand_bytes(
+                c, depth, device, [itemsize(types[ld.tensor].dtype) for ld in c.loads if ld.tensor not in inlined]
+            )
+            self.work.append((c.name, depth * max(1, c.flops_per_point), rate, loads))
 
     def cost(self, output: Box) -> TaskCost:
         """Return the cost of a task that writes the box ``output``."""
-        boxes, device, memory = self.operator.boxes(output, self.types), self.device, self.memory
-        traffic = work = 0
-        for name, box in boxes.items():
-            if name in self.stored:
-                traffic += box_bytes(box, self.types[name], memory.transaction)
-        for name, each in self.work:
+        boxes, device = self.operator.boxes(output, self.types), self.device
+        read = written = 0
+        work = loaded = seconds = 0.0
+        for name, (stored, is_written) in self.stored.items():
             if name in boxes:
-                work += _box_points(boxes[name]) * each
-        kept = sum([_box_points(box) * self.kept[name] for name, box in boxes.items() if name in self.kept])
-        # Spilled bytes are written and read again.
-        traffic += 2 * max(0, kept - self.capacity) if device.spills and self.capacity else 0
-        share = memory.bandwidth / device.veus
-        compute_time = work / device.flops
-        alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
-        crowded = device.dispatch + max(compute_time, traffic / share)
-        return TaskCost(traffic, kept, work, alone, crowded)
+                size = stored.box_bytes(boxes[name])
+                read, written = (read, written + size) if is_written else (read + size, written)
+        for name, each, rate, operands in self.work:
+            if name in boxes:
+                points = box_points(boxes[name])
+                work += points * each
+                busy = min(points, device.threads) / device.threads if device.staged and points else 1.0
+                seconds += points * each / rate / busy
+                loaded += points * operands
+        held, kept = self.tiles.footprint(boxes)
+        spilled = max(0, held - self.local.capacity) if device.spills and self.local.capacity else 0
+        traffic = read + written + 2 * spilled  # spilled bytes are written and read again
+        stores = read + written + kept
+        share, local = self.memory.bandwidth / device.veus, self.local.bandwidth / device.veus
+        busy_chip = max(seconds, (loaded + stores) / local)
+        low, high = traffic / (share * min(device.veus, self.memory.lone)), traffic / share
+        # A task of a staged device has its operands before it starts.
+        alone, crowded = (low + busy_chip, high + busy_chip) if device.staged else (max(low, busy_chip), max(high, busy_chip))
+        uses = (
+            LayerUse(self.memory.name, read + spilled, written + spilled, read + written),
+            LayerUse(self.local.name, round(loaded), stores, held),
+            LayerUse(device.layer("thread").name, 0, 0, self.registers),
+        )
+        return TaskCost(
+            traffic, held, round(work), device.dispatch + alone, device.dispatch + crowded, (loaded + stores) / local, uses
+        )
+
+    def fits(self, cost: TaskCost) -> bool:
+        """Return True if the task fits at every layer on chip; layers of capacity 0 are not modelled."""
+        registers = self.device.layer("thread")
+        fits = registers is self.local or not registers.capacity or self.registers <= registers.capacity
+        return fits and (not self.local.capacity or cost.footprint <= self.local.capacity)
 
 
-def _box_points(box: Box) -> int:
+def _strided(name: str, tensor: TensorType, storages: Mapping[str, Storage], line: int) -> StridedTensor:
+    place = storages.get(name)
+    strides = place.strides if place is not None and len(place.strides) == len(tensor.shape) else row_major(tensor.shape)
+    return StridedTensor(tensor, strides, line)
+
+
+def _register_bytes(operator: ROperator, types: Mapping[str, TensorType]) -> int:
+    """Return the bytes that a thread holds of one element: the most values that a Compute reads in place, and its own."""
+    inside = {(e.producer, e.consumer) for e in operator.connections if e.layer == "thread"}
+    each = [
+        sum(itemsize(types[n].dtype) for n in {ld.tensor for ld in c.loads} if (n, c.name) in inside) for c in operator.computes
+    ]
+    return max(size + itemsize(c.dtype) for size, c in zip(each, operator.computes, strict=True) if size)
+
+
+def _operand_bytes(c: Compute, depth: int, device: VDevice, sizes: Sequence[int]) -> float:
+    """Return the bytes that threads load from the vEU's memory for one element of ``c``, whose loads have these sizes.
+
+    A product loads each operand once for a register tile of m x n sums, where m * n + m + n values fit in a thread's registers.
+    A device without a layer of registers feeds its products from the vEU's memory directly."""
+    if c.kind == "contraction" and contraction_operands(c) is not None:
+        registers = device.layer("thread")
+        if registers.scope != "thread":
+            return 0.0
+        item = max(sizes, default=1)
+        side = max(1, math.isqrt(max(registers.capacity // item, 0) + 1) - 1) if registers.capacity else depth
+        return depth * sum(sizes) / side
+    return float(depth * sum(sizes))
+
+
+def box_points(box: Box) -> int:
+    """Return the number of elements of ``box``."""
     points = 1
     for low, high in box:
         points *= high - low
     return points
 
 
-def _memory_tensors(operator: ROperator) -> set[str]:
-    return {*operator.inputs, *operator.outputs}
+class _TaskTiles:
+    """The tensors that a task holds in its vEU's memory: tiles of connected Computes, placed by liveness as generated code places
+    them, and on staged devices all operands and results."""
 
+    def __init__(self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> None:
+        stored = {*operator.inputs, *operator.outputs}
+        held = {c.producer for c in operator.connections if c.layer == "veu"}
+        self.whole = [(n, itemsize(types[n].dtype)) for n in sorted(stored)] if device.staged else []
+        self.staged = [
+            (c.name, itemsize(c.dtype))
+            for c in operator.computes
+            if c.name in held - ({*operator.outputs} if device.staged else set())
+        ]
+        self.last = last_readers(operator, [n for n, _ in self.staged])
 
-def _on_chip_itemsizes(operator: ROperator, types: Mapping[str, TensorType], device: VDevice, stored: set[str]) -> dict[str, int]:
-    """Return the element size of each tensor that a task holds in its vEU's memory."""
-    held = {c.producer for c in operator.connections if c.layer == "veu"}
-    return {name: itemsize(types[name].dtype) for name in (held | stored if device.staged else held)}
+    def footprint(self, boxes: Mapping[str, Box]) -> tuple[int, int]:
+        """Return the bytes held at once, and the bytes of all connected tiles."""
+        tiles = [box_points(boxes[n]) * size if n in boxes else 0 for n, size in self.staged]
+        held = sum([box_points(boxes[n]) * size for n, size in self.whole if n in boxes])
+        if len(tiles) < 2:
+            return held + sum(tiles), sum(tiles)
+        offsets = place_tiles(tiles, self.last)
+        return held + max(o + t for o, t in zip(offsets, tiles, strict=True)), sum(tiles)
 
 
 def task_footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
     """Return the bytes of vEU memory of one task: connected tiles, and on staged devices all accessed tensors."""
-    kept = _on_chip_itemsizes(operator, types, device, _memory_tensors(operator))
-    return sum([_box_points(box) * kept[name] for name, box in boxes.items() if name in kept])
+    return _TaskTiles(operator, types, device).footprint(boxes)[0]

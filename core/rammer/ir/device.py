@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = ["MemoryLayer", "Scope", "VDevice"]
 
 #: The sharers of one instance of a memory layer: the host and all devices, one device, one vEU, or one thread.
 Scope: TypeAlias = Literal["host", "device", "veu", "thread"]
+#: All scopes, from the largest and slowest memory.
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,8 @@ class MemoryLayer:
     """A layer of the memory hierarchy (Welder, section 3); layers are ordered from lowest (largest, slowest).
 
     ``capacity`` is the bytes of one instance (0 = not modelled). ``bandwidth`` is the bytes per second that the whole device
-    moves into this layer from the one below. ``transaction`` is the bytes of one coalesced access."""
+    moves between this layer and the next higher one. ``transaction`` is the bytes of one coalesced access. ``lone`` is the
+    bandwidth of one busy vEU on an idle device, as a multiple of its fair share: few cores saturate a memory controller."""
 
     name: str
     scope: Scope
@@ -24,17 +27,19 @@ class MemoryLayer:
     bandwidth: float
     transaction: int = 64
     source: str = ""
+    lone: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class VDevice:
     """A virtual parallel device (Rammer, section 3.2): ``veus`` equal units over shared memory layers.
 
-    - ``flops``: fp32 peak of one vEU (FLOP/s).
+    - ``flops``: fp32 peak of one vEU (FLOP/s). ``map_flops``: that of operations outside products (0: the same).
     - ``launch``: seconds of one wave boundary. ``dispatch``: seconds to start one more task on a vEU.
     - ``threads``: hardware threads that cooperate on one task (1 for a CPU core). ``vector``: fp32 lanes of one thread.
     - ``resident``: number of vEUs guaranteed to run at once, the limit for spinning on counters.
-    - ``staged``: a task can address only its vEU's memory, so all its operands count towards the footprint.
+    - ``staged``: a task can address only its vEU's memory: all its operands count towards the footprint, and arrive before it
+      starts. Fewer elements than ``threads`` leave threads idle.
     - ``few_rows``: a product of constant weights is bound by their bytes if at most this many results share each weight. The
       device's kernels combine these products.
     - ``precisions``: those that a user may select (``rammer.compile_options``).
@@ -67,6 +72,7 @@ class VDevice:
     spills: bool = False
     doubt: float = 0.0
     start: float = 0.0
+    map_flops: float = 0.0
     channels: int = 1
 
     def __post_init__(self) -> None:
@@ -76,6 +82,9 @@ class VDevice:
             raise ValueError(f"device {self.name}: no memory layer has scope 'device'")
         if not any(layer.scope == "veu" for layer in self.layers):
             raise ValueError(f"device {self.name}: no memory layer has scope 'veu'")
+        scopes = [layer.scope for layer in self.layers]
+        if scopes != [scope for scope in SCOPES if scope in scopes]:
+            raise ValueError(f"device {self.name}: layers have the scopes {scopes}, not some of {SCOPES} in order, each once")
 
     def layer(self, scope: Scope) -> MemoryLayer:
         """Return the highest layer of ``scope``; for "thread", devices without a register layer use the vEU layer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -15,10 +15,12 @@ from rammer.ir.extent import Point, ReduceBound, SkipTasks
 from rammer.ir.names import check_identifier
 from rammer.ir.types import TensorType
 
-__all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written", "prologue_variants"]
+__all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
 
 #: Name of the generic kernel family in texts.
 GENERIC: Final = "generic"
+#: Scratch tiles start at multiples of this many bytes, the widest vector load.
+TILE_ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +260,6 @@ def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:
     return tuple(box)
 
 
-def prologue_variants(operator: ROperator) -> tuple[ROperator, ROperator]:
-    """Return the contraction alone, and with the maps before it, which determine a device's prologue rate. Maps that follow are
-    removed, so that operators that differ only in these share the rate."""
-    first = len(operator.prologue)
-    main, kept = operator.computes[first], operator.computes[: first + 1]
-    links = tuple(c for c in operator.connections if any(c.consumer == k.name for k in kept))
-    return ROperator(main.name, (main,), (), (main.name,)), ROperator(main.name, kept, links, (main.name,))
-
-
 def box_hull(a: Box, b: Box) -> Box:
     """Return the smallest box that contains both; an empty box contributes nothing."""
     if any(lo >= hi for lo, hi in a):
@@ -274,6 +267,41 @@ def box_hull(a: Box, b: Box) -> Box:
     if any(lo >= hi for lo, hi in b):
         return a
     return tuple((min(p[0], q[0]), max(p[1], q[1])) for p, q in zip(a, b, strict=True))
+
+
+def last_readers(operator: ROperator, staged: Sequence[str]) -> list[int]:
+    """Return, for each tile in ``staged`` (Computes in program order), the position of the last stage that reads it, directly or
+    through Computes that are computed in place: that of another tile, or their number for the stages of results."""
+    inlined = {c.name: c for c in operator.computes if c.name not in staged}
+    place = {name: k for k, name in enumerate(staged)}
+    found = [-1] * len(staged)
+    for c in operator.computes:
+        if c.name in place or c.name in operator.outputs:
+            seen, waiting = set[str](), [c]
+            while waiting:
+                new = set(waiting.pop().reads) - seen
+                seen |= new
+                waiting += [inlined[name] for name in new if name in inlined]
+            for name in seen & place.keys():
+                found[place[name]] = max(found[place[name]], place.get(c.name, len(staged)))
+    return found
+
+
+def place_tiles(sizes: Sequence[int], last: Sequence[int]) -> list[int]:
+    """Return the byte offset of each tile of a task in scratch memory: first fit among the tiles alive at the same time. ``last``
+    are the stages that read them last (``last_readers``); a tile that no stage reads has offset 0."""
+    alive, result = list[tuple[int, int, int]](), list[int]()  # (offset, end, last reading stage)
+    for k, (size, final) in enumerate(zip(sizes, last, strict=True)):
+        alive = [a for a in alive if a[2] >= k]
+        offset = 0
+        for begin, end, _ in sorted(alive):
+            if offset + size <= begin:
+                break
+            offset = max(offset, -(-end // TILE_ALIGNMENT) * TILE_ALIGNMENT)
+        if final >= 0:
+            alive.append((offset, offset + size, final))
+        result.append(offset)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ def open_executable(
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
     with closed_where_refused(backend):
         check_precision(chosen.precision, spec, backend.vdevice)
+        backend.exclude_families(chosen.exclude_family)
         lengths = Lengths.of(source.head.inputs, request.lengths)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(

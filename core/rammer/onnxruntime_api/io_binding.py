@@ -5,25 +5,33 @@ bound call of these arrays, which is kept until another array is bound."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rammer.device.arrays import Array, dtype_of, on_host, shape_of
 from rammer.errors import BadInput
+from rammer.onnxruntime_api.metadata import NodeArg
 from rammer.onnxruntime_api.ort_value import HOST, OrtDevice, OrtValue, memory_at
 
 if TYPE_CHECKING:
-    from rammer.onnxruntime_api.session import InferenceSession
     from rammer.runtime.bound_call import BoundCall
     from rammer.runtime.executable import Executable
+
+
+class Session(Protocol):
+    """The part of a session that a binding reads."""
+
+    def get_inputs(self) -> Sequence[NodeArg]:
+        """Return the inputs in the model's order."""
+        ...
 
 
 class IOBinding:
     """The bound inputs and outputs of a session. ``session.run_with_iobinding`` runs them."""
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self._inputs: dict[str, OrtValue] = {}
         #: The value of each output, or the place for a new one.

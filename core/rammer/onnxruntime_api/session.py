@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import rammer
 from rammer.cache.whole_files import write_whole
 from rammer.errors import BadInput, RammerError, logger
 from rammer.ir.formats import numpy_type
@@ -24,6 +23,7 @@ from rammer.onnxruntime_api.metadata import ModelMetadata, NodeArg
 from rammer.onnxruntime_api.ort_value import OrtValue
 from rammer.onnxruntime_api.providers import CPU, ProviderOptions, normalize_providers, select_device, takes_cores
 from rammer.onnxruntime_api.session_options import RunOptions, SessionOptions, set_default_logger_severity, warn_once
+from rammer.opening import open_model
 from rammer.runtime.executable import Executable
 
 Providers = Sequence[str | tuple[str, Mapping[Any, Any]]]
@@ -76,7 +76,7 @@ class InferenceSession:
         if isinstance(self._model, Path) and not self._model.exists():
             raise NoSuchFile(f"Load model from {self._model} failed: the file does not exist", str(self._model))
         try:
-            executable = rammer.compile(self._model, device, **parameters)
+            executable = open_model({"model": self._model, "device": device, **parameters})
         except BadInput as problem:
             if problem.what.startswith("not an ONNX model"):
                 raise InvalidProtobuf(problem.what, problem.where, problem.hint) from problem

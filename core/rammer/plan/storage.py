@@ -16,12 +16,12 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load
 from rammer.ir.names import Names, make_identifier
+from rammer.ir.overlap import Shared, has_overlap
 from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import Storage
 from rammer.ir.reindex import collect_terms
 from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.plan.load_addresses import dense_storage, invert_view, view_storage
-from rammer.plan.overlap import Shared, has_overlap
 
 Pieces = list[tuple[Box, Load]]
 #: Empty map: no output aliases an input.

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import ROperator
+from rammer.ir.overlap import Shared, has_overlap
 from rammer.ir.prefix_set import PrefixSet
 from rammer.ir.program import Counter, Storage, Task, Wait
 from rammer.ir.task_arrays import Longs
-from rammer.plan.overlap import Shared, has_overlap
 from rammer.schedule.policy import Schedule
 from rammer.verify.happens_before import Ints
 

@@ -18,7 +18,7 @@ from rammer.ir.extent import Point
 from rammer.ir.formats import from_carrier, to_carrier
 from rammer.ir.graph import Value
 from rammer.runtime.call_lengths import PLAIN, BindSpec, CallLengths, LoadedVariants
-from rammer.runtime.executable_text import describe_bound
+from rammer.runtime.executable_text import bound_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -270,7 +270,7 @@ class BoundCall(Bound):
         self.close()
 
     def __repr__(self) -> str:
-        return describe_bound(self)
+        return bound_line(self.graph.name, self.inputs, self.outputs, ", closed" if self.closed else "")
 
     def wait(self) -> None:
         """Wait for every queued run. Raises DeviceFailure if one failed."""

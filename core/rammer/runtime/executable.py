@@ -33,7 +33,7 @@ from rammer.runtime.auto_ranges import LengthHistory
 from rammer.runtime.bind_request import BindRequest, parse_bind_request
 from rammer.runtime.bound_call import BoundCall
 from rammer.runtime.call_lengths import BindSpec
-from rammer.runtime.executable_text import describe_executable, executable_html
+from rammer.runtime.executable_text import executable_html, executable_line, programs_state
 from rammer.runtime.input_checks import check_inputs, is_host_value, name_inputs, shapes_of
 from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Programs, Timing, bytes_of, load_segments
 from rammer.runtime.loaded_programs import LoadedPrograms
@@ -216,10 +216,16 @@ class Executable:
         self.close()
 
     def __repr__(self) -> str:
-        return describe_executable(self)
+        return executable_line(*self._description)
 
     def _repr_html_(self) -> str:
-        return executable_html(self)
+        return executable_html(*self._description)
+
+    @property
+    def _description(self) -> tuple[str, tuple[ModelPort, ...], tuple[ModelPort, ...], str]:
+        head = self.head
+        state = "closed" if self.closed else programs_state(len(self.cache), self.timing.total)
+        return f"{head.name} on {self.device} in {self.options.precision}", head.inputs, head.outputs, state
 
     def check_run(self, inputs: Mapping[str, Array]) -> None:
         """Run once with the results of all operators as outputs (``rammer.jit.operator_check``).

@@ -15,10 +15,13 @@ from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.split_reductions import PartedSum
 from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
 
-__all__ = ["CROWD", "choose_together"]
+__all__ = ["CROWD", "MOST_KINDS", "choose_together"]
 
 #: Weight of the total time of a wave's tasks, relative to its end. With many equal tasks a single change rarely moves the end.
 CROWD: Final = 0.1
+#: Most different operators of a wave whose choices are searched: the search takes some seconds of a core. A wave of more has the
+#: better one of the fastest and the leanest kernels of all.
+MOST_KINDS: Final = 48
 
 
 def choose_together(graph: OperatorGraph, device: VDevice) -> OperatorGraph:
@@ -95,10 +98,22 @@ def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tup
         [some.index(kind(some)) for some in choices] for kind in (lambda some: fastest_kernel(some, device), leanest_kernel)
     ]
     best, places = min((cost(s), s) for s in starts)
-    while True:
-        changes = ((k, i) for k, some in enumerate(choices) for i in range(len(some)) if i != places[k])
-        others = ([*places[:k], i, *places[k + 1 :]] for k, i in changes)
-        found = min(((cost(o), o) for o in others), default=(best, places))
+    alike = [_known_as(some) for some in choices]
+    while len(set(alike)) <= MOST_KINDS:
+        found = min(((cost(o), o) for o in _changed_places(alike, places)), default=(best, places))
         if found[0] >= best:
-            return best, places
+            break
         best, places = found
+    return best, places
+
+
+def _changed_places(alike: Sequence[tuple[tuple[int, float], ...]], places: Sequence[int]) -> Iterator[list[int]]:
+    """Yield ``places`` with one of them changed, once for equal operators that have equal places."""
+    groups: dict[tuple[tuple[tuple[int, float], ...], int], list[int]] = {}
+    for k, key in enumerate(zip(alike, places, strict=True)):
+        groups.setdefault(key, []).append(k)
+    for (kernels, place), members in groups.items():
+        for i in range(len(kernels)):
+            if i != place:
+                k = members[-1] if i > place else members[0]
+                yield [*places[:k], i, *places[k + 1 :]]

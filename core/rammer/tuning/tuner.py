@@ -47,9 +47,9 @@ class Tuner:
     measured: int = 0
     arrangements: LoadedArrangements = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
-    _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
+    _offers: dict[str, tuple[ROperator, Sequence[ROperator]]] = field(default_factory=dict)  #: By key: what was offered.
     _stored: dict[str, tuple[TunedKernel, ...]] = field(default_factory=dict)  #: Entries that ``prepare`` read.
-    _firsts: dict[str, float] = field(default_factory=dict)
+    _firsts: dict[str, RKernel | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arrangements = LoadedArrangements(self.backend)
@@ -63,21 +63,27 @@ class Tuner:
         return tuple(k.made_for(operator) for k in self._seen[sign])
 
     def first(self, operator: ROperator, binding: Binding) -> float:
-        """Return the seconds of the first of ``kernels`` on all vEUs, or infinity if no candidate fits. If nothing is measured,
-        the other kernels are not searched."""
+        """Return the seconds of ``first_kernel`` on all vEUs, or infinity if no candidate fits."""
+        kernel = self.first_kernel(operator, binding)
+        return inf if kernel is None else kernel.operator_time(self.backend.vdevice.veus)
+
+    def first_kernel(self, operator: ROperator, binding: Binding) -> RKernel | None:
+        """Return the first of ``kernels``, or None if no candidate fits. If nothing is measured, the other kernels are not
+        searched."""
         sign = binding.key(operator)
         if sign not in self._firsts:
             try:
-                kernel = self._first(operator, binding) if sign not in self._seen else self._seen[sign][0]
-                self._firsts[sign] = kernel.operator_time(self.backend.vdevice.veus)
+                self._firsts[sign] = self._first(operator, binding, sign) if sign not in self._seen else self._seen[sign][0]
             except DeviceFailure:
-                self._firsts[sign] = inf
-        return self._firsts[sign]
+                self._firsts[sign] = None
+        found = self._firsts[sign]
+        return None if found is None else found.made_for(operator)
 
-    def _first(self, operator: ROperator, binding: Binding) -> RKernel:
+    def _first(self, operator: ROperator, binding: Binding, sign: str) -> RKernel:
         if MEASURED[self.level]:
             return self.kernels(operator, binding)[0]
         options = self.offered(operator, binding)
+        self._offers[sign] = (operator, options)
         if not options:
             raise _unfitting_error(operator, self.backend.vdevice)
         return self.backend.kernel(self.arrangements.shared(options[0], binding), binding)
@@ -85,7 +91,7 @@ class Tuner:
     @cached_property
     def guessing(self) -> Tuner:
         """A tuner of the same device that measures nothing."""
-        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _stored={}, _firsts={})
+        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _offers={}, _stored={}, _firsts={})
         made.arrangements = self.arrangements
         return made
 
@@ -96,14 +102,14 @@ class Tuner:
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
             sign = binding.key(operator)
-            if sign in self._seen or sign in self._options or sign in self._stored:
+            if sign in self._seen or sign in self._offers or sign in self._stored:
                 continue
             cached = self.store.get(self._store_key(sign))
             if cached is not None:
                 self._stored[sign] = cached
             else:
-                self._options[sign] = self.offered(operator, binding)
-                pairs += [(o, binding) for o in self._select_measured(self._options[sign], binding)]
+                self._offers[sign] = (operator, self.offered(operator, binding))
+                pairs += [(o, binding) for o in self._select_measured(self._offers[sign][1], binding)]
         self.backend.profiler.prepare(pairs)
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
@@ -152,7 +158,8 @@ class Tuner:
     def _find_kernels(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._store_key(sign)
         cached = self._stored.pop(sign, None) or self.store.get(key)
-        options = self._options.pop(sign, None) or self.offered(operator, binding)
+        offer = self._offers.pop(sign, None)  # an equal operator may have other tensors
+        options = offer[1] if offer is not None and offer[0] == operator else self.offered(operator, binding)
         known = {(o.tile, o.family, o.config) for o in self._select_measured(options, binding)} if cached else {}
         # A store only selects the best candidate; an entry that is not a candidate was never measured here.
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):

@@ -28,7 +28,7 @@ from rammer.device.manifest import (
 from rammer.errors import BadInput, DeviceUnavailable, NoMachineCode
 from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator, prologue_variants
+from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import probe_program, random_inputs
 
@@ -36,7 +36,6 @@ from rammer_cuda.cell.recognise import MOST_ROWS
 from rammer_cuda.compile import compile_all, compile_cubin, nvrtc_version
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.family import Held
-from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.row_kernels import RowKernels
@@ -177,7 +176,8 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     @cached_property
     def fingerprint(self) -> str:
         """The hardware, architecture, compiler and the hash of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {generator_hash('rammer_cuda')}"
+        without, code = "".join(f" without {name}" for name in self.excluded), generator_hash("rammer_cuda")
+        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {code}{without}"
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
         """Return generic tiles, ranked by the core's byte counts."""
@@ -188,17 +188,6 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         asked = [f for f in self.usable if (f.keeps_operand_on_chip if operator.holds_operand else f.exclusive is None)]
         seconds = self.best(operator, binding, asked) - self.gpu.launch  # the caller counts launches separately
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the time of the best matrix-product kernel without the maps, as a fraction of that with them. The kernel without
-        the maps may be of another family."""
-        bare, whole = prologue_variants(operator)
-        for seconds, tiled in self.choices(whole, binding, *(f for f in self.usable if f.product)):
-            same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
-            alike = family_of(tiled).seconds(same, binding, self.gpu) + self.gpu.launch
-            others = [f for f in self.usable if f.exclusive is None and not f.product]
-            return min(1.0, min(alike, self.best(bare, binding, others)) / seconds)
-        return SHARE
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Return registers, shared memory and spills from ptxas for this architecture."""
@@ -259,7 +248,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     @cached_property
     def row_kernels(self) -> RowKernels:
         """The kernels that persistent kernels can call."""
-        return RowKernels(self.gpu, Writer())
+        return RowKernels(self.gpu, Writer(), self.usable)
 
     def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
         """Load a length variant as a graph in the memory of ``first``, if ``first`` is a graph."""

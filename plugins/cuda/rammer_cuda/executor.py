@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rammer.device.manifest import Array, Binding
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import GpuProgram
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.launches import Launch, first_consecutive
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 

@@ -26,6 +26,12 @@ START_SECONDS: Final = 0.4e-6
 LEAST_COPIED: Final = 4
 #: FLOP per cycle of the SMs that the families' cost models were fitted on: 128 fp32 lanes.
 FITTED: Final = 256.0
+#: Bytes that L2 delivers to an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
+L2_BYTES: Final = 21.0
+#: Parts of a sum: blocks of a cluster. SMs of the graphics processing clusters of an H200; those that lack SMs differ between
+#: chips.
+SPLITS: Final = (1, 2, 3, 4, 6, 8)
+GROUPS: Final = (18, 18, 18, 18, 16, 16, 14, 14)
 #: fp32 lanes per SM by compute capability, and of all others (CUDA C++ programming guide, "Compute Capabilities").
 LANES: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 MOST_LANES: Final = 128
@@ -105,6 +111,21 @@ class Gpu:
     def flops(self) -> float:
         """fp32 FLOP/s of an SM."""
         return 2.0 * self.lanes * self.clock
+
+    @property
+    def delivered(self) -> float:
+        """Bytes per cycle that an SM gets from L2 when all SMs read."""
+        return L2_BYTES
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """The numbers of blocks that may share a sum, as a cluster."""
+        return SPLITS if self.clusters else (1,)
+
+    def usable(self, split: int) -> int:
+        """Return the SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
+        groups = [g * self.sms // sum(GROUPS) for g in GROUPS]
+        return max(split, sum(g // split * split for g in groups))
 
     @property
     def launch(self) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen import Argument, Text
 from rammer.device.manifest import Binding
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 
@@ -21,7 +22,6 @@ from rammer_cuda.generic.kernel import STATIC_SHARED
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.part import barrier_line, declare_pointer, is_narrower
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, first_consecutive
 
 #: Maximum launches of one kernel, and its pointers: parameters have 4 KiB.
 MOST_PARTS, MOST_POINTERS = 8, 256

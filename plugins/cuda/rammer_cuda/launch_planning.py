@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rammer.device.manifest import Binding
+from rammer.ir.launches import Launch, make_launches
 from rammer.ir.program import RProgram
 
 from rammer_cuda.compile import compile_all
@@ -13,7 +14,7 @@ from rammer_cuda.horizontal_fusion import fuse_launches
 from rammer_cuda.kernel_cache import cached_kernels
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, cached_launches, make_launches
+from rammer_cuda.launch_cache import cached_launches
 from rammer_cuda.source import Writer, translation_unit
 
 

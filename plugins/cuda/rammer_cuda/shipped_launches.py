@@ -10,10 +10,10 @@ import numpy as np
 
 from rammer.device.manifest import Array, MachineCode
 from rammer.device.shipped_kernels import ShippedPointer, read_number, record_kernels, restore_kernels
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.program import RProgram
 
 from rammer_cuda.executor import PlannedLaunches
-from rammer_cuda.launches import Launch, first_consecutive
 
 
 @dataclass(frozen=True, slots=True)

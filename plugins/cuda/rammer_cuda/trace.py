@@ -15,6 +15,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Recorded, Span
 from rammer.errors import DeviceFailure
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import GpuProgram, Launchable
@@ -22,7 +23,6 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch
 from rammer_cuda.persistent.kernel_text import kernel_text
 from rammer_cuda.persistent.persistent_executor import PersistentProgram, Walk
 from rammer_cuda.resident import Resident

@@ -18,6 +18,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
+from rammer.ir import launches
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
@@ -27,7 +28,7 @@ from rammer_testing.nonempty import some
 pytest.importorskip("cuda.bindings")
 
 from .cuda_on_host import told
-from rammer_cuda import compile, kernel_cache, launches
+from rammer_cuda import compile, kernel_cache
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import dataflow

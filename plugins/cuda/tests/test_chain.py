@@ -21,6 +21,8 @@ pytest.importorskip("cuda.bindings")
 
 from products import CASES, conv
 
+from rammer.codegen.products.operand import Staged
+from rammer.codegen.products.packing import to_core_matrices
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
@@ -28,10 +30,10 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.halo import halo_of
+from rammer_cuda.contraction.instruction import FFMA
 from rammer_cuda.contraction.kernel import contraction_kernel
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import to_core_matrices
 from rammer_cuda.contraction.warpgroup import RESULT_ORDER, split_tf32
+from rammer_cuda.dialect import CUDA
 
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
@@ -134,13 +136,12 @@ def test_only_sm_90a_is_offered_warpgroup_products() -> None:
 
 def test_a_patch_covers_every_window_once() -> None:
     from rammer.codegen.contraction_form import product_of
-
-    from rammer_cuda.contraction.depth import depth_of
+    from rammer.codegen.products.depth import depth_of
 
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)
     depth = depth_of(product.main.reduce, 32)
-    halo = halo_of(Staged("b", product, product.b, product.columns, 32, depth, 128), binding)
+    halo = halo_of(Staged("b", product, product.b, product.columns, 32, depth, 128, FFMA.staged[1], CUDA), binding)
     assert halo.unit == (2 * 3 + 3) * (2 * 7 + 3)
     assert halo.pitch % 16 == 8
     place = {r: eval(halo.place(str(r)).replace("/", "//")) for r in range(32)}  # C division of positive numbers

@@ -24,6 +24,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram, waves
 from rammer.runtime.host_memory import HostMemory, storage_view
 from rammer.tuning.kernel_store import KernelStore
@@ -36,7 +37,6 @@ from rammer_cuda.backend import open_backend
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch
 from rammer_cuda.persistent import persistent_executor as persistent
 from rammer_cuda.persistent.dataflow import plan_words, shares_memory
 from rammer_cuda.persistent.partition import MixedParts, split_parts
@@ -142,7 +142,7 @@ def test_convolutions_are_launched_before_recurrent_layers_and_what_is_read_behi
     segment = compiled(speech())
     program, cut = segment.program, split_parts(segment.program)
     assert cut.before is not None and cut.after is not None and not shares_memory(program)
-    assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:3]]
+    assert [o.name for o in cut.before.operators] == [o.name for o in program.operators[:2]]
     assert [o.name for o in cut.after.operators] == [program.operators[-1].name]
     assert all(family_of(o).persistent for o in some(cut.rows.operators))
     flow = plan_words(cut.rows, Binding.of(cut.rows, segment.constants))

@@ -23,11 +23,12 @@ from rammer_testing.programs import random_net
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_cuda import launches as planning
+from rammer.ir.launches import first_consecutive, make_launches
+
+from rammer_cuda import launch_cache as planning
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin, parse_ptxas
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.launches import first_consecutive, make_launches
 
 
 def compiled(target: str, policy: str = "wavefront") -> tuple[Compiler, ProgramSegment]:

@@ -36,6 +36,8 @@ from families import (
     softmax,
 )
 
+from rammer.codegen.products.window_strips import window_of
+
 from .cuda_choices import OTHERS, choices, others
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.family import Family
@@ -43,7 +45,7 @@ from rammer_cuda.kernels.frame import VECTOR
 from rammer_cuda.rows.gemv import GEMV, matvec_of
 from rammer_cuda.rows.rowwise import ROWWISE
 from rammer_cuda.source import task_kernel
-from rammer_cuda.window.kernel import WINDOW, window_of
+from rammer_cuda.window.kernel import WINDOW
 
 
 def target() -> CudaBackend:

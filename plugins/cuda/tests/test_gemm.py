@@ -17,12 +17,12 @@ from rammer_testing.nonempty import some
 pytest.importorskip("cuda.bindings")
 
 from rammer.codegen.contraction_form import product_of, roles_of
+from rammer.codegen.products.depth import depth_of
+from rammer.codegen.products.packing import Arrangement, Blocks, Cores, Rows, common_order, pack_common, pack_operand
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.contraction.depth import depth_of
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, common_order, pack_common, pack_operand
 
 
 @pytest.mark.sampled(1, of="target")

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.codegen.products.packing import Arrangement, Cores, Rows, Turned
 from rammer_testing.nonempty import some
 
 from rammer_cuda.contraction import warpgroup
 from rammer_cuda.contraction.instruction import MMA_TF32, RESULTS, RING, Fragment
-from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned
 
 #: Arrangements of constants, with the elements that one index addresses.
 PACKED: list[tuple[Arrangement, type, int]] = [

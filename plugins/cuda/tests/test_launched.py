@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import Binding
+from rammer.ir.launches import Launch, first_consecutive
 from rammer.ir.operator import ROperator
 from rammer.runtime.host_memory import HostMemory
 from rammer_testing.nonempty import some
@@ -22,7 +23,6 @@ from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launch_planning import plan_launches
-from rammer_cuda.launches import Launch, first_consecutive
 from rammer_cuda.source import Writer, translation_unit
 
 PROGRAMS = [

@@ -38,7 +38,7 @@ STOPPED = {
     "products tf32": {"gemm_tf32", "gemm", "rowwise", ""},
     "products bfloat16": {"gemm_bf16", "gemm", "rowwise", ""},
 }
-CASES = [*STOPPED, "attention", "cache", "causal", "residual", "windows"]
+CASES = [*STOPPED, "attention", "cache", "causal", "residual", "windows", "pooled", "halved", "strided", "flattened"]
 
 
 def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tuple[RangedSearch, Step]:

@@ -23,11 +23,12 @@ from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.ir.launches import Launch, make_launches
+
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.horizontal_fusion import LaunchPiece, fuse_launches, pack_launches
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, make_launches
 from rammer_cuda.source import translation_unit
 from rammer_cuda.trace import traced_tasks
 

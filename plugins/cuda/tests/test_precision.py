@@ -17,6 +17,7 @@ from rammer_testing.nonempty import some
 pytest.importorskip("cuda.bindings")
 
 from rammer.codegen.contraction_form import product_of
+from rammer.codegen.products.packing import rounded_to_tf32
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPS, choices
@@ -24,7 +25,6 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.contraction.instruction import MMA_F16
 from rammer_cuda.contraction.kernel import Contraction
-from rammer_cuda.contraction.packing import rounded_to_tf32
 from rammer_cuda.contraction.staging import HALVES
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.rows.gemv import GEMV

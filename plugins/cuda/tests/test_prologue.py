@@ -32,7 +32,6 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.device import device_source
 from rammer_cuda.families import FAMILIES
 from rammer_cuda.family import Family
-from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -205,17 +204,6 @@ def test_warpgroup_kernels_agree_with_float64_on_the_host(
         have = run_warpgroups(kernel, tiled, binding, given, late_copies, late_products)["y"]
         want = reference(tiled, given)
         assert np.linalg.norm(have - want) <= tolerance * np.linalg.norm(want), tiled.head()
-
-
-def test_the_rate_says_who_takes_maps() -> None:
-    backend = backend_of("sm_90a")
-    operator, binding = PROLOGUES["pointwise"]
-    storages = everything(binding)
-    assert 0.5 < backend.prologue_rate(operator, replace(binding, storages=storages)) <= 1.0
-    half = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
-    computes = tuple(replace(c, dtype="float16") for c in operator.computes)
-    narrow = replace(binding, types=half, storages=storages)
-    assert backend.prologue_rate(replace(operator, computes=computes), narrow) == SHARE
 
 
 @pytest.mark.parametrize("families", [WARPS, WARPGROUPS])

@@ -51,7 +51,11 @@ def test_kernels_chosen_for_rows_round_operands_as_the_program_does(precision: s
     """Check that results depend on the executor only by the order of sums, since the fastest one is chosen by measurement."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     model = read_model(find("resnext29_branches:small").build(seed))
-    segment = Compiler(backend, CompileOptions(precision=precision), KernelStore(None)).compile_model(model, {}).segments[0]
+    segment = (
+        Compiler(backend, CompileOptions(precision=precision, fusion="elementwise"), KernelStore(None))
+        .compile_model(model, {})
+        .segments[0]
+    )
     assert isinstance(segment, ProgramSegment)
     program = segment.program
     wanted = {c.name: family_of(o).operand_rounding for o in program.operators for c in o.computes if c.kind == "contraction"}

@@ -22,6 +22,7 @@ from products import CASES, conv, matmul
 
 from rammer.codegen.contraction_form import product_of
 from rammer.codegen.kernel_family import Choice
+from rammer.codegen.products.packing import rounded_to_tf32, to_core_matrices
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
@@ -29,7 +30,6 @@ from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.kernel import Contraction, Producers, contraction_kernel
-from rammer_cuda.contraction.packing import rounded_to_tf32, to_core_matrices
 from rammer_cuda.contraction.staging import HALF_CORES
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.emulator.launch import COMPILER

@@ -11,6 +11,8 @@ from families import operator as from_text
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.codegen.products.depth import taps_of
+from rammer.codegen.products.tiles import FULLER, LEAST_WIDE, filled_fraction, patch_tiles, task_count, tile_parts
 from rammer.ir.compute import Axis
 from rammer_testing.nonempty import some
 
@@ -19,8 +21,6 @@ from .host_wgmma import run_warpgroups
 from .test_single import TOLERANCE, alone, backend, given, reference
 from rammer_cuda.contraction.block import warpgroup_shape
 from rammer_cuda.contraction.cost import WGMMA_TF32X3_COST
-from rammer_cuda.contraction.depth import taps_of
-from rammer_cuda.contraction.tiles import FULLER, LEAST_WIDE, filled_fraction, patch_tiles, task_count, tile_parts
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 

@@ -103,7 +103,7 @@ def make_vdevice(chip: Chip) -> VDevice:
     exchange, local = chip.exchange_bytes * total, chip.local_bytes * total
     layers = (
         MemoryLayer("host", "host", 0, chip.host_bytes, 64, SOURCES["host_bytes"]),
-        MemoryLayer("remote", "device", homes, exchange, 4, SOURCES["exchange_bytes"]),
+        MemoryLayer("remote", "device", homes, exchange, 4, SOURCES["exchange_bytes"], lone=1.0),
         MemoryLayer("local", "veu", int(chip.sram * TASK_SHARE), local, 8, SOURCES["local_bytes"]),
     )
     return VDevice(
@@ -112,6 +112,7 @@ def make_vdevice(chip: Chip) -> VDevice:
         veus=chip.tiles,
         layers=layers,
         flops=chip.matrix_flops * chip.clock,
+        map_flops=chip.vector_flops * chip.clock,
         launch=2 * chip.sync_cycles / chip.clock,
         dispatch=chip.launch_cycles / chip.clock,
         threads=chip.threads,

@@ -16,6 +16,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
+from rammer.ir.operator import last_readers, place_tiles
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType, itemsize
 
@@ -142,13 +143,16 @@ def _received_bytes(reads: Sequence[OutsideBox], types: Mapping[str, TensorType]
 
 
 def _local_bytes(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
-    """Return the bytes of output tiles and of interior tensors in local memory."""
+    """Return the bytes of output tiles, and of the largest interior tiles placed by liveness, in local memory."""
     operator, rank = batch.operator, len(batch.coordinates)
-    names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
     total = constant_grid(0, rank)
-    for name in sorted(names & set(spans)):
+    for name in sorted(set(operator.outputs) & set(spans)):
         total = total + box_elements(spans[name], rank) * itemsize(types[name].dtype)
-    return total
+    held = {c.producer for c in operator.connections if c.layer == "veu"} - {*operator.outputs}
+    staged = [c for c in operator.computes if c.name in held]
+    sizes = [int(box_elements(spans[c.name], rank).max(initial=0)) * itemsize(c.dtype) if c.name in spans else 0 for c in staged]
+    offsets = place_tiles(sizes, last_readers(operator, [c.name for c in staged]))
+    return total + max((o + s for o, s in zip(offsets, sizes, strict=True)), default=0)
 
 
 def _delivered_elements(boxes: list[Spans], rank: int) -> Numbers:

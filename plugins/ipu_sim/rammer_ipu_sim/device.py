@@ -10,7 +10,7 @@ from rammer.device.shared_constants import SharedConstants
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel, ROperator, Written, prologue_variants
+from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram
 
 from rammer_ipu_sim.chip import NO_STREAM, Chip, configure_chip, make_hardware, make_vdevice
@@ -23,8 +23,6 @@ GENERATOR = 1
 
 #: Number of tilings returned for an operator.
 CANDIDATES = 8
-#: Minimum reported rate, as a fraction of the peak.
-LEAST_RATE = 1e-4
 #: More than the number of tilings.
 EVERY = 1 << 20
 
@@ -76,24 +74,6 @@ class SimulatorBackend(Backend):
         from rammer.fusion.tile_search import candidates
 
         return candidates(operator, binding, self.vdevice, EVERY)
-
-    def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the best tiling's fraction of the peak, including its exchange. Maps and reductions along rows run at an eighth
-        of the rate of products. A task with resident rows receives all weights."""
-        peak = operator.flops / (self.vdevice.flops * self.chip.tiles)
-        return max(LEAST_RATE, peak / max(self._best_seconds(operator, binding), 1 / self.chip.clock))
-
-    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return the best tiling's counted seconds without the prologue, which every task recomputes, over those with it."""
-        without, whole = (self._best_seconds(o, binding) for o in prologue_variants(operator))
-        return min(1.0, without / whole)
-
-    def _best_seconds(self, operator: ROperator, binding: Binding) -> float:
-        """Return the seconds of all tasks in the best likely tiling; infinite if none fits."""
-        from rammer.fusion.tile_search import candidates
-
-        tiled = candidates(operator, binding, self.vdevice, CANDIDATES)
-        return min((self._tiled_seconds(t, binding) for t in tiled), default=float("inf"))
 
     def _tiled_seconds(self, operator: ROperator, binding: Binding) -> float:
         """Return the counted seconds of all tasks of a tiled operator; for a ranged operator, the mean over lengths."""

@@ -16,24 +16,25 @@ from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernel_writing import WrittenKernels
-from rammer_rocm.opened_unit import OpenClUnit, find_unit
+from rammer_rocm.opened_unit import OpenClUnit, find_unit, is_single_launch
+from rammer_rocm.persistent_executor import RESIDENT
 from rammer_rocm.resources import measure_resources
 from rammer_rocm.shipped_kernels import machine_code
-from rammer_rocm.trace import TracedProgram, record_trace
+from rammer_rocm.trace import TracedLaunches, TracedPersistent, TracedTable, record_trace
 from rammer_rocm.units import virtual_device
 
 
 class OpenClBackend(OpenClUnit, OpenClKernels):
-    """An OpenCL unit with the kernel families that compile programs for it. ``executor`` and ``cores`` are options of the device;
-    families in ``excluded`` are not offered."""
+    """An OpenCL unit with the kernel families that compile programs for it. ``executor``, ``cores`` and ``kernels`` are options
+    of the device; families in ``excluded`` are not offered."""
 
-    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int) -> None:
+    def __init__(self, options: OpenOptions, executor: str, excluded: tuple[str, ...], cores: int, kernels: str) -> None:
         device = find_unit(options, cores)
-        vdevice = virtual_device(device)
-        OpenClKernels.__init__(self, vdevice, excluded)
+        vdevice = virtual_device(device, kernels)
+        shared = vdevice.threads > 1 and is_single_launch(executor, device, vdevice)
+        OpenClKernels.__init__(self, vdevice, excluded, RESIDENT if shared else 0)
         OpenClUnit.__init__(self, device, options.index, executor, vdevice)
 
     @property
@@ -53,17 +54,21 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
     @cached_property
     def fingerprint(self) -> str:
         """Device, driver, the text of the kernel generators, and the excluded families."""
-        detail, without = self.hardware.detail, "".join(f" without {name}" for name in self.without)
+        detail, without = self.hardware.detail, "".join(f" without {name}" for name in (*self.without, *self.excluded))
         driver = f"{detail['platform_version']} {detail['driver']}"
-        return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
+        return f"rocm {self.hardware.name} {self.vdevice.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Return the program, compiled and resident."""
-        return OpenClProgram(self.written, self.constants, program, constants, self.single)
+        return self.open_program(self.written, self.constants, program, constants)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Return the start and end of each task of a run, by row; kernels are built again with recording."""
-        loaded = TracedProgram(self.written, self.constants, program, constants, self.single)
+        loaded: TracedLaunches | TracedPersistent | TracedTable
+        if self.vdevice.threads == 1:
+            loaded = TracedTable(self.written, self.constants, program, constants, self.single)
+        else:
+            loaded = (TracedPersistent if self.single else TracedLaunches)(self.written, self.constants, program, constants)
         try:
             return Recorded(program, record_trace(loaded, inputs))
         finally:
@@ -72,7 +77,7 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
     def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
         """Return the machine code of a program, with its packed constants."""
         own = DeviceConstants(self.queue, self.vdevice.threads == 1)  # as in ``load_code``
-        loaded = OpenClProgram(self.written, own, program, constants, self.single)
+        loaded = self.open_program(self.written, own, program, constants)
         try:
             return machine_code(loaded, constants, self.code_target)
         finally:

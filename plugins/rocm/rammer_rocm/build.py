@@ -18,6 +18,12 @@ from rammer_rocm.opencl_runtime import import_opencl
 #: Build options for correctly rounded division, on devices that support it. The define informs the source (``dialect.ROUNDED``).
 ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
 
+#: The define for copies to local memory that finish later (``ring.device_text``).
+ASYNC: Final = ("-DRM_ASYNC",)
+
+#: The option that limits registers of NVIDIA GPUs, so that a processor with 65,536 holds two groups of 256 work-items.
+REGISTERS: Final = ("-cl-nv-maxrregcount=128",)
+
 #: Maximum number of build log lines in an error message.
 LOG_LINES = 12
 #: Maximum number of built programs cached in memory.
@@ -80,7 +86,16 @@ def build_options(device: Any) -> tuple[str, ...]:
     known = language_version(device)
     language = ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
     able = device.single_fp_config & import_opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
-    return language + (ROUNDED if able else ())
+    capability = nvidia_capability(device)
+    copies = ASYNC if capability >= (8, 0) else ()
+    return language + (ROUNDED if able else ()) + copies + (REGISTERS if capability >= (7, 0) else ())
+
+
+def nvidia_capability(device: Any) -> tuple[int, int]:
+    """Return the compute capability of an NVIDIA GPU, as (major, minor); (0, 0) for other devices."""
+    if "cl_nv_device_attribute_query" not in device.extensions.split():
+        return 0, 0
+    return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)
 
 
 def language_version(device: Any) -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rammer.codegen.program_values import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding
@@ -16,8 +16,7 @@ from rammer_rocm.dialect import dialect_of
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.task_guards import ended, skip_unchanged_task
-from rammer_rocm.program_kernels import Function
-from rammer_rocm.source import WalkShape, program_text
+from rammer_rocm.program_kernels import Write
 
 #: Form of cached task functions, excluding functions that call another.
 FORM: Final = KernelForm(TaskFunction, "types", lambda function: function.inner is None)
@@ -61,7 +60,6 @@ class WrittenKernels:
             found = {o: skip_unchanged_task(operator[o], f, writer, binding, dialect) for o, f in found.items()}
         return found
 
-    def build(self, functions: Sequence[Function], sets: Sequence[Sequence[int]], shape: WalkShape, single: bool) -> Any:
+    def build(self, write: Write) -> Any:
         """Return the compiled OpenCL program."""
-        written = cast(Sequence[TaskFunction], functions)
-        return self.builder(program_text(written, sets, shape, dialect_of(self.vdevice), single))
+        return self.builder(write(dialect_of(self.vdevice)))

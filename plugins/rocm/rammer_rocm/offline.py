@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.build import ROUNDED
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.source import WalkShape, program_text
+from rammer_rocm.source import launch_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
 #: clang releases that are tried, newest first; older releases lack the option that reports resources.
@@ -200,10 +200,9 @@ class OfflineProfiler(Profiler):
         raise self._make_refusal("measure")
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
-        """Return the compiler's resource report for a kernel that walks a table of only this task."""
-        function, device = self.kernels.writer.written(kernel.operator, binding), self.kernels.vdevice
-        shape = WalkShape(device.veus, device.threads, function.scratch)
-        return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
+        """Return the compiler's resource report for a launch of only this operator's tasks."""
+        function = self.kernels.writer.written(kernel.operator, binding)
+        return replace(self.tools.compile(launch_text([(function,)], GPU_DIALECT)), threads=function.threads)
 
     def _make_refusal(self, what: str) -> DeviceUnavailable:
         return DeviceUnavailable(f"{self.tools.target} is compiled without the card: nothing to {what}")

@@ -17,10 +17,14 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
+from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.placement import ROOM
+from rammer_rocm.program_kernels import ProgramKernels
+from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.shipped_kernels import shipped_kernels
+from rammer_rocm.table_executor import TableProgram
 from rammer_rocm.units import make_hardware, virtual_device
 
 #: Extensions of x86 that a compiler of kernels may use, among the flags in /proc/cpuinfo.
@@ -68,7 +72,7 @@ class OpenClUnit(Backend):
         cl = import_opencl()
         self.device, self.vdevice = device, vdevice
         self.hardware: Hardware = make_hardware(index, device)
-        self.single = _is_single_launch(executor, vdevice.threads == 1 and language_version(device) >= (2, 0))
+        self.single = is_single_launch(executor, device, vdevice)
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -94,7 +98,15 @@ class OpenClUnit(Backend):
         except (ValueError, TypeError, LookupError, AttributeError) as problem:
             raise DeviceFailure(f"the machine code of program {program.name} is malformed: {problem}") from problem
         # The kernels take the number of constant buffers that they were built for: one of their own.
-        return OpenClProgram(kernels, DeviceConstants(self.queue, self.vdevice.threads == 1), program, constants, self.single)
+        return self.open_program(kernels, DeviceConstants(self.queue, self.vdevice.threads == 1), program, constants)
+
+    def open_program(
+        self, kernels: ProgramKernels, shared: DeviceConstants, program: RProgram, constants: Mapping[str, Array]
+    ) -> OpenClProgram:
+        """Return the program with its executor: a table on CPUs, launches or one persistent launch on GPUs."""
+        if self.vdevice.threads == 1:
+            return TableProgram(kernels, shared, program, constants, self.single)
+        return (PersistentProgram if self.single else LaunchProgram)(kernels, shared, program, constants)
 
     @cached_property
     def iteration_cost(self) -> IterationCost:
@@ -103,7 +115,7 @@ class OpenClUnit(Backend):
 
         Measured on a core of an EPYC: 3 us between two iterations, 1.2 us for a step of an LSTM of 64 units. A row of its product
         with the inputs, which is not skipped, took 0.4 us."""
-        return IterationCost(4, 4) if self.single else IterationCost()
+        return IterationCost(4, 4) if self.single and self.vdevice.threads == 1 else IterationCost()
 
     @cached_property
     def host_room(self) -> HostRoom:
@@ -119,9 +131,9 @@ class OpenClUnit(Backend):
 class RunOnlyUnit(OpenClUnit):
     """An OpenCL unit that was opened for machine code alone."""
 
-    def __init__(self, options: OpenOptions, executor: str, cores: int) -> None:
+    def __init__(self, options: OpenOptions, executor: str, cores: int, kernels: str) -> None:
         device = find_unit(options, cores)
-        super().__init__(device, options.index, executor, virtual_device(device))
+        super().__init__(device, options.index, executor, virtual_device(device, kernels))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -146,8 +158,12 @@ def _no_compiler() -> DeviceUnavailable:
     return DeviceUnavailable("device rocm was opened for machine code alone")
 
 
-def _is_single_launch(executor: str, able: bool) -> bool:
-    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
+def is_single_launch(executor: str, device: Any, vdevice: VDevice) -> bool:
+    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0), and on GPUs if a
+    user chooses it."""
+    if vdevice.threads > 1:
+        return executor == "single"
+    able = language_version(device) >= (2, 0)
     executor = executor or ("single" if able else "waves")
     if executor == "single" and not able:
         raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")

@@ -27,18 +27,19 @@ def open_device(options: OpenOptions) -> Backend:
     if options.run_only:
         from rammer_rocm.opened_unit import RunOnlyUnit
 
-        return RunOnlyUnit(options, options.value(EXECUTOR), options.value(CORES))
+        return RunOnlyUnit(options, options.value(EXECUTOR), options.value(CORES), options.value(KERNELS))
     require_compiler("compiling kernels for device rocm")
     from rammer_rocm.backend import OpenClBackend
 
     without = () if options.value(WINOGRAD) == "on" else ("winograd",)
-    return OpenClBackend(options, options.value(EXECUTOR), without, options.value(CORES))
+    return OpenClBackend(options, options.value(EXECUTOR), without, options.value(CORES), options.value(KERNELS))
 
 
 #: AMD architectures that kernels can be compiled for without the card.
 TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
-EXECUTOR = Option("executor", "", "One launch per program (CPUs only) or per wave.", ("single", "waves"))
+EXECUTOR = Option("executor", "", "One launch per program or per wave.", ("single", "waves"))
+KERNELS = Option("kernels", "", "Kernels of CPU cores or of a GPU's groups, whatever the device.", ("cpu", "gpu"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 
 CORES = Option("cores", 0, "Most cores of a CPU that programs use; 0: all.", least=0)
@@ -49,7 +50,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    options=(EXECUTOR, WINOGRAD, CORES),
+    options=(EXECUTOR, WINOGRAD, CORES, KERNELS),
     providers=("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     api=5,
 )

@@ -4,13 +4,14 @@ a compiled file (``shipped_kernels``), which needs no compiler."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rammer.device.manifest import Array
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
 
-from rammer_rocm.source import WalkShape
+#: A writer of a program's text, for a dialect (``rammer.codegen.c_target.CTarget``).
+Write: TypeAlias = Callable[[Any], str]
 
 
 class Packed(Protocol):
@@ -69,6 +70,21 @@ class Function(Protocol):
         """The bytes of scratch memory that it needs."""
         ...
 
+    @property
+    def threads(self) -> int:
+        """The work-items of a group."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """The groups that share a task."""
+        ...
+
+    @property
+    def partials(self) -> int:
+        """The floats of global memory in which groups of a task exchange sums."""
+        ...
+
 
 class ProgramKernels(Protocol):
     """The kernels of one program, or of any program of a device."""
@@ -82,6 +98,6 @@ class ProgramKernels(Protocol):
         """Return the function of every operator with tasks, by operator name."""
         ...
 
-    def build(self, functions: Sequence[Function], sets: Sequence[Sequence[int]], shape: WalkShape, single: bool) -> Any:
-        """Return the OpenCL program with these functions (``rammer_rocm.source.program_text``)."""
+    def build(self, write: Write) -> Any:
+        """Return the OpenCL program that ``write`` writes in the device's dialect (``rammer_rocm.source``)."""
         ...

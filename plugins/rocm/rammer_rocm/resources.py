@@ -18,7 +18,7 @@ from rammer.ir.operator import Resources, ROperator
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.source import WalkShape, program_text
+from rammer_rocm.source import launch_text
 
 #: The option that requests NVIDIA's report, and the extension that provides it.
 _VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")
@@ -29,21 +29,20 @@ _NUMBER: Final = rb"(?:([\x00-\x7f])|\xcc(.)|\xcd(..)|\xce(....))"
 def measure_resources(
     kernels: OpenClKernels, operator: ROperator, binding: Binding, context: Any, options: tuple[str, ...]
 ) -> Resources:
-    """Return the resources of a kernel that walks only this operator's tasks. It is rebuilt, since a cached binary has no log."""
+    """Return the resources of a launch of only this operator's tasks. It is rebuilt, since a cached binary has no log."""
     cl, device = import_opencl(), context.devices[0]
     vdevice: VDevice = kernels.vdevice
     function = kernels.writer.written(operator, binding)
-    shape = WalkShape(vdevice.veus, vdevice.threads, function.scratch)
-    text = program_text([function], [(0,)], shape, dialect_of(vdevice), single=False)
+    text = launch_text([(function,)], dialect_of(vdevice))
     asked = [_VERBOSE[0]] if _VERBOSE[1] in device.extensions.split() else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report is output, which makes pyopencl warn
         program = cl.Program(context, text).build([*options, *asked], cache_dir=False)
-    info, walk = cl.kernel_work_group_info, cl.Kernel(program, "wave_0")
+    info, walk = cl.kernel_work_group_info, cl.Kernel(program, "launch_0")
     local = int(walk.get_work_group_info(info.LOCAL_MEM_SIZE, device))
     found = of_log(program.get_build_info(device, cl.program_build_info.LOG) or "") or of_code_object(bytes(program.binaries[0]))
     registers, spills, scalar = found or (-1, -1, -1)
-    return Resources(vdevice.threads, registers, local, spills, scalar)
+    return Resources(function.threads, registers, local, spills, scalar)
 
 
 def of_log(log: str) -> tuple[int, int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
 
-from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.source import WalkShape
+from rammer_rocm.program_kernels import Write
+from rammer_rocm.resident import OpenClProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,9 @@ class ShippedFunction:
     entry: str
     arguments: tuple[ShippedPointer, ...]
     scratch: int
+    threads: int
+    blocks: int
+    partials: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ShippedKernels:
         """Return the function of every operator with tasks."""
         return self.operators
 
-    def build(self, functions: Sequence[object], sets: Sequence[Sequence[int]], shape: WalkShape, single: bool) -> Any:
+    def build(self, write: Write) -> Any:
         """Return the program in the binary. Raises DeviceFailure if the driver refuses it."""
         cl = import_opencl()
         try:
@@ -56,7 +59,7 @@ class ShippedKernels:
 
 def machine_code(loaded: OpenClProgram, constants: Mapping[str, Array], target: str) -> MachineCode:
     """Return the machine code of a loaded program, whose constants are in one buffer."""
-    record, arrays = record_kernels(loaded.functions, ("scratch",), constants)
+    record, arrays = record_kernels(loaded.functions, ("scratch", "threads", "blocks", "partials"), constants)
     binary = loaded.binary.get_info(import_opencl().program_info.BINARIES)[0]
     return MachineCode(target, record, {**arrays, "binary": np.frombuffer(binary, np.uint8)})
 
@@ -65,7 +68,7 @@ def shipped_kernels(
     code: MachineCode, program: RProgram, vdevice: VDevice, context: Any, options: tuple[str, ...]
 ) -> ShippedKernels:
     """Return the kernels in ``code``. Raises ValueError or a similar error if they do not fit the program."""
-    found = restore_kernels(code, program, 1)
+    found = restore_kernels(code, program, 4)
     missing = {task.operator for row in program.rows for task in row} - found.keys()
     if missing:
         raise ValueError(f"operator {min(missing)} has no kernel")

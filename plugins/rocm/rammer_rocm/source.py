@@ -1,11 +1,13 @@
 """The OpenCL program of an rProgram: task functions and the kernels that walk the table.
 
-Two executors share them. ``waves``: one launch per wave, one work-group per vEU. ``single``: one launch for the whole program, in
+The table executor has two forms. ``waves``: one launch per wave, one work-item per vEU. ``single``: one launch per program, in
 which work-groups claim the rows of a wave and synchronise at its end. A group never waits for an unclaimed row, so the launch
 ends with any number of co-resident groups. A group that has waited too long ends the launch early: its partner was interrupted,
 or has much more work. All groups then exit at the next row. The thread may sleep instead of spinning, and the host relaunches
 where the program stopped. For a loop program one launch runs all iterations. The moves between two iterations are a wave of one
 row, and each iteration has the next epoch.
+
+The launch executor (``launch_text``) has a group of work-items for each task, which the device places.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from rammer_rocm.ring.device_text import FENCE
 
 if TYPE_CHECKING:
     from rammer.codegen.c_target import CTarget
@@ -31,7 +35,7 @@ _WALK = """  for (int r = starts[{row}]; r < starts[{row} + 1]; ++r) {{
     __global const long *a = arguments + run[1];
     for (int i = 0, task = run[2]; i < run[3]; ++i, task += run[4]) {{{begin}
       switch (run[0]) {{
-{cases}      }}{barrier}{end}
+{cases}      }}{end}
     }}
   }}
 """
@@ -166,11 +170,10 @@ __kernel void wave_{number}({parameters}, int first)
 class WalkShape:
     """The specialisation of the walking kernels.
 
-    The fields are vEUs, work-items per group, scratch bytes per vEU, and constant buffers. ``traced``: kernels record the start
-    and end of each task. ``turns``: one launch runs all iterations of a loop program."""
+    The fields are vEUs, scratch bytes per vEU, and constant buffers. ``traced``: kernels record the start and end of each task.
+    ``turns``: one launch runs all iterations of a loop program."""
 
     veus: int
-    threads: int
     scratch: int
     constants: int = 0
     traced: bool = False
@@ -202,7 +205,7 @@ def program_text(
         *dict.fromkeys(f.helpers for f in (*called, *functions) if f.helpers),
     ]
     parts += dict.fromkeys(f.text for f in (*called, *functions))
-    head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
+    head = _group_attribute(1)
     if single:
         walk = _walk_text(functions, range(len(functions)), "row", shape)
         parts.append(
@@ -231,10 +234,8 @@ def _ordered_callees(function: TaskFunction) -> list[TaskFunction]:
 
 def _walk_text(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
     cases = "".join(f"        case {i}: {_call_text(functions[i], shape)}; break;\n" for i in members)
-    # Tasks of a row may depend on each other: the whole group must finish one task before the next.
-    fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
     begin, end = (_BEGIN, _END) if shape.traced else ("", "")
-    return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence, begin=begin, end=end)
+    return _WALK.format(row=row, words=RUN_WORDS, cases=cases, begin=begin, end=end)
 
 
 def _call_text(function: TaskFunction, shape: WalkShape) -> str:
@@ -243,6 +244,141 @@ def _call_text(function: TaskFunction, shape: WalkShape) -> str:
 
 
 def _scratch_text(shape: WalkShape) -> str:
-    if shape.threads == 1:
-        return f"__global char *scratch = spill + get_group_id(0) * (size_t){shape.scratch};"
-    return f"__local char scratch[{max(shape.scratch, 4)}] __attribute__((aligned(64)));"
+    return f"__global char *scratch = spill + get_group_id(0) * (size_t){shape.scratch};"
+
+
+def _group_attribute(threads: int) -> str:
+    return f"__attribute__((reqd_work_group_size({threads}, 1, 1)))"
+
+
+def launch_text(kernels: Sequence[Sequence[TaskFunction]], dialect: CTarget, traced: bool = False) -> str:
+    """Return the complete OpenCL program of launches.
+
+    Kernel ``launch_i`` has the tasks of all functions of ``kernels[i]``, which have equal work-items: first those of the first
+    function, then those of the next. A task has a group, or ``blocks`` groups."""
+    functions = dict.fromkeys(f for parts in kernels for part in parts for f in (*_ordered_callees(part), part))
+    parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in functions if f.helpers)]
+    parts += dict.fromkeys(f.text for f in functions)
+    return "\n".join([*parts, *(_launch_kernel(number, parts, traced) for number, parts in enumerate(kernels))])
+
+
+def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> str:
+    """Return the kernel of one launch. Its parameters are those of every part (``launch_parameters``), then the records."""
+    names, lines = list[str](), list[str]()
+    for i, f in enumerate(parts):
+        pointers = list[str]()
+        for k, kind in enumerate(f.types):
+            names += [f"__global char *b{i}_{k}", f"long a{i}_{k}"]
+            pointers.append(f"(__global {kind} *)(b{i}_{k} + a{i}_{k})")
+        names += [f"__global const int *order{i}", f"int first{i}", f"int count{i}"]
+        calls = [*pointers, "scratch", "task"]
+        slot = "group"
+        if f.blocks > 1:
+            names += [f"__global float *partials{i}", f"long place{i}", f"__global int *arrived{i}", f"int counter{i}"]
+            slot = f"group / {f.blocks}"
+            calls += [f"partials{i} + place{i}", f"arrived{i} + counter{i}", slot, f"group % {f.blocks}"]
+        lines.append(f"  if (group < count{i}) {{")
+        lines.append(f"    const int task = order{i} ? order{i}[{slot}] : first{i} + {slot};")
+        lines += ["    const ulong begin = rm_clock();"] if traced else []
+        lines.append(f"    {f.entry}({', '.join(calls)});")
+        if traced:
+            lines.append("    barrier(CLK_LOCAL_MEM_FENCE);")
+            lines.append("    __global ulong *const times = records + 2 * (record + get_group_id(0));")
+            lines.append("    if (!get_local_id(0)) { times[0] = begin; times[1] = rm_clock(); }")
+        lines += ["    return;", "  }", f"  group -= count{i};"]
+    names += ["__global ulong *records", "int record"] if traced else []
+    scratch = f"  {_local_scratch(parts)}"
+    head = f"{_group_attribute(parts[0].threads)}\n__kernel void launch_{number}({', '.join(names)})"
+    return "\n".join([head, "{", scratch, "  int group = (int)get_group_id(0);", *lines, "}\n"])
+
+
+#: 64-bit words of a unit of work before its pointers: function, task, slot, rank, partial sums, counters.
+UNIT_WORDS: Final = 6
+#: Polls of a group before it gives up waiting for others: seconds on a GPU.
+MOST_POLLS: Final = 20_000_000
+#: The same in a trial of the groups that run at the same time, on a GPU and on other devices: tenths of a second.
+TRIAL_POLLS: Final = (300_000, 50_000_000)
+_PERSISTENT: Final = """{head}
+__kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
+    __global int *arrived, volatile __global int *sync, int levels{records}, int before)
+{{
+  {scratch}
+  const int group = (int)get_group_id(0), groups = (int)get_num_groups(0);
+  __local int *const given_up = (__local int *)scratch;
+  if (levels == 0) {{
+    if (get_local_id(0) == 0) {{
+      atomic_inc(sync);
+      int polls = 0;
+      while (sync[0] < before && !sync[32] && polls < {trial}) ++polls;
+      if (polls >= {trial}) sync[32] = 1;
+    }}
+    return;
+  }}
+  int first = starts[0];
+  for (int level = 0; level < levels; ++level) {{
+    const int end = starts[level + 1];
+    for (int u = first + group; u < end; u += groups) {{
+      __global const long *const unit = units + u * (long){width}, *const a = unit + {words};
+      const int task = (int)unit[1];{begin}
+      switch ((int)unit[0]) {{
+{cases}      }}
+      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);{end}
+    }}
+    first = end;
+    if (level + 1 == levels) break;
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (get_local_id(0) == 0) {{
+      rm_fence();
+      atomic_inc(sync);
+      const int wanted = (before + level + 1) * groups;
+      int polls = 0;
+      while (sync[0] < wanted && !sync[32] && polls < {patience}) ++polls;
+      if (polls >= {patience}) sync[32] = 1;
+      given_up[0] = sync[32];
+      rm_fence();
+    }}
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (given_up[0]) return;
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }}
+  if (get_local_id(0) == 0) atomic_inc(sync);
+}}
+"""
+
+
+def persistent_text(
+    functions: Sequence[TaskFunction], dialect: CTarget, sizes: tuple[int, int, int], trial: int, traced: bool = False
+) -> str:
+    """Return the complete OpenCL program of one launch for all levels. ``sizes`` are the buffers of constants, the pointers of a
+    row, and the work-items of a group. In a trial a group polls at most ``trial`` times."""
+    constants, pointers, threads = sizes
+    called = dict.fromkeys(f for function in functions for f in (*_ordered_callees(function), function))
+    parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in called if f.helpers)]
+    parts += dict.fromkeys(f.text for f in called)
+    shape = WalkShape(0, 0, constants)
+    cases = "".join(f"        case {i}: {_unit_call(f, shape)}; break;\n" for i, f in enumerate(functions))
+    record = "\n      if (!get_local_id(0)) { records[2 * u] = begin; records[2 * u + 1] = rm_clock(); }"
+    text = _PERSISTENT.format(
+        head=_group_attribute(threads),
+        parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(constants)),
+        scratch=_local_scratch(functions),
+        width=UNIT_WORDS + 2 * pointers,
+        words=UNIT_WORDS,
+        cases=cases,
+        patience=MOST_POLLS,
+        trial=trial,
+        records=", __global ulong *records" * traced,
+        begin="\n      const ulong begin = rm_clock();" * traced,
+        end=record * traced,
+    )
+    return "\n".join([*parts, text])
+
+
+def _unit_call(function: TaskFunction, shape: WalkShape) -> str:
+    pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
+    shared = ["partials + unit[4]", "arrived + unit[5]", "(int)unit[2]", "(int)unit[3]"] if function.blocks > 1 else []
+    return f"{function.entry}({', '.join([*pointers, 'scratch', 'task', *shared])})"
+
+
+def _local_scratch(functions: Sequence[TaskFunction]) -> str:
+    return f"__local char scratch[{max(4, *(f.scratch for f in functions))}] __attribute__((aligned(64)));"

@@ -13,30 +13,27 @@ import numpy as np
 
 from rammer.device.manifest import Array, Span
 from rammer.errors import DeviceFailure
-from rammer.ir.program import RProgram, waves
+from rammer.ir.launches import Launch
+from rammer.ir.program import waves
 
-from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.persistent_executor import PersistentProgram
+from rammer_rocm.table_executor import TableProgram
 
 #: Seconds between the two readings: a reading is about 10 us late, which is 0.02% of the interval.
 PAUSE: Final = 0.05
 
 
-class TracedProgram(OpenClProgram):
-    """A program whose kernels record two times per task."""
+class Clocked:
+    """Reads the clock of the kernels and the records of a traced program."""
 
-    traced = True
-
-    def recorders(self, context: Any) -> Sequence[Any]:
-        """Return the record buffer (two 64-bit words per task) and the first record of each run of the table."""
-        cl, counts = import_opencl(), self.table.runs[:, 3]
-        firsts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
-        self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(int(counts.sum()), 1))
-        self.firsts = cl.Buffer(context, cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR, hostbuf=firsts)
-        return self.records, self.firsts
+    queue: Any
+    binary: Any
+    records: Any
 
     def times(self) -> Array:
-        """Return the start and end of every task of the last run, in ticks."""
+        """Return the start and end of every task (of every group, for launches) of the last run, in ticks."""
         found = np.zeros((self.records.size // 16, 2), np.uint64)
         import_opencl().enqueue_copy(self.queue, found, self.records)
         return found
@@ -58,33 +55,95 @@ class TracedProgram(OpenClProgram):
             raise DeviceFailure(f"the clock of {self.queue.device.name.strip()} does not advance: its tasks cannot be traced")
         return (ended - begun) / (last - first)
 
-    def close(self) -> None:
-        """Free the device memory, including the records."""
-        super().close()
-        self.records.release()
-        self.firsts.release()
+
+class TracedTable(Clocked, TableProgram):
+    """A table program whose kernels record two times per task."""
+
+    traced = True
+
+    def recorders(self, context: Any) -> Sequence[Any]:
+        """Return the record buffer (two 64-bit words per task) and the first record of each run of the table."""
+        cl, counts = import_opencl(), self.table.runs[:, 3]
+        firsts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
+        self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(int(counts.sum()), 1))
+        self.firsts = cl.Buffer(context, cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR, hostbuf=firsts)
+        return self.records, self.firsts
+
+    def tasks(self) -> list[tuple[int, str, int]]:
+        """Return row, operator and index of every record, in table order: by wave, then by row."""
+        result = list[tuple[int, str, int]]()
+        for wave in waves(self.program):
+            rows: list[list[tuple[int, str, int]]] = [[] for _ in range(self.program.veus)]
+            for placed in wave:
+                rows[placed.veu].append((placed.veu, placed.task.operator, placed.task.index))
+            result += [task for row in rows for task in row]
+        return result
+
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns, including the records."""
+        return (*super().buffers(), self.records, self.firsts)
 
 
-def record_trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
-    """Record the tasks of the second of two runs, by table rows: OpenCL does not report the compute unit of a row."""
+class TracedLaunches(Clocked, LaunchProgram):
+    """A program of launches whose groups record two times."""
+
+    traced = True
+
+    def recorders(self, context: Any, joined: Sequence[Launch]) -> Sequence[Any]:
+        """Return the record buffer (two 64-bit words per group of the run) and the first record of a kernel."""
+        counts = [sum(map(self.groups_of, launches)) for launches in self.plan]
+        if not hasattr(self, "records"):
+            cl = import_opencl()
+            self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(sum(counts), 1))
+        return self.records, np.int32(sum(counts[: [*self.plan].index([*joined])]))
+
+    def tasks(self) -> list[tuple[int, str, int]]:
+        """Return a row, the operator and the index of every record. Tasks of a launch have different rows where possible."""
+        result = list[tuple[int, str, int]]()
+        for launch in (x for joined in self.plan for x in joined):
+            blocks = self.functions[launch.operator].blocks
+            result += [
+                (i % self.device.veus, launch.operator, task) for i, task in enumerate(launch.tasks) for _ in range(blocks)
+            ]
+        return result
+
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns, including the records."""
+        return (*super().buffers(), self.records)
+
+
+class TracedPersistent(Clocked, PersistentProgram):
+    """A persistent program whose groups record two times for each unit of work."""
+
+    traced = True
+
+    def recorders(self, context: Any) -> Sequence[Any]:
+        """Return the record buffer: two 64-bit words per unit."""
+        if not hasattr(self, "records"):
+            cl = import_opencl()
+            self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(len(self.places), 1))
+        return (self.records,)
+
+    def tasks(self) -> list[tuple[int, str, int]]:
+        """Return a row, the operator and the index of every record."""
+        return [(i % self.device.veus, x.operator, x.tasks[i]) for x, i in self.places]
+
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns, including the records."""
+        return (*super().buffers(), self.records)
+
+
+def record_trace(loaded: TracedTable | TracedLaunches | TracedPersistent, inputs: Mapping[str, Array]) -> list[Span]:
+    """Record the tasks of the second of two runs, by table rows: OpenCL does not report the compute unit of a row. A task of
+    several groups lasts from the first start to the last end."""
     for _ in range(2):
         loaded.run(inputs)
     times = loaded.times()
     if not (times[:, 0] > 0).all() or not (times[:, 1] >= times[:, 0]).all():
         raise DeviceFailure(f"program {loaded.program.name}: some tasks recorded no times")
     seconds = (times - times[:, 0].min()).astype(np.float64) * loaded.tick()
-    return [
-        Span(veu, operator, index, float(begin), float(end))
-        for (veu, operator, index), (begin, end) in zip(_list_tasks(loaded.program), seconds, strict=True)
-    ]
-
-
-def _list_tasks(program: RProgram) -> list[tuple[int, str, int]]:
-    """Return row, operator and index of every task, in table order: by wave, then by row."""
-    result = list[tuple[int, str, int]]()
-    for wave in waves(program):
-        rows: list[list[tuple[int, str, int]]] = [[] for _ in range(program.veus)]
-        for placed in wave:
-            rows[placed.veu].append((placed.veu, placed.task.operator, placed.task.index))
-        result += [task for row in rows for task in row]
-    return result
+    spans = dict[tuple[int, str, int], tuple[float, float]]()
+    for task, (begin, end) in zip(loaded.tasks(), seconds, strict=True):
+        known = spans.get(task, (begin, end))
+        spans[task] = min(known[0], float(begin)), max(known[1], float(end))
+    return [Span(veu, operator, index, *times) for (veu, operator, index), times in spans.items()]

@@ -9,6 +9,7 @@ from typing import Any
 from rammer.device.manifest import Hardware
 from rammer.ir.device import MemoryLayer, VDevice
 
+from rammer_rocm.build import nvidia_capability
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 
@@ -43,9 +44,10 @@ def make_hardware(index: int, device: Any) -> Hardware:
     return Hardware(index, device.name.strip(), kind_of(device), int(device.global_mem_size), detail)
 
 
-def virtual_device(device: Any) -> VDevice:
-    """Return the VDevice of an OpenCL device; ``source`` of each figure names its origin."""
-    return _make_gpu(device) if kind_of(device) == "gpu" else _make_cpu(device)
+def virtual_device(device: Any, kernels: str = "") -> VDevice:
+    """Return the VDevice of an OpenCL device for its own kernels, or those of a "cpu" or a "gpu". ``source`` of each figure names
+    its origin."""
+    return _make_gpu(device) if (kernels or kind_of(device)) == "gpu" else _make_cpu(device)
 
 
 def _make_cpu(device: Any) -> VDevice:
@@ -93,8 +95,7 @@ def _make_gpu(device: Any) -> VDevice:
         description=device.name.strip(),
         veus=groups,
         layers=layers,
-        # 64 lanes per compute unit (AMD CDNA and GCN instruction set manuals), one FMA each per cycle.
-        flops=clock * 64 * FLOP_PER_LANE,
+        flops=clock * _gpu_lanes(device) * FLOP_PER_LANE,
         launch=GPU_LAUNCH,
         threads=threads,
         vector=1,
@@ -102,6 +103,12 @@ def _make_gpu(device: Any) -> VDevice:
         source="OpenCL device info",
         precisions=PRECISIONS,
     )
+
+
+def _gpu_lanes(device: Any) -> int:
+    """Return the fp32 lanes of a compute unit, one FMA each per cycle: 64 (AMD CDNA and GCN instruction set manuals), but 128 on
+    NVIDIA's since compute capability 8.6 (CUDA C++ programming guide, "Compute Capabilities")."""
+    return 128 if nvidia_capability(device) > (8, 0) else 64
 
 
 def _clock_rate(device: Any) -> tuple[float, str]:

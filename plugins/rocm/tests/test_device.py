@@ -19,9 +19,10 @@ pytest.importorskip("pyopencl")
 from rammer.codegen.task_parameters import Unsuited
 
 from rammer_rocm.backend import OpenClProfiler, random_inputs
-from rammer_rocm.executor import OpenClProgram, make_table
 from rammer_rocm.panel.recognise import panel_product
 from rammer_rocm.plugin import DEVICE
+from rammer_rocm.resident import OpenClProgram
+from rammer_rocm.table_executor import make_table
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)

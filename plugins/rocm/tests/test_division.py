@@ -86,7 +86,7 @@ def test_the_unit_here_divides_right(pairs: tuple[Any, Any], kernel: str) -> Non
 def test_a_unit_that_can_is_told_to() -> None:
     flags = import_opencl().device_fp_config
     for config, asked in ((flags.CORRECTLY_ROUNDED_DIVIDE_SQRT | flags.FMA, True), (flags.FMA, False)):
-        unit = SimpleNamespace(opencl_c_version="OpenCL C 1.2", version="OpenCL 3.0", single_fp_config=config)
+        unit = SimpleNamespace(extensions="", opencl_c_version="OpenCL C 1.2", version="OpenCL 3.0", single_fp_config=config)
         assert (ROUNDED[0] in build_options(unit), ROUNDED[1] in build_options(unit)) == (asked, asked)
 
 

@@ -12,9 +12,9 @@ from rammer.ir.program import Buffer, Port, RProgram, Storage, Task, dense
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend
-from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.memory import fine_grained, lay_out
 from rammer_rocm.plugin import DEVICE
+from rammer_rocm.table_executor import TableProgram
 
 if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
     pytest.skip("no OpenCL unit that is a CPU", allow_module_level=True)
@@ -29,12 +29,12 @@ def program() -> RProgram:
     return RProgram("shared", "test", *ports, buffers, storages, (double,), (), ((Task("Y", 0),),))
 
 
-def loaded(**options: str) -> OpenClProgram:
+def loaded(**options: str) -> TableProgram:
     """Return the loaded program with its unit opened."""
     backend = DEVICE.open(OpenOptions(options=options))
     assert isinstance(backend, OpenClBackend)
     made = backend.load(program(), {})
-    assert isinstance(made, OpenClProgram)
+    assert isinstance(made, TableProgram)
     return made
 
 

@@ -61,7 +61,8 @@ def subject_of(text: str, backend: Any, random: Random) -> UntiledOperator:
     """Return the window of a case in float32 or float16."""
     # A mean of float16 converts each element first, so it is not a window of the image itself.
     kind = "float16" if "+half" in text else random.choice(("float32", "float32", "float16")[: 2 + ("+average" not in text)])
-    case = NetCase.parse(f"{text.replace(' +half', '')} @{kind}")
+    # With element-wise fusion, a conversion of the image stays outside its window.
+    case = NetCase.parse(f"{text.replace(' +half', '')} +elementwise @{kind}")
     return next(s for s in some(subjects(case, backend)) if s.operator.main.kind != "map")
 
 

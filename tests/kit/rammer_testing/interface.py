@@ -27,6 +27,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.child_processes",
         "rammer.cache",
         "rammer.codegen.program_values",
+        "rammer.ir.launches",
         "rammer.device.arrays",
         "rammer.device.execution_forms",
         "rammer.device.manifest",
@@ -56,6 +57,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "To write kernels in C": (
         "rammer.codegen",
+        "rammer.codegen.products",
         "rammer.codegen.emit",
         "rammer.codegen.c_target",
         "rammer.codegen.dialects",

@@ -20,7 +20,7 @@ from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.read.reader import read_model
-from rammer.fusion.connect import CostModel
+from rammer.fusion.group_prices import CostModel
 from rammer.fusion.stitch_latency import Evaluator
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load, Ref
@@ -41,7 +41,7 @@ GUARD = 64
 #: Elements per task of a slow copy, and how often the task reads each element (less often for more than ``MANY`` elements). On a
 #: GPU this lasts about 50 us: a consumer that ignores its wait has started by then and reads too early.
 PIECE, READS, MANY = 4096, 256, 1 << 17
-#: Rate of every operator and every fusion if everything is to be fused.
+#: Factor by which a fusion may be slower if everything is to be fused.
 FAST = 1e3
 #: Wrong results that a report shows.
 SHOWN = 3
@@ -64,7 +64,8 @@ class _Recorder:
     """A substitute for the tuner that records the operators passed to it."""
 
     def __init__(self, tuner: Tuner) -> None:
-        self.kernels, self.first = tuner.kernels, tuner.first  # the kernels decide stitching and constant layouts
+        # The kernels decide fusion and constant layouts.
+        self.kernels, self.first, self.first_kernel = tuner.kernels, tuner.first, tuner.first_kernel
         self.backend, self.store, self.level = tuner.backend, tuner.store, tuner.level
         self.found: tuple[Sequence[ROperator], Binding] = ((), Binding({}, {}))
 
@@ -76,7 +77,8 @@ class _Recorder:
 
 def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     """Return the operators of a case's model on this device: all, or the one that the case names."""
-    compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout), KernelStore(None))
+    fusion = "elementwise" if "elementwise" in case.tags else "full"
+    compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout, fusion=fusion), KernelStore(None))
     recorder = _Recorder(compiler.tuner)
     compiler.tuner = recorder  # type: ignore[assignment]
     values: dict[str, Array] = {}
@@ -88,8 +90,7 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
 
     compiler.program = program  # type: ignore[method-assign, assignment]
     if "fuse" in case.tags:  # fuse everything that can be connected on chip, even if it is predicted slower
-        rates = CostModel(lambda operator: FAST, lambda operator: FAST)
-        compiler.cost_model = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
+        compiler.cost_model = lambda binding, ends=None: CostModel(binding=binding, doubt=-FAST)  # type: ignore[method-assign]
     if case.kind == "stitched":  # likewise stitch if the fused operator is faster than its parts in sequence, not concurrently
         asked = compiler.latency
         compiler.latency = lambda binding: _in_turn(asked(binding))  # type: ignore[method-assign]

@@ -87,8 +87,9 @@ class Runner:
 
     def __init__(self, poisoned: bool) -> None:
         separate.install()
-        self.device, self.poisoned = Subject("rocm"), poisoned
-        self.search = Search("rocm", {}, 1)
+        options = {"executor": "waves"}
+        self.device, self.poisoned = Subject("rocm", options=options), poisoned
+        self.search = Search("rocm", options, 1)
         self.covered: Counter[str] = Counter()
         self.random = Random(0)
         self.expect_gpu()

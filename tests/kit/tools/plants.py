@@ -124,10 +124,10 @@ def walk(edit: Edit) -> Plant:
     """Return a plant that edits the table walker of a rocm program."""
 
     def plant() -> None:
-        import rammer_rocm.executor
+        import rammer_rocm.table_executor
 
-        honest = rammer_rocm.executor.program_text
-        rammer_rocm.executor.program_text = lambda *arguments: edit(honest(*arguments))
+        honest = rammer_rocm.table_executor.program_text
+        rammer_rocm.table_executor.program_text = lambda *arguments: edit(honest(*arguments))
 
     return plant
 

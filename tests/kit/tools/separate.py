@@ -1,8 +1,8 @@
 """rocm's GPU path under Oclgrind, with every program buffer in a separate allocation.
 
 The plugin keeps all buffers in one allocation. Oclgrind cannot detect accesses outside a tensor there, nor uninitialised reads:
-it forgets the rest of an allocation when the host writes a part of it. Here kernels address each buffer by its distance from the
-first. A simulated address consists of an allocation number and an offset.
+it forgets the rest of an allocation when the host writes a part of it. An address here consists of an allocation's number and an
+offset.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import storage_view
 
-import rammer_rocm.backend
-import rammer_rocm.executor
+import rammer_rocm.opened_unit
+import rammer_rocm.resident
 from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form
-from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.program_kernels import Function
+from rammer_rocm.program_kernels import Function, Pointer
 
-#: Bits of the offset in a simulated address (Oclgrind's Memory.h: 16 bits are the allocation number).
+#: Bits of the offset in an address.
 PLACE = 48
 #: Closed programs, retained for Oclgrind.
 KEPT: list[SeparateProgram] = []
-_PROBE = "__kernel void place(__global char *p, __global ulong *found) { found[0] = (ulong)p; }"
 
 
 def lay_out(program: RProgram) -> DeviceMemory:
@@ -36,7 +35,7 @@ def lay_out(program: RProgram) -> DeviceMemory:
     return DeviceMemory({b.name: (i + 1) << PLACE for i, b in enumerate(program.buffers)}, 4)
 
 
-class SeparateProgram(OpenClProgram):
+class SeparateProgram(LaunchProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
     def placed(
@@ -50,38 +49,26 @@ class SeparateProgram(OpenClProgram):
         self.packs = {places[name][1]: packed_form(constants[name[0]], p) for name, p in packings.items()}
         return PlacedConstants((), places, ())
 
-    def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
+    def allocate(self, context: Any, shared: bool) -> None:
+        """Allocate every buffer separately."""
         sizes = {self.memory.buffers[b.name]: b.nbytes for b in self.program.buffers}
         sizes |= {address: how.form.nbytes for address, how in self.packs.items()}
-        self.parts = {a: self._allocated(context, n) for a, n in sizes.items()}
+        cl = import_opencl()
+        self.parts = {a: cl.Buffer(context, cl.mem_flags.READ_WRITE, max(n, 1)) for a, n in sizes.items()}
         self.images = {a: np.zeros(n, np.uint8) for a, n in sizes.items()}
-        self.buffer, self.spill = self._allocated(context, 4), self._allocated(context, 4)
-        tables = (self._moved(context, arguments), self.table.starts, self.table.runs, self.table.filled)
-        self.tables = [self._allocated(context, t.nbytes) for t in tables]
-        for made, values in zip(self.tables, tables, strict=True):
-            import_opencl().enqueue_copy(self.queue, made, values)
-        self.upload_constants(constants)
+        self.buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
+
+    def upload_constants(self, constants: Mapping[str, Array]) -> None:
+        """Write the constants and their packed forms."""
+        super().upload_constants(constants)
         for address, how in self.packs.items():
             how.given(lambda values, address=address: self.write_bytes(values, address))
 
-    def _allocated(self, context: Any, nbytes: int) -> Any:
-        return import_opencl().Buffer(context, import_opencl().mem_flags.READ_WRITE, max(nbytes, 1))
-
-    def _moved(self, context: Any, arguments: Array) -> Array:
-        """Return addresses as distances from ``self.buffer``."""
-        cl = import_opencl()
-        kernel = cl.Kernel(cl.Program(context, _PROBE).build(), "place")
-        found, place = np.zeros(1, np.uint64), self._allocated(context, 8)
-
-        def first(part: Any) -> int:
-            kernel(self.queue, (1,), (1,), part, place)
-            cl.enqueue_copy(self.queue, found, place)
-            return int(found[0])
-
-        base, low = first(self.buffer), (1 << PLACE) - 1
-        starts = {address: first(part) for address, part in self.parts.items()}
-        moved = [(number, starts[int(a) & ~low] + (int(a) & low) - base) for number, a in arguments]
-        return np.array(moved, np.int64)
+    def pointer(self, argument: Pointer) -> tuple[Any, Any]:
+        """Return the allocation and the byte offset of a kernel's argument."""
+        _, address = self.argument_address(argument, self.memory.buffers)
+        low = (1 << PLACE) - 1
+        return self.parts[address & ~low], np.int64(address & low)
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
         """Write host values to a tensor's storage; the whole allocation is written."""
@@ -123,5 +110,5 @@ def _tensor(image: Array, program: RProgram, tensor: str) -> Array:
 
 def install() -> None:
     """Use separate allocations for all later programs of the plugin in this process."""
-    rammer_rocm.executor.lay_out = lay_out
-    rammer_rocm.backend.OpenClProgram = SeparateProgram
+    rammer_rocm.resident.lay_out = lay_out
+    rammer_rocm.opened_unit.LaunchProgram = SeparateProgram

@@ -50,6 +50,7 @@ class SkipMarker:
     def result(self) -> list[Compute]:
         """Return the computes; the output of a product is masked by a map after it."""
         self.producers = {c.name: c for c in self.computes}
+        self.computes = [self._pad_windows(c) for c in self.computes]
         guarded = {c.name: self._axes_to_guard(c) for c in self.computes if c.combiner is not None}
         for place, fill in list(self.needs.items()):
             self.needs |= {(n, place[1]): fill for n in self._sibling_products(place[0]) if self._can_hold((n, place[1]), fill)}
@@ -161,6 +162,35 @@ class SkipMarker:
         values = self.constants.get(place[0])
         return values is not None and bool(np.isfinite(values).all())
 
+    def _pad_windows(self, c: Compute) -> Compute:
+        """Return a sum over windows without tests of the length, as kernel families expect it, where its operands can hold the
+        zeros of the padding past the length. Padding past the memory stays that of the load. A running sum, whose reduction has
+        the extent of a length, keeps its test: later passes compute it in blocks."""
+        if c.combiner != "sum" or any(isinstance(dim, AffineExtent) for dim in self.deep.get(c.name, {}).values()):
+            return c
+
+        def without_test(e: Expr) -> Expr | None:
+            if not isinstance(e, Op) or e.fn != "where":
+                return None
+            test, load, other = e.args
+            if not isinstance(load, Load) or load.fill != 0 or not isinstance(other, Const) or other.value != 0:
+                return None
+            dims = self.shapes.get(load.tensor, ())
+            ends = {
+                Op("lt", (i, self.value(dim))): (load.tensor, d)
+                for d, (i, dim) in enumerate(zip(load.indices, dims, strict=False))
+            }
+            tests = _conjuncts(test)
+            places = [ends[t] for t in tests if t in ends]
+            if len(places) < len(tests) or not is_float(self.dtypes[load.tensor]):
+                return None
+            if not all(self._can_hold(place, 0.0) for place in places):
+                return None
+            self.needs |= dict.fromkeys(places, 0.0)
+            return load
+
+        return replace(c, body=ex.transform(c.body, without_test))
+
     def _guard_reduction(self, c: Compute, axes: Sequence[str]) -> Expr:
         """Return the body of a reduction with a test of the length on ``axes``."""
         body = c.body
@@ -226,3 +256,10 @@ class SkipMarker:
 
     def _stored_padding(self, place: Place) -> Number | None:
         return self.held.get(place, 0.0 if place[0] in self.inputs else None)
+
+
+def _conjuncts(test: Expr) -> list[Expr]:
+    """Return the tests that ``test`` joins by "and"."""
+    if isinstance(test, Op) and test.fn == "and_":
+        return [t for part in test.args for t in _conjuncts(part)]
+    return [test]

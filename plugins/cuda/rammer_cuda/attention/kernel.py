@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen import Block, Operand, Unsuited, Val, convert_value, format_sum, initial_value, weighted_terms
+from rammer.codegen.products import WARP, ceiling_quotient
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -24,8 +25,7 @@ from rammer_cuda.attention.recognise import Attention, live_axes
 from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import write_epilogue
-from rammer_cuda.kernels.frame import WARP, Frame
-from rammer_cuda.kernels.lengths import ceiling_quotient
+from rammer_cuda.kernels.frame import Frame
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores need 4 registers each; most warps of a block.

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from rammer.codegen import Operand, Packing, Unsuited, operand_of, packing_key
+from rammer.codegen.products import DEEP, to_core_matrices
 from rammer.device.manifest import Array, Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
@@ -22,7 +23,6 @@ from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.packing import DEEP, to_core_matrices
 from rammer_cuda.contraction.warpgroup import RESULT_ORDER, split_tf32
 
 #: Widest product, and fewest products of a chain.

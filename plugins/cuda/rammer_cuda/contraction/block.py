@@ -1,70 +1,16 @@
-"""The block of threads that computes a task's tile: its sizes, from an operator's config and tile."""
+"""The block of warpgroups that computes a task's tile: its sizes, from an operator's config and tile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rammer.codegen import Unsuited
+from rammer.codegen.products import Shape
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand of
 #: float32: 128 results and as many partial sums a thread would not fit its registers.
 GROUP, THREADS, MOST = 64, 128, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices. With
-    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores. With ``halo``, a convolution's input is
-    staged with its halo."""
-
-    bm: Any
-    bn: Any
-    bk: Any
-    tm: Any
-    tn: Any
-    stages: Any
-    split_k: Any
-    slice_k: Any
-    tensor: bool = False
-    halo: bool = False
-
-    @property
-    def group(self) -> Any:
-        """The threads that accumulate one slice."""
-        if self.tensor:
-            return self.bm // (16 * self.tm) * (self.bn // (8 * self.tn)) * 32
-        return self.bm // self.tm * (self.bn // self.tn)
-
-    @property
-    def works(self) -> Any:
-        """The threads that accumulate."""
-        return self.group * self.slice_k
-
-    @property
-    def threads(self) -> Any:
-        """The threads of the block: whole warps."""
-        return -(-self.works // 32) * 32
-
-
-def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False) -> Shape:
-    """Return the block, or an array of blocks, of a task of ``rows x width`` under an operator's config."""
-    tm, tn = config.get("tm", 4), config.get("tn", 4)
-    # For threads, rows in pairs of register tiles, since neighbouring threads compute neighbouring rows.
-    high, wide = (16 * tm, 8 * tn) if tensor else (2 * tm, tn)
-    return Shape(
-        -(-rows // high) * high,
-        -(-width // wide) * wide,
-        config.get("bk", 16),
-        tm,
-        tn,
-        config.get("stages", 3),
-        config.get("split_k", 1),
-        config.get("slice_k", 1),
-        tensor,
-        bool(config.get("halo", 0)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +67,7 @@ def warpgroup_shape(
         config.get("stages", 3),
         config.get("split_k", 1),
         1,
-        False,
-        bool(config.get("halo", 0)),
-        down,
-        config.get("producers", 1),
+        down=down,
+        halo=bool(config.get("halo", 0)),
+        producers=config.get("producers", 1),
     )

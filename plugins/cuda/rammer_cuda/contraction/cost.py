@@ -13,164 +13,24 @@ shared-memory reads and copies add up. With producers and consumers (``warpgroup
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final
 
-import numpy as np
+from rammer.codegen.products import BLOCKS, MAPS_STEP, PRODUCER_MAPS, REGISTERS, Depth, DepthWalk, LaunchCycles, RingCost, Work
 
-from rammer.codegen import length_under
-from rammer.ir import expr as ex
-from rammer.ir.expr import Load
-
-from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape
-from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, MMA_TF32X3, Instruction
+from rammer_cuda.contraction.block import GROUP, THREADS, WarpgroupShape
+from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, MMA_TF32X3
 from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_I8, WGMMA_TF32, WGMMA_TF32X3, Wgmma
-from rammer_cuda.gpu import Gpu
+from rammer_cuda.gpu import L2_BYTES, Gpu
 
-#: A number, or an array of numbers for many blocks at once.
-Numbers: TypeAlias = Any
-
-#: Register tiles (rows, columns) of FFMA, and fragments of 16 x 8 a warp on tensor cores.
-REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
+#: Fragments of 16 x 8 a warp on tensor cores, and block depths with their slices.
 FRAGMENTS = ((1, 2), (1, 4), (1, 7), (2, 2), (2, 4), (2, 7), (4, 4))
-#: Block depths with their slices.
-BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
 HALF_BLOCKS = ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))
 BYTE_BLOCKS = ((32, 1), (64, 1), (64, 2), (128, 1), (128, 2), (128, 4))
-#: Cycles of maps before the contraction, per step and per element of a thread, of a ring's busiest scheduler: a shared-memory
-#: read, two dependent operations and a write before the step's barrier. And cycles of a producer, whose first block's maps are
-#: not hidden. Counted from the instructions, not measured.
-MAPS_STEP, MAPS, PRODUCER_MAPS = 90, 3.0, 6.0
-#: SMs of the graphics processing clusters of an H200. The clusters that lack SMs differ between chips.
-GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 #: Cycles of a producer per copy of a thread, fitted with the costs of ``WGMMA_TF32X3_COST``.
 COPY = 6.8
-#: Bytes that L2 delivers to an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
-L2_BYTES = 21.0
-
-
-@dataclass(frozen=True)
-class DepthWalk:
-    """The parameters of one ``Depth``, or of many: the number of blocks, the flat order, the presence of outer axes, and the
-    number of taps."""
-
-    blocks: Numbers
-    flat: Numbers
-    outer: Numbers
-    taps: Numbers = 1
-
-    @classmethod
-    def of(cls, depth: Depth) -> DepthWalk:
-        """Return the walk of one depth."""
-        return cls(depth.blocks, depth.flat, bool(depth.outer), math.prod(a.extent for a in depth.outer))
-
-    @classmethod
-    def each(cls, depths: Sequence[Depth]) -> DepthWalk:
-        """Return the walks of many depths as arrays."""
-        walks = map(cls.of, depths)
-        return cls(*(np.array(n) for n in zip(*((w.blocks, w.flat, w.outer, w.taps) for w in walks), strict=True)))
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of a launch, or of many: its tasks and the results of each (``cells``).
-
-    ``changed`` is the operand with maps before the contraction ("a", "b" or ""). ``halo`` is the elements of one channel under a
-    task's windows. ``lots`` are the elements of rows and of columns copied at a time. ``ends`` are the bytes of all tasks that
-    the maps after the sums store, and load from what earlier kernels wrote."""
-
-    tasks: Numbers
-    cells: Numbers
-    changed: str = ""
-    halo: Numbers = 0
-    lots: tuple[Numbers, Numbers] = (4, 4)
-    ends: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchCycles:
-    """Cycles of a launch: from its start to the first products, the extra for convolutions' taps, and
-    for a cluster's barriers."""
-
-    start: float
-    taps: float
-    cluster: float
-
-    def cycles(self, walk: DepthWalk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers) -> Numbers:
-        """Return the cycles of ``rounds`` of blocks, with ``step`` cycles for each block of products and a final ``end``."""
-        cycles = self.start + self.taps * walk.outer + self.cluster * (split > 1)
-        return cycles + rounds * (-(-walk.blocks // split) * step + end)
-
-
-@dataclass(frozen=True)
-class RingCost:
-    """The costs of an instruction in a ring that all threads fill, with the register tiles or fragments and block depths to try.
-
-    The costs are cycles on one scheduler. ``step`` is per ring step, ``matrix`` per instruction, ``copy`` per copy of a thread,
-    ``store`` per element of a thread in the epilogue. ``read`` is per shared-memory read of an operand, including rounding or
-    splitting. ``reads`` counts reads for a tile's rows and columns; with ``port`` their cost is of a whole SM. ``l2`` applies to
-    each cycle in which staging would keep L2 busy, ``peer`` to each byte read from others of a cluster. ``products`` is the
-    number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores, ``ends`` applies
-    to each cycle in which the maps' loads and stores would keep L2 busy."""
-
-    instruction: Instruction
-    tiles: tuple[tuple[int, int], ...]
-    blocks: tuple[tuple[int, int], ...]
-    launch: LaunchCycles
-    step: float
-    matrix: float
-    read: float
-    copy: float
-    store: float
-    l2: float
-    peer: float
-    reads: tuple[float, float]
-    products: int = 1
-    port: bool = False
-    write: float = 0.0
-    ends: float = 0.0
-
-    @property
-    def tensor(self) -> bool:
-        """Return True if warps multiply on tensor cores."""
-        return self.instruction.form.threads > 1
-
-    @property
-    def item(self) -> int:
-        """The bytes of an element."""
-        return self.instruction.staged[0].item
-
-    def configs(self, splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
-        """Return the config of every block shape. The ring of tensor-core kernels also depends on the task
-        (``choose.ring_buffers``)."""
-        return [
-            (
-                ("tm", tm),
-                ("tn", tn),
-                ("bk", bk),
-                ("split_k", split),
-                ("slice_k", slices),
-                *(() if self.tensor else (("stages", 4 if bk < 32 else 3),)),
-            )
-            for tm, tn in self.tiles
-            for bk, slices in self.blocks
-            for split in splits
-        ]
-
-    def issue(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
-        """Return the cycles of the instructions of a warp (of a thread) for ``part`` products."""
-        return self.matrix * (part / self.instruction.form.k * tm * tn * self.products)
-
-    def reading(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
-        """Return the number of reads for ``part`` products."""
-        return part / self.instruction.form.k * (self.reads[0] * tm + self.reads[1] * tn)
-
-    def warp(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
-        """Return the cycles of a warp for instructions and reads."""
-        return self.issue(part, tm, tn) + self.read * self.reading(part, tm, tn)
+#: The default launch of warpgroups. Taps are the first halo.
+WARPGROUP_LAUNCH = LaunchCycles(1630, 830, 3530)
 
 
 @dataclass(frozen=True)
@@ -195,7 +55,7 @@ class WarpgroupCost:
     held: float
     ahead: bool
     start: float = 0.0
-    launch: LaunchCycles = LaunchCycles(1630, 830, 3530)
+    launch: LaunchCycles = WARPGROUP_LAUNCH
     order: float = 640
     copy: float = COPY
     store: float = 100
@@ -263,6 +123,7 @@ F16_COST = RingCost(
     0.071,
     (1, 0.5),
     ends=1.42,
+    halo=64,
 )
 #: Not fitted: the costs of tf32, with instructions for twice the products in the same time (dense bfloat16 at the rate of
 #: float16, 989 TFLOP/s, and tf32 at half of it, 495: NVIDIA H100 and H200 datasheets), and one rounding for two reads.
@@ -272,9 +133,6 @@ BF16_COST = RingCost(
 #: Not fitted: earlier costs of float16, with instructions for twice the products in the same time (1,979 TOPS of bytes and 989
 #: TFLOP/s of float16, dense: NVIDIA H200 datasheet).
 I8_COST = RingCost(MMA_I8, FRAGMENTS, BYTE_BLOCKS, LaunchCycles(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
-#: The additional cost of a copy of one byte, and of one float16, as a factor: a thread loads, waits and stores. Not fitted.
-BYTE_COPY, HALF_COPY = 2.0, 1.0
-
 #: Cycles of one tensor instruction per 8 columns.
 MATRIX = 4.0
 #: The factor of a producer's copy if the walk is flat, which has no cost per block.
@@ -286,7 +144,7 @@ FLAT = 8.8
 TOGETHER, ALONE = 0.25, 60.0
 #: Fitted, with the default costs of warpgroups, to 450 kernels of 60 layers on an H200, with more weight on the faster ones of a
 #: layer. The measured time over the predicted has a standard deviation of 0.14. The fastest of the three best predicted is 0.3%
-#: slower than the fastest of all, 7% at worst. Taps are the first halo.
+#: slower than the fastest of all, 7% at worst.
 WGMMA_TF32X3_COST = WarpgroupCost(WGMMA_TF32X3, (32, 64), 3, 460, 85, 0.5, 100, 17.0, 1, False)
 #: Not fitted: derived from the fitted costs. A conversion costs half: 4 instructions instead of 12 for halving, with the same 4
 #: reads. Additions outside cost zero. The cost of 100 for a copy of the constant and its halving becomes the copy alone. Bytes
@@ -323,67 +181,10 @@ RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST, I8_
 WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST, WGMMA_I8_COST)
 
 
-def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu) -> Numbers:
-    """Return the seconds of one launch, or of many."""
-    threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
-    warps, steps = threads / 32, -(-walk.blocks // s.split_k)
-    if s.halo:
-        steps = -(-(walk.blocks // walk.taps) // s.split_k) * walk.taps
-    if cost.item == 4:  # as in the fit
-        copies = (s.bm / 4 + s.bn) * s.bk / threads
-    else:
-        alone = BYTE_COPY if cost.item == 1 else HALF_COPY
-        rows = work.halo / walk.taps if s.halo else s.bm
-        copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (rows, s.bn), strict=True)) * s.bk / threads
-    per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, gpu.sms))
-    resident = np.minimum(per_sm, _resident_blocks(cost, s, walk, work.halo, gpu))
-    busiest = np.ceil(resident * warps / 4)
-    elements = resident * cells / threads * s.slice_k
-    moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
-    issued = busiest * (cost.issue(part, s.tm, s.tn) if cost.port else cost.warp(part, s.tm, s.tn))
-    if cost.port:
-        issued = issued + cost.read * (resident * warps * cost.reading(part, s.tm, s.tn))
-    step = cost.step + issued + cost.copy * moved
-    if work.changed:
-        step = step + MAPS_STEP + MAPS * busiest * (s.bm if work.changed == "a" else s.bn) * s.bk / threads
-    store = cost.store * elements + cost.write * resident * cells / threads + cost.peer * 4 * resident * cells * (s.split_k > 1)
-    staged = work.tasks * s.split_k * steps * s.bk * ((work.halo / walk.taps if s.halo else s.bm) + s.bn) * cost.item
-    cycles = cost.launch.cycles(replace(walk, blocks=steps * s.split_k), s.split_k, -(-per_sm // resident), step, store)
-    cycles = cycles + (cost.l2 * staged + cost.ends * work.ends) / (L2_BYTES * gpu.sms)
-    return cycles / gpu.model_clock + gpu.launch
-
-
-def _usable_array(split: Numbers, sms: int) -> Numbers:
-    """Return ``usable_sms`` for an array."""
-    return np.array([usable_sms(max(1, n), sms) for n in range(int(np.max(split)) + 1)])[split]
-
-
-@cache
-def usable_sms(split: int, sms: int) -> int:
-    """Return the SMs that clusters of ``split_k`` blocks can fill at once: a cluster stays inside one processing cluster."""
-    groups = [g * sms // sum(GROUPS) for g in GROUPS]
-    return max(split, sum(g // split * split for g in groups))
-
-
-def halo_bytes(s: Shape, item: int, walk: DepthWalk, halo: Numbers) -> Numbers:
-    """Return the bytes of a ring's halos of ``halo`` positions: one, or two if there are several blocks of channels."""
-    return item * np.minimum(2, walk.blocks // walk.taps) * halo * (s.bk + 8)
-
-
-def _resident_blocks(cost: RingCost, s: Shape, walk: DepthWalk, halo: Numbers, gpu: Gpu) -> Numbers:
-    """Return the blocks that fit an SM together."""
-    ring = cost.item * s.stages * s.bk * (s.bn if s.halo else s.bm + s.bn)
-    ring = ring + halo_bytes(s, cost.item, walk, halo) if s.halo else ring
-    shared = np.maximum(ring, 4 * s.bm * s.bn * s.slice_k)
-    each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
-    most = np.minimum(gpu.shared // (shared + 1024), gpu.registers // (s.threads * each))
-    return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
-
-
 def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work: Work, gpu: Gpu) -> float:
     """Return the seconds of one launch. Maps before the contraction are on the non-constant operand."""
     groups, instructions, cells = s.through // GROUP, s.bk / cost.instruction.form.k, work.cells
-    per_sm = -(-work.tasks * s.split_k // usable_sms(s.split_k, gpu.sms))
+    per_sm = -(-work.tasks * s.split_k // gpu.usable(s.split_k))
     registers = s.threads * cost.registers(s)
     resident = max(1, min(gpu.shared // (cost.shared(s, work.halo, depth.halos) + 1024), gpu.registers // registers, per_sm))
     tensor = MATRIX * cost.products * instructions * s.fixed / 8
@@ -403,16 +204,3 @@ def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work
     cycles = cost.launch.cycles(DepthWalk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps)
     cycles += cost.ends * work.ends / (L2_BYTES * gpu.sms)
     return float((cost.start + cycles) / gpu.model_clock + gpu.launch)
-
-
-def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
-    """Return the elements of one channel under a task's windows, or 0 without taps."""
-    taps = {a.name: a.extent for a in depth.outer}
-    if depth.flat or not taps:
-        return 0
-    count = 1
-    for index in read.indices:
-        form = ex.affine_form(index)
-        if form is not None and depth.inner.name not in form[0]:
-            count *= length_under(form[0], {**tile, **taps})
-    return count

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen import Operand, Product, Side, Text, Unsuited, format_sum, sides_of, split_digits, weighted_terms
+from rammer.codegen.products import Depth, Piece, Staged, Staging
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 
-from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.prologue import OperandPrologue, Piece
-from rammer_cuda.contraction.staging import HALVES, Staging
+from rammer_cuda.contraction.prologue import OperandPrologue
+from rammer_cuda.contraction.staging import HALVES
 
 
 def checked_sides(stage: Staged, binding: Binding) -> tuple[Side, ...]:

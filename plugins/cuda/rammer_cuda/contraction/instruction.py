@@ -19,13 +19,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rammer.codegen import BYTE, Product, Unsuited, product_of
+from rammer.codegen.products import PLAIN, Shape, Staged, Staging, Turned, shape_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import Shape, shape_of
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import Turned
-from rammer_cuda.contraction.staging import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staging
+from rammer_cuda.contraction.staging import BYTES, HALVES, TF32_TURNED, TF32_WORDS, WORDS
 from rammer_cuda.device import device_source
 from rammer_cuda.gpu import Gpu
 
@@ -90,6 +88,21 @@ class Instruction:
     precisions: tuple[str, ...]
     #: Rows of the epilogue in flight.
     unroll: ClassVar[int] = 4
+
+    @property
+    def lanes(self) -> int:
+        """The threads that multiply together."""
+        return self.form.threads
+
+    @property
+    def depth(self) -> int:
+        """The products that are added at a time."""
+        return self.form.k
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element in shared memory."""
+        return self.staged[0].item
 
     def needs(self, gpu: Gpu) -> bool:
         """Return True if a GPU has the copies of the ring. GPUs with these copies have all warp instructions."""

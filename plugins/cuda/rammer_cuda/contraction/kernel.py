@@ -19,21 +19,19 @@ from dataclasses import replace
 from typing import Any
 
 from rammer.codegen import BYTE, Argument, Product, Text, Unsuited
+from rammer.codegen.products import Cores, Depth, Shape, Staged, depth_of, stopped_axes, taps_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import THREADS, Shape, WarpgroupShape
-from rammer_cuda.contraction.depth import Depth, depth_of, taps_of
+from rammer_cuda.contraction.block import THREADS, WarpgroupShape
 from rammer_cuda.contraction.halo import ChannelsHalo, InputHalo, channels_halo_of, halo_of
 from rammer_cuda.contraction.instruction import RING
-from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import Cores
 from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.contraction.warpgroup import WARPGROUPS, Wgmma
 from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import Epilogue
-from rammer_cuda.kernels.lengths import stopped_axes, with_lengths
+from rammer_cuda.kernels.lengths import length_names, with_lengths
 from rammer_cuda.kernels.quads import Quads
 from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines
 
@@ -331,8 +329,8 @@ class Contraction:
         first, second = staged[::-1] if isinstance(shape, WarpgroupShape) and not shape.down else staged
         if product.a.fill and product.b.fill:
             raise Unsuited("padding of both operands with a value other than 0")
-        self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first)
-        self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second)
+        self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first, CUDA)
+        self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second, CUDA)
         self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
         self.line = instruction.line(shape.bn)
         self.pipeline = Producers(self) if wide else SharedRing(self)
@@ -346,7 +344,7 @@ class Contraction:
         p, depth = self.p, depth_of(self.p.main.reduce, self.s.bk)
         if p.a.fill or p.b.fill or self.s.halo:
             return depth
-        ends = replace(depth, stopped=stopped_axes(p.operator, p.main, p.main.reduce))
+        ends = replace(depth, stopped=stopped_axes(p.operator, p.main, p.main.reduce, length_names(p.operator), CUDA))
         if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, at any padding
             ends = replace(taps_of(p.main.reduce, self.s.bk), stopped=ends.stopped)
         return ends

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rammer.codegen import Block, FunctionContext, Operand, Place, Prologue, Text, Unsuited, Val, format_sum, weighted_terms
+from rammer.codegen.products import Piece
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
@@ -23,17 +23,6 @@ from rammer_cuda.dialect import CUDA
 MOST = 8192
 #: Copies whose elements are loaded, computed and stored together, to overlap their latency.
 TOGETHER = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A copy to shared memory: ``target`` is a pointer to ``width`` elements. ``valid`` tests that the copy belongs to this
-    thread and is inside the tensor. ``names`` spells the reduction axes."""
-
-    target: str
-    valid: Sequence[str]
-    names: Mapping[str, str]
-    width: int
 
 
 class OperandPrologue:

@@ -21,13 +21,12 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from rammer.codegen import BYTE, Product, Text, Unsuited
+from rammer.codegen.products import Depth, Shape, Staged
 from rammer.device.manifest import Array
 
-from rammer_cuda.contraction.block import GROUP, MOST, THREADS, Shape, WarpgroupShape, warpgroup_shape
-from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.block import GROUP, MOST, THREADS, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
-from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.staging import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.device import device_source, fill_template
 from rammer_cuda.gpu import Gpu

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import Choice
+from rammer.codegen.products import contiguous_tile, moved_bytes
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex
@@ -22,8 +23,6 @@ from rammer_cuda.generic.kernel import generic_kernel
 from rammer_cuda.generic.staged import staged_cycles
 from rammer_cuda.gpu import THREADS as BLOCK_THREADS
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import moved_bytes
-from rammer_cuda.kernels.task import contiguous_tile
 
 #: Task sizes (elements) that are tried, and the maximum threads of a block.
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -85,7 +84,7 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
         busy = -(-threads // 32) * tasks / gpu.sms / 4
         cycles = MAP_START + BLOCK * tasks + rounds * (MAP_ROUND + CHAIN * own + busy * (LOAD * read + OPERATION * own))
         return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth) * _partial_sectors(operator, binding)
-    traffic = task_cost(operator, binding.types, gpu.vdevice).traffic * tasks
+    traffic = task_cost(operator, binding.types, gpu.vdevice, binding.storages).traffic * tasks
     loads, work = 0.0, 0.0
     before = operator.prologue  # recomputed at every read
     for c in operator.computes:
@@ -130,8 +129,9 @@ def predict_times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[floa
     by stages (``generic.staged``), with their bytes and product as a lower bound."""
     if is_suitable(operator):
         return (plain_seconds(operator, binding, gpu) / -(-operator.task_count // gpu.sms),) * 2
-    cost = task_cost(operator, binding.types, gpu.vdevice)
-    product = operator.main.flops / max(operator.task_count, 1) / gpu.flops / SHARE
+    cost = task_cost(operator, binding.types, gpu.vdevice, binding.storages)
+    products = sum(c.flops for c in operator.computes if c.kind == "contraction") or operator.main.flops
+    product = products / max(operator.task_count, 1) / gpu.flops / SHARE
     alone, crowded = staged_cycles(operator, binding, gpu) if operator.task_count else (0.0, 0.0)
     return max(cost.alone, product, alone / gpu.model_clock), max(cost.crowded, product, crowded / gpu.model_clock)
 

@@ -8,18 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.codegen import Argument, Block, FunctionContext, Packing, Text, Unsuited, Val, affine_address, spell_type
+from rammer.codegen.products import WARP, stopped_axes
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
-from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.lengths import stopped_axes, with_lengths
+from rammer_cuda.kernels.lengths import length_names, with_lengths
 from rammer_cuda.kernels.task import TaskKernel, place_of
 
-#: Threads of a warp.
-WARP = 32
 #: Elements of one 16-byte load of float32.
 VECTOR = 4
 
@@ -105,7 +103,7 @@ class Frame:
         """Define a variable for the end of a run's products or elements along the joined ``axes`` of ``c``. Returns its name, or
         "" if they always extend to the bound."""
         live = [a for a in axes if a.extent > 1]
-        found = stopped_axes(self.operator, c, live[:1])
+        found = stopped_axes(self.operator, c, live[:1], length_names(self.operator), CUDA)
         if not found:
             return ""
         self.stops, below = True, math.prod(a.extent for a in live[1:])
@@ -187,14 +185,3 @@ def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
     with frame.scope(f"for (int r = 1; r < {frame.blocks}; ++r)", "#pragma unroll"):
         block.line(f"const {kind} other = rm_peer_value(&{shared}, r);")
         block.line(block.combine(c, total.text, Val("other", total.cdtype, atom=True)))
-
-
-def moved_bytes(operator: ROperator, binding: Binding) -> int:
-    """Return the bytes that all tasks read and write, each element once. A tensor with data-dependent indices counts as many
-    elements as it has reads, at most all."""
-    read: dict[str, int] = {}
-    for c in operator.computes:
-        for load in c.loads:
-            read[load.tensor] = read.get(load.tensor, 0) + c.points
-    own = sum(binding.types[n].nbytes for n in operator.outputs)
-    return own + sum(min(binding.types[n].nbytes, read[n] * itemsize(binding.types[n].dtype)) for n in operator.inputs)

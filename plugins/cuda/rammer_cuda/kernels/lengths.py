@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rammer.codegen import Argument, EndText, Text, format_sum
+from rammer.codegen import Argument, EndText, Text
 from rammer.device.manifest import Binding
-from rammer.ir.compute import Axis, Compute
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
@@ -27,33 +25,6 @@ def with_lengths(operator: ROperator, kernel: TaskKernel) -> TaskKernel:
         return kernel
     arguments = (*kernel.arguments, *(Argument(n, written=False) for n in names))
     return replace(kernel, parameters=(*kernel.parameters, *made), arguments=arguments)
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A reduced axis that ends early: the variable of its end, from 1 to the bound, and the definition."""
-
-    axis: Axis
-    name: str
-    definition: str
-
-
-def stopped_axes(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, Stopped]:
-    """Return the ``axes`` of the reduction ``c`` that stop at a length, by name."""
-    lengths, found = length_names(operator), dict[str, Stopped]()
-    extents = {s.axis: s.extent for s in operator.reduce_bounds if s.compute == c.name}
-    for number, axis in enumerate(axes):
-        if axis.name in extents and axis.extent > 1:
-            extent, name = extents[axis.name], f"stop{number}"
-            value = format_sum([(f"{lengths[n]}[0]", f) for n, f in extent.terms], extent.offset)
-            text = f"const int {name} = (int)rm_min_i64(rm_max_i64({value}, 1ll), {axis.extent}ll);"
-            found[axis.name] = Stopped(axis, name, text)
-    return found
-
-
-def ceiling_quotient(value: str, block: int) -> str:
-    """Return C text for the number of blocks of size ``block`` that hold ``value``."""
-    return value if block == 1 else f"({value} + {block - 1}) / {block}"
 
 
 def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rammer.codegen import Argument, Place, hash_of, split_digits
@@ -101,18 +100,3 @@ def origin_lines(operator: ROperator) -> list[str]:
     places = zip(split_digits("task", operator.grid), operator.tile, operator.grid, strict=True)
     starts = ("0" if count == 1 else place if tile == 1 else f"{place} * {tile}" for place, tile, count in places)
     return [f"const int o{d} = {start};" for d, start in enumerate(starts)]
-
-
-def contiguous_tile(shape: Sequence[int], size: int, multiples: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return a contiguous tile of about ``size`` elements: inner axes whole, one split evenly, outer ones 1. The split axis gets
-    a multiple of its entry in ``multiples`` (or the whole extent)."""
-    tile, below = [1] * len(shape), 1
-    for d in range(len(shape) - 1, -1, -1):
-        if below * shape[d] <= size:
-            tile[d] = shape[d]
-            below *= shape[d]
-            continue
-        part, step = -(-shape[d] // -(-shape[d] * below // size)), multiples[d] if multiples else 1
-        tile[d] = min(shape[d], -(-part // step) * step)
-        break
-    return tuple(tile)

@@ -16,8 +16,8 @@ from typing import Any
 from rammer.codegen.writer import kinds_of, tensor_renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
+from rammer.ir.overlap import has_overlap
 from rammer.ir.program import Counter, RProgram, Storage, Task, Wait
-from rammer.plan.overlap import has_overlap
 from rammer.verify import state_pairs
 
 from rammer_cuda.families import family_of

@@ -6,7 +6,7 @@ are offered other kernels."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
@@ -18,6 +18,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.families import FAMILIES, family_of
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.part import dynamic_bytes
 from rammer_cuda.kernels.task import TaskKernel
@@ -47,6 +48,7 @@ class RowKernels:
 
     gpu: Gpu
     writer: Writer
+    families: Sequence[Family] = FAMILIES
     _ranked: dict[str, list[Choice]] = field(default_factory=dict)
     _prices: dict[str, float] = field(default_factory=dict)
     _threads: dict[str, float] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class RowKernels:
             bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
             usable = [
                 f
-                for f in FAMILIES
+                for f in self.families
                 if f.supported_by(self.gpu) and not f.is_fallback and f.persistent is None and f.operand_rounding == rounding
             ]
             found = heapq.merge(*(f.candidates(bare, binding, self.gpu) for f in usable), key=lambda c: c.seconds)

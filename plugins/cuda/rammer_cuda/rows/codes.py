@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from rammer.codegen import Forms, Packing, Unsuited, Val, check_followers, packing_key, pad_axis, preload_elements, stored_loads
+from rammer.codegen.products import WARP, Strips, ceiling_quotient
 from rammer.device.manifest import Array, Binding
 from rammer.ir.compute import Decoded
 from rammer.ir.expr import Load, integer
@@ -23,9 +24,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import WARP, Frame, join_lanes
-from rammer_cuda.kernels.lengths import ceiling_quotient
-from rammer_cuda.kernels.strips import Strips
+from rammer_cuda.kernels.frame import Frame, join_lanes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, GemvKernel, MatVec
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rammer.codegen.products import WARP, moved_bytes
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import WARP, moved_bytes
 from rammer_cuda.rows.rowshape import SECTOR, PlacedRows, RowAccess, RowShape, shape_of
 
 #: Bytes of a line of the first cache; an SM looks up one line at a time.

@@ -27,6 +27,7 @@ from rammer.codegen import (
     roles_of,
     stored_loads,
 )
+from rammer.codegen.products import WARP, Strips, ceiling_quotient
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -37,9 +38,7 @@ from rammer_cuda.device import device_source
 from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import write_epilogue
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, define_coordinates, join_lanes, steps_of
-from rammer_cuda.kernels.lengths import ceiling_quotient
-from rammer_cuda.kernels.strips import Strips
+from rammer_cuda.kernels.frame import VECTOR, Frame, define_coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Maximum vectors, minimum products of a sum, and maximum sums of a thread.

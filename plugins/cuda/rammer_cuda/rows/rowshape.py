@@ -17,13 +17,12 @@ from rammer.codegen import (
     map_form,
     row_form,
 )
+from rammer.codegen.products import WARP
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
-
-from rammer_cuda.kernels.frame import WARP
 
 #: Threads that share a row, maximum elements of a thread, and maximum threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import product
 
 from rammer.codegen import RowForm
+from rammer.codegen.products import WARP
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import VECTOR, WARP
+from rammer_cuda.kernels.frame import VECTOR
 from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows
 
 #: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and the minimum length for it.

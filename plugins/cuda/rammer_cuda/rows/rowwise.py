@@ -25,6 +25,7 @@ from rammer.codegen import (
     spell_type,
     stored_loads,
 )
+from rammer.codegen.products import WARP
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, integer, make_add
@@ -32,7 +33,7 @@ from rammer.ir.expr import Expr, Load, Ref, integer, make_add
 from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import size_keys
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, define_coordinates, is_quad_aligned, join_blocks, join_lanes
+from rammer_cuda.kernels.frame import VECTOR, Frame, define_coordinates, is_quad_aligned, join_blocks, join_lanes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.cost import row_seconds
 from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows, RowShape, rows_of, shape_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rammer.codegen import Argument, Choice
 from rammer.codegen.c_target import CTarget
@@ -16,22 +17,25 @@ from rammer.ir.operator import ROperator
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.generic.cost import PlainTasks, is_plain, task_seconds
 from rammer_rocm.kernels.task import Family, TaskFunction
+from rammer_rocm.panel.choose import GENERIC_RATE
 
 #: Number of tiles offered to the tuner, after those of other families.
 GENERIC_TILES = 4
 
 
-def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
-    """Return the task function of ``operator``. Raises DeviceFailure if OpenCL C lacks an element type."""
+def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget, threads: int = 1) -> TaskFunction:
+    """Return the task function of ``operator`` for ``threads`` work-items. Raises DeviceFailure if OpenCL C lacks an element
+    type."""
     function = emit_operator(operator, binding, dialect, within=True)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
-    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
+    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops, threads=threads)
 
 
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """Yield every tile that the core tries and whose footprint fits, best predicted first."""
-    choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
+    ranked = ranked_tiles(operator, binding.types, _at_its_rate(operator, device), storages=binding.storages)
+    choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked]
     if device.threads > 1 or not is_plain(operator):
         return iter(choices)
     tasks = PlainTasks(operator, binding, device)
@@ -43,15 +47,25 @@ def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> f
     """Return the predicted seconds of all tasks of a tiled operator, without its launch."""
     if device.threads == 1 and is_plain(operator):
         return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
-    return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
+    cost = task_cost(operator, binding.types, _at_its_rate(operator, device), binding.storages)
+    return cost.total(operator.task_count, device) - device.launch
 
 
 def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
     """Return the predicted seconds of one task on an idle and on a full device."""
     if device.threads == 1 and is_plain(operator):
         return (task_seconds(operator, binding, device),) * 2
-    cost = task_cost(operator, binding.types, device)
+    cost = task_cost(operator, binding.types, _at_its_rate(operator, device), binding.storages)
     return cost.alone, cost.crowded
+
+
+def _at_its_rate(operator: ROperator, device: VDevice) -> VDevice:
+    """Return the device as the generic kernel uses it. Products with other sums in one task are scalar, and reach a small
+    fraction of the peak."""
+    sums = [c.kind for c in operator.computes if c.kind != "map"]
+    if "contraction" not in sums or len(sums) < 2:
+        return device
+    return replace(device, flops=device.flops * GENERIC_RATE, map_flops=device.map_flops or device.flops)
 
 
 def make_generic_family(device: VDevice) -> Family:
@@ -61,7 +75,7 @@ def make_generic_family(device: VDevice) -> Family:
         {},
         generic_choices,
         generic_seconds,
-        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device)),
+        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device), device.threads),
         max_candidates=GENERIC_TILES,
         is_fallback=True,
         times=generic_times,

@@ -20,7 +20,11 @@ class TaskFunction:
     """A function ``void entry(global T0 *p0, ..., scratch, int task)`` with ``scratch`` in bytes; ``types`` are T0 ....
 
     ``helpers`` is the text that it needs besides the dialect's preamble, once per program. ``inner`` is the function that it
-    calls. If ``stops``, it skips work past the dynamic lengths."""
+    calls. If ``stops``, it skips work past the dynamic lengths.
+
+    A group of ``threads`` work-items computes a task. If ``blocks`` > 1, so many groups share a task: the function has four more
+    parameters, ``global float *partials, global int *arrived, int slot, int rank``. ``partials`` is the number of floats that a
+    task needs there. Word ``arrived[slot]`` is zero before and after each task."""
 
     entry: str
     text: str
@@ -30,6 +34,9 @@ class TaskFunction:
     helpers: str = ""
     inner: TaskFunction | None = None
     stops: bool = False
+    threads: int = 1
+    blocks: int = 1
+    partials: int = 0
 
 
 #: A kernel family of this device. Devices are described as VDevice.

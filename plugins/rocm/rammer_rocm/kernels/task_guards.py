@@ -23,15 +23,14 @@ def ended(operator: ROperator, function: TaskFunction, binding: Binding, dialect
     lines = ends.beginning()
     types = (*function.types, *("const long" for _ in lengths))
     names = [f"p{k}" for k in range(len(function.types))]
-    memory = "__global" if dialect.single else "__local"
     parameters = [f"__global {kind} *{name}" for kind, name in zip(types, [*names, *lengths.values()], strict=True)]
-    lines.append(f"  {function.entry}({', '.join([*names, 'scratch', 'task'])});")
+    lines.append(f"  {function.entry}({', '.join([*names, *_last_names(function)])});")
     if function.stops:
         lines += ends.rest()
-    rest = f"({', '.join([*parameters, f'{memory} char *scratch', 'int task'])})\n{{\n" + "\n".join(lines) + "\n}\n"
+    rest = f"({', '.join([*parameters, *_last_parameters(function, dialect)])})\n{{\n" + "\n".join(lines) + "\n}\n"
     entry = f"ended_{hash_of(rest)}"
     arguments = (*function.arguments, *(Argument(n, written=False) for n in lengths))
-    return TaskFunction(entry, f"void {entry}{rest}", arguments, types, function.scratch, inner=function)
+    return replace(function, entry=entry, text=f"void {entry}{rest}", arguments=arguments, types=types, inner=function)
 
 
 def skip_unchanged_task(
@@ -51,12 +50,24 @@ def skip_unchanged_task(
             types.append(kind)
     names = {a: f"p{k}" for k, a in enumerate(arguments)}
     pointers = {n: names[Argument(n, written=False)] for n in rest.tensors}
-    memory = "__global" if dialect.single else "__local"
     parameters = [f"__global {kind} *{name}" for kind, name in zip(types, names.values(), strict=True)]
     lines = [*rest.lines(operator, binding, pointers)]
-    for test, called in (("if (on) ", function), ("else ", kept)):
-        lines.append(f"{test}{called.entry}({', '.join([*(names[a] for a in called.arguments), 'scratch', 'task'])});")
-    rest_text = f"({', '.join([*parameters, f'{memory} char *scratch', 'int task'])})\n{{\n  " + "\n  ".join(lines) + "\n}\n"
+    for test, called in (("if (on) ", function), ("else if (rank == 0) " if function.blocks > 1 else "else ", kept)):
+        lines.append(f"{test}{called.entry}({', '.join([*(names[a] for a in called.arguments), *_last_names(called)])});")
+    last = _last_parameters(function, dialect)
+    rest_text = f"({', '.join([*parameters, *last])})\n{{\n  " + "\n  ".join(lines) + "\n}\n"
     entry = f"rested_{hash_of(rest_text)}"
     inner, scratch = replace(function, inner=kept), max(function.scratch, kept.scratch)
-    return TaskFunction(entry, f"void {entry}{rest_text}", tuple(arguments), tuple(types), scratch, inner=inner)
+    made = replace(function, arguments=tuple(arguments), types=tuple(types), scratch=scratch, inner=inner)
+    return replace(made, entry=entry, text=f"void {entry}{rest_text}")
+
+
+def _last_names(function: TaskFunction) -> list[str]:
+    """Return the arguments of a call that follow the pointers."""
+    return ["scratch", "task", *(("partials", "arrived", "slot", "rank") if function.blocks > 1 else ())]
+
+
+def _last_parameters(function: TaskFunction, dialect: CTarget) -> list[str]:
+    """Return the parameters that follow the pointers."""
+    shared = ["__global float *partials", "__global int *arrived", "int slot", "int rank"] if function.blocks > 1 else []
+    return [f"{'__global' if dialect.single else '__local'} char *scratch", "int task", *shared]

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import ModelProto, numpy_helper, parser
 
 from rammer_testing.cache_files import entries, store
@@ -143,19 +141,26 @@ class SignedFiles(CompiledFiles):
         Way("members, new digest", change.sealed_changed),
     )
 
-    #: The same key in every process, so that a failure can be repeated.
-    key: ClassVar[Ed25519PrivateKey] = Ed25519PrivateKey.from_private_bytes(b"rammer mutants".ljust(32))
-
     def _seed(self, folder: Path, model: bytes, options: Words) -> Seed:
         folder.mkdir(parents=True, exist_ok=True)
-        form, private = serialization.Encoding.PEM, folder / "key.pem"
-        private.write_bytes(self.key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-        return super()._seed(folder, model, [*options, "--sign", str(private)])
+        private, _ = make_keys()
+        (folder / "key.pem").write_bytes(private)
+        return super()._seed(folder, model, [*options, "--sign", str(folder / "key.pem")])
 
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
-        public = self.key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        _, public = make_keys()
         (folder.parent / "key.pub").write_bytes(public)  # a seed's own folder is emptied before the run
         return [*super().place(folder, seed, data, rng), "--trust-key", str(folder.parent / "key.pub")]
+
+
+def make_keys() -> tuple[bytes, bytes]:
+    """Return a private and a public key in PEM form: the same in every process, so that a failure can be repeated."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    form, key = serialization.Encoding.PEM, Ed25519PrivateKey.from_private_bytes(b"rammer mutants".ljust(32))
+    private = key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private, key.public_key().public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 class Kept(Kind):

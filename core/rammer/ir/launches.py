@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rammer.errors import DeviceFailure
+from rammer.ir.overlap import has_overlap
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 
-#: Minimum tasks of a program whose launches are cached: fewer are planned in a few milliseconds.
-CACHED_FROM = 1_000
+__all__ = ["Launch", "decode_plan", "encode_plan", "first_consecutive", "make_launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +42,6 @@ def make_launches(program: RProgram) -> list[Launch]:
     _add_memory_edges(ranges, groups, needs)
     direct = _reduce_edges(needs)
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
-
-
-def cached_launches(program: RProgram) -> list[Launch]:
-    """Return ``make_launches``, cached for the next process if the program is large. Best effort."""
-    if program.task_count < CACHED_FROM:
-        return make_launches(program)
-    from rammer_cuda.kernel_cache import Cached
-
-    return Cached(program, "launches", Path(__file__).read_text()).get(
-        lambda record: decode_plan(record, program), lambda: make_launches(program), encode_plan
-    )
 
 
 def encode_plan(plan: Sequence[Launch]) -> list[list[object]]:
@@ -200,8 +188,6 @@ class _Ranges:
 
 def _has_shared_element(a: Storage, b: Storage) -> bool:
     """Return True if two storages whose byte ranges overlap share an element; exact within one buffer."""
-    from rammer.plan.overlap import has_overlap
-
     return a.buffer != b.buffer or has_overlap(a, b)
 
 

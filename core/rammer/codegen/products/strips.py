@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from rammer.codegen import canonicalise_sum
-from rammer.ir.expr import Expr, integer, make_add
+from rammer.codegen.context import FunctionContext, Place
+from rammer.codegen.scalar import Block
+from rammer.codegen.symbolic_bounds import canonicalise_sum
+from rammer.device.manifest import Binding
+from rammer.ir.expr import Expr, Load, Ref, integer, make_add
 from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
-from rammer_cuda.kernels.frame import Frame
+Code = TypeVar("Code", covariant=True)
+
+
+class Frame(Protocol[Code]):
+    """A kernel under construction whose ``threads`` threads are numbered ``tid``. ``block`` collects the statements; its task
+    begins at ``o0, o1, ...`` along the anchor's axes."""
+
+    block: Block
+    unit: FunctionContext
+    places: dict[str, Place]
+    threads: int
+
+    def line(self, text: str) -> None:
+        """Write one statement to the kernel."""
+        ...
+
+    def variable(self, name: str, text: str, extent: int) -> Ref:
+        """Define an integer variable in ``[0, extent)``."""
+        ...
+
+    def constants(self, loads: Sequence[Load]) -> list[Load]:
+        """Return the ``loads`` that read values known at compile time."""
+        ...
+
+    def kernel(self, prefix: str) -> Code:
+        """Return the finished kernel; its name is ``prefix`` and a hash of the text."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +75,7 @@ class Strips:
         """The number of strips of a task."""
         return math.prod(self.along)
 
-    def base(self, frame: Frame, number: str) -> list[Expr]:
+    def base(self, frame: Frame[object], number: str) -> list[Expr]:
         """Define variables ``x0, x1, ...``: the first element of strip ``number``. Strips past the tensor's end are moved back to
         end on it."""
         axes, along = self.operator.anchor.axes, self.along
@@ -78,7 +110,7 @@ class Strips:
         tile, extent = self.operator.tile[d], self.operator.anchor.axes[d].extent
         return extent > self.sizes[d] and bool(tile % self.sizes[d] or extent % tile)
 
-    def own(self, frame: Frame, point: tuple[Expr, ...]) -> list[str]:
+    def own(self, frame: Frame[object], point: tuple[Expr, ...]) -> list[str]:
         """Return the tests that ``point`` belongs to the task. Strips that were moved back or extend past the tile hold elements
         of other tasks."""
         tests = []
@@ -87,3 +119,29 @@ class Strips:
                 text = frame.unit.index(point[d]).text
                 tests += [f"{text} >= o{d}", f"{text} < o{d} + {tile}"]
         return tests
+
+
+def contiguous_tile(shape: Sequence[int], size: int, multiples: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return a contiguous tile of about ``size`` elements: inner axes whole, one split evenly, outer ones 1. The split axis gets
+    a multiple of its entry in ``multiples`` (or the whole extent)."""
+    tile, below = [1] * len(shape), 1
+    for d in range(len(shape) - 1, -1, -1):
+        if below * shape[d] <= size:
+            tile[d] = shape[d]
+            below *= shape[d]
+            continue
+        part, step = -(-shape[d] // -(-shape[d] * below // size)), multiples[d] if multiples else 1
+        tile[d] = min(shape[d], -(-part // step) * step)
+        break
+    return tuple(tile)
+
+
+def moved_bytes(operator: ROperator, binding: Binding) -> int:
+    """Return the bytes that all tasks read and write, each element once. A tensor with data-dependent indices counts as many
+    elements as it has reads, at most all."""
+    read: dict[str, int] = {}
+    for c in operator.computes:
+        for load in c.loads:
+            read[load.tensor] = read.get(load.tensor, 0) + c.points
+    own = sum(binding.types[n].nbytes for n in operator.outputs)
+    return own + sum(min(binding.types[n].nbytes, read[n] * itemsize(binding.types[n].dtype)) for n in operator.inputs)

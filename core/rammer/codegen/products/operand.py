@@ -1,4 +1,4 @@
-"""Copies of one operand's block of ``BK x unit`` elements into shared memory, by cp.async.
+"""Copies of one operand's block of ``BK x unit`` elements into shared memory, by ``rm_copy4``, ``rm_copy16`` and so on.
 
 Three ways. *Packed*: a constant arranged at load time, 16 bytes a copy. *Along*: neighbouring threads read neighbouring rows (or
 columns), 16 bytes a copy with proven contiguity and alignment, else one element. *Deep*: neighbouring threads read along the
@@ -11,26 +11,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from rammer.codegen import (
-    QUOTIENT,
-    Operand,
-    Packing,
-    PaddedAxis,
-    Product,
-    Text,
-    Unsuited,
-    combine_digits,
-    format_sum,
-    is_consecutive,
-    split_digits,
-    weighted_terms,
-)
+from rammer.codegen.c_target import CTarget, join_words
+from rammer.codegen.c_text import Text, combine_digits, format_sum, split_digits, weighted_terms
+from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, is_consecutive
+from rammer.codegen.products.depth import Depth
+from rammer.codegen.products.packing import Arrangement, Blocks, Common, common_order, pack_common, pack_operand
+from rammer.codegen.products.staging import Staging
+from rammer.codegen.task_parameters import Packing, Unsuited
 
-from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack_common, pack_operand
-from rammer_cuda.contraction.prologue import OperandPrologue, Piece
-from rammer_cuda.contraction.staging import PLAIN, Staging
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A copy to shared memory: ``target`` is a pointer to ``width`` elements. ``valid`` tests that the copy belongs to this
+    thread and is inside the tensor. ``names`` spells the reduction axes."""
+
+    target: str
+    valid: Sequence[str]
+    names: Mapping[str, str]
+    width: int
+
+
+class Maps(Protocol):
+    """A writer of the maps before a contraction."""
+
+    def apply(self, text: Text, pieces: Iterator[Piece]) -> None:
+        """Write the maps on staged pieces."""
+        ...
 
 
 @dataclass
@@ -61,7 +69,8 @@ class Staged:
     unit: int
     depth: Depth
     threads: int
-    staging: Staging = PLAIN
+    staging: Staging
+    target: CTarget
 
     def __post_init__(self) -> None:
         tile, s = self.p.operator.tile, self.staging
@@ -88,6 +97,11 @@ class Staged:
         self.vector = deep or (s.lot if s.across and self.packing is None and self._has_vector_copies() else 1)
         if s.whole and self.packing is None and self.vector != s.lot:
             raise Unsuited(f"{self.operand.load} cannot be copied by 16 bytes")
+
+    @property
+    def _source(self) -> str:
+        """The C type of an element in memory, with its address space."""
+        return join_words(self.target.global_, "const", self.staging.ctype)
 
     @property
     def along(self) -> int | None:
@@ -159,15 +173,16 @@ class Staged:
         if self.along is not None:
             places.append((f"o{self.along} / {self.p.operator.tile[self.along]}", self.p.operator.grid[self.along]))
         size = self.depth.blocks * self.size
-        base = f"{self.name}g + (long long)({combine_digits(places)}) * {size} + tid * {self.staging.lot}"
-        text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
+        base = f"{self.name}g + ({self.target.types['int64']})({combine_digits(places)}) * {size} + tid * {self.staging.lot}"
+        text.line(f"{self._source} *const {self.name}p = {base};")
 
     def _setup_common(self, text: Text, common: Common) -> None:
         """Write the start of the task's tile, and each copy's offsets in a block of rows and in shared memory."""
         n, lot, per = self.name, self.staging.lot, self._per_row(common)
         fixed = combine_digits([(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]) if self.coordinates else "0"
-        tile = f"(long long)({fixed}) * {common.size} + (long long)o{self.along} * {common.wide}"
-        text.line(f"const {self.staging.ctype} *const {n}p = {n}g + {tile};")
+        wide = self.target.types["int64"]
+        tile = f"({wide})({fixed}) * {common.size} + ({wide})o{self.along} * {common.wide}"
+        text.line(f"{self._source} *const {n}p = {n}g + {tile};")
         for i in range(self._common_copies(common)):
             at = f"(tid + {i * self.threads})" if i else "tid"
             row, place = f"{at} / {per}", f"{at} % {per} * {lot}"
@@ -180,7 +195,7 @@ class Staged:
         first = f"{block} * {rows}"
         if common.tap not in (0, depth.per_tap * rows):
             first = f"({block} / {depth.per_tap} * {common.tap} + {block} % {depth.per_tap} * {rows})"
-        text.line(f"const {self.staging.ctype} *const {n}f = {n}p + (size_t)({first}) * {common.row};")
+        text.line(f"{self._source} *const {n}f = {n}p + (size_t)({first}) * {common.row};")
         for i in range(self._common_copies(common)):
             guard = f"if (tid + {i * self.threads} < {whole}) " if (i + 1) * self.threads > whole else ""
             text.line(f"{guard}rm_copy16({n}s + {n}t{i}, {n}f + {n}r{i}, true);")
@@ -258,7 +273,7 @@ class Staged:
         for further, element, tests in self._pieces():
             self._copy(known, further, element, tests, taps)
 
-    def apply(self, text: Text, prologue: OperandPrologue) -> None:
+    def apply(self, text: Text, prologue: Maps) -> None:
         """Write the prologue on this thread's copies of block ``kb``, in ``{n}s``. Call it after its copies have arrived."""
         taps = self._define_tap(text) if not self.depth.flat else {}
         prologue.apply(text, self._mapped_pieces(text, taps))
@@ -317,7 +332,9 @@ class Staged:
         ahead = self.arrangement.ahead(further, self._element_gap(element), self.unit, self.depth.block)
         row, first, on = (0, 0, ahead) if ahead is not None else (further, element, 0)
         place = self.place(self._block_row(row), f"{self.name}j{first}")
-        return known.after(f"{self.staging.ctype} *", f"{self.name}to{first}_{row}", f"{self.name}s + {place}", on)
+        return known.after(
+            f"{join_words(self.target.local, self.staging.ctype)} *", f"{self.name}to{first}_{row}", f"{self.name}s + {place}", on
+        )
 
     def _at(self, known: Addresses, further: int, element: int, taps: Mapping[str, str]) -> str:
         """Return the source of a copy, relative to the thread's first one. In flat order each row has a separate address."""
@@ -325,7 +342,7 @@ class Staged:
         row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
         first, on = (element, on) if distance is None else (0, on + distance)
         address = f"{self.name}g + ({self._element_at(self._block_row(row), first, taps)[1]})"
-        return known.after(f"const {self.staging.ctype} *", f"{self.name}at{first}_{row}", address, on)
+        return known.after(f"{self._source} *", f"{self.name}at{first}_{row}", address, on)
 
     def _element_gap(self, element: int) -> int:
         """Return the elements of the unit between a thread's first one and number ``element``."""

@@ -8,15 +8,26 @@ computes its address. Flat order wastes nothing if all axes are short.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rammer.ir.compute import Axis
-
-from rammer_cuda.kernels.lengths import Stopped, ceiling_quotient
+from rammer.codegen.c_target import CTarget
+from rammer.codegen.c_text import format_sum
+from rammer.codegen.operations import spell_literal
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.operator import ROperator
 
 #: Tap order is chosen unless padding the axis to whole blocks costs more than this share of the products.
 MOST_PADDING = 0.3
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A reduced axis that ends early: the variable of its end, from 1 to the bound, and the definition."""
+
+    axis: Axis
+    name: str
+    definition: str
 
 
 @dataclass(frozen=True)
@@ -129,3 +140,24 @@ def depth_of(axes: tuple[Axis, ...], block: int) -> Depth:
     if taps.blocks * block <= (1 + MOST_PADDING) * taps.total or not taps.outer:
         return taps
     return Depth(tuple(live[:-1]), live[-1], block, flat=True)
+
+
+def stopped_axes(
+    operator: ROperator, c: Compute, axes: Sequence[Axis], lengths: Mapping[str, str], target: CTarget
+) -> dict[str, Stopped]:
+    """Return the ``axes`` of the reduction ``c`` that stop at a length, by name. ``lengths`` are the pointers of the lengths."""
+    found = dict[str, Stopped]()
+    extents = {s.axis: s.extent for s in operator.reduce_bounds if s.compute == c.name}
+    for number, axis in enumerate(axes):
+        if axis.name in extents and axis.extent > 1:
+            extent, name = extents[axis.name], f"stop{number}"
+            value = format_sum([(f"{lengths[n]}[0]", f) for n, f in extent.terms], extent.offset)
+            one, most = (spell_literal(target, n, "int64") for n in (1, axis.extent))
+            text = f"const int {name} = (int)rm_min_i64(rm_max_i64({value}, {one}), {most});"
+            found[axis.name] = Stopped(axis, name, text)
+    return found
+
+
+def ceiling_quotient(value: str, block: int) -> str:
+    """Return C text for the number of blocks of size ``block`` that hold ``value``."""
+    return value if block == 1 else f"({value} + {block - 1}) / {block}"

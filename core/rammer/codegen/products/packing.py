@@ -12,15 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
-from rammer.codegen import Operand, Packing, Product, in_tiles, make_packing, pad_axis
+from rammer.codegen.contraction_form import Operand, Product
+from rammer.codegen.packed_constants import in_tiles, make_packing
+from rammer.codegen.products.depth import Depth
+from rammer.codegen.task_parameters import Packing, pad_axis
 from rammer.device.manifest import Array
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 
-from rammer_cuda.contraction.depth import Depth
-
 #: Columns of a core matrix, and products of two core matrices in float32: the depth of one tf32 instruction.
-CORE, DEEP = 8, 8
+CORE = 8
+DEEP = 8
 #: Constants shared by kernels are padded to a multiple of this number of products, by elements in 16 bytes. All block depths
 #: divide it. BEYOND: elements past the last one that a tile may read.
 SHARED, BEYOND = {4: 64, 8: 128, 16: 128}, 256
@@ -98,7 +100,7 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """An arrangement in core matrices of 8 elements by a ``lot`` (16 bytes) of products (``contraction.warpgroup``).
+    """An arrangement in core matrices of 8 elements by a ``lot`` (16 bytes) of products.
 
     Matrices of the next elements follow each other, then those of the next products. With ``across``, a lot holds elements of one
     product (float16)."""

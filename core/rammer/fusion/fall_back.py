@@ -1,0 +1,98 @@
+"""The choice between two groupings of one graph, region by region, so that no fusion is slower than less of it.
+
+A *region* is a smallest set of Computes that both groupings cover with whole operators. Its operators are timed in the device's
+schedule, where independent ones are concurrent and small ones share a launch; prices of single operators leave that out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from rammer.fusion.group_prices import GroupPrices
+from rammer.fusion.stitch_latency import Evaluator
+from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
+from rammer.fusion.topological_order import sort_topologically
+from rammer.ir.operator import ROperator
+
+#: Minimum fraction of a region's time that less fusion must save: less is within the noise of runs, or a tie of predictions.
+LEAST_GAIN: Final = 0.01
+
+
+def fall_back(
+    full: TileGraph, plain: TileGraph, prices: GroupPrices, latency: Evaluator, aliases: Mapping[str, tuple[str, ...]]
+) -> TileGraph:
+    """Return ``full`` with the operators of ``plain`` in every region that is faster so, by its measured time if plans are run,
+    and else by its predicted time. ``aliases`` as for ``connect``."""
+    position = {c.name: i for i, c in enumerate(full.graph.computes)}
+
+    def roots(tensor: str) -> tuple[str, ...]:
+        return aliases.get(tensor, (tensor,))
+
+    def seconds(operators: Sequence[ROperator]) -> float:
+        ordered = sort_topologically(operators, position, roots)
+        measured = latency.together(ordered) if latency.together else None
+        return _predicted(ordered, prices, latency, aliases) if measured is None else measured
+
+    operators, tried = list(full.operators), list[ConnectionTrial]()
+    for fused, parts in _regions(full, plain):
+        together, separate = seconds(fused), _longest_path(sort_topologically(parts, position, roots), prices, aliases)
+        if latency.together or together > separate:
+            separate = seconds(parts)  # the device is asked for the parts only if the traffic model leaves it open
+        faster = separate < together * (1 - LEAST_GAIN)
+        others = [o for o in operators if o not in fused]
+        faster = faster and len(sort_topologically([*others, *parts], position, roots)) == len(others) + len(parts)
+        why = "less fusion is faster" if faster else "less fusion is not faster"
+        subject = " | ".join(o.name for o in fused)
+        tried.append(ConnectionTrial(subject, "region", separate, together, not faster, why))
+        operators = [*others, *parts] if faster else operators
+    ordered = sort_topologically(operators, position, roots)
+    edges = tuple(e for o in ordered for e in o.connections)
+    edges += device_edges(full.graph, {c.name: o.name for o in ordered for c in o.computes})
+    undone = {(e.producer, e.consumer) for e in edges if e.layer == "device"}
+    end = ConnectionTrial("", "veu", math.nan, math.nan, False, "less fusion is faster in this region")
+    outcomes = {e: (*t, end) if e in undone and t[-1].kept else t for e, t in full.outcomes.items()}
+    return replace(full, operators=ordered, decisions=(*full.decisions, *tried), edges=edges, outcomes=outcomes)
+
+
+def _regions(full: TileGraph, plain: TileGraph) -> list[tuple[list[ROperator], list[ROperator]]]:
+    """Return the operators of each region in which the groupings differ, of both."""
+    of = {c.name: {c.name} for c in full.graph.computes}
+    for operator in (*full.operators, *plain.operators):
+        whole = max((of[c.name] for c in operator.computes), key=len)
+        for c in operator.computes:
+            if of[c.name] is not whole:
+                whole |= of[c.name]
+                of |= dict.fromkeys(of[c.name], whole)
+    found: dict[int, tuple[list[ROperator], list[ROperator]]] = {}
+    for side, tile in enumerate((full, plain)):
+        for operator in tile.operators:
+            found.setdefault(id(of[operator.name]), ([], []))[side].append(operator)
+    return [(fused, parts) for fused, parts in found.values() if fused != parts]
+
+
+def _waits(operators: Sequence[ROperator], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return, by operator in topological order, the names of those that it waits for."""
+    owner, waits = dict[str, str](), dict[str, tuple[str, ...]]()
+    for o in operators:
+        waits[o.name] = tuple({owner[r]: None for n in o.inputs for r in aliases.get(n, (n,)) if r in owner})
+        owner |= {c.name: o.name for c in o.computes}
+    return waits
+
+
+def _longest_path(operators: Sequence[ROperator], prices: GroupPrices, aliases: Mapping[str, tuple[str, ...]]) -> float:
+    """Return a lower bound of the seconds of operators in topological order, by the traffic model."""
+    path, waits = dict[str, float](), _waits(operators, aliases)
+    for o in operators:
+        path[o.name] = prices.modelled(o) + max((path[w] for w in waits[o.name]), default=0.0)
+    return max(path.values())
+
+
+def _predicted(
+    operators: Sequence[ROperator], prices: GroupPrices, latency: Evaluator, aliases: Mapping[str, tuple[str, ...]]
+) -> float:
+    """Return the predicted seconds of operators in topological order, infinite if one has no kernel."""
+    kernels = {o.name: prices.kernel(o) for o in operators}
+    found = {name: (kernel,) for name, kernel in kernels.items() if kernel is not None}
+    return latency.seconds(found, _waits(operators, aliases)) if len(found) == len(kernels) else math.inf

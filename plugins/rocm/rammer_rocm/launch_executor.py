@@ -1,0 +1,173 @@
+"""The launch executor: kernels with a group of work-items for each task, queued in order.
+
+A launch has the tasks of one operator in one wave (``rammer.ir.launches``). The queue runs kernels one after another, so
+launches that do not depend on each other share a kernel if their groups have equal work-items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from rammer.device.manifest import Array
+from rammer.ir.launches import Launch, first_consecutive, make_launches
+from rammer.ir.program import RProgram
+
+from rammer_rocm.constants import DeviceConstants, round_up
+from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.placement import Placement
+from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
+from rammer_rocm.resident import OpenClProgram
+from rammer_rocm.source import launch_text
+
+if TYPE_CHECKING:
+    from rammer_rocm.kernels.task import TaskFunction
+
+#: Maximum launches of one kernel: each adds its registers' maximum and parameters (OpenCL guarantees 1024 bytes of parameters).
+MOST_PARTS: Final = 6
+#: Launches with more groups per vEU than this are not joined: alone they fill the device.
+MOST_GROUPS: Final = 4
+#: Alignment in floats of the memory that groups of a task share.
+LINE: Final = 64
+
+
+class LaunchProgram(OpenClProgram):
+    """A program whose kernels have a group for each task."""
+
+    def __init__(
+        self,
+        kernels: ProgramKernels,
+        shared: DeviceConstants,
+        program: RProgram,
+        constants: Mapping[str, Array],
+    ) -> None:
+        super().__init__(shared.queue, kernels, program, constants)
+        context, functions = self.queue.context, self.functions
+        self.check_memory(context.devices[0], 0)
+        #: Launches of each kernel of a run, in order.
+        self.plan = join_launches(make_launches(program), functions, kernels.vdevice.veus)
+        texts = dict.fromkeys(tuple(functions[x.operator] for x in joined) for joined in self.plan)
+        with shared.filling():  # while the runtime compiles or loads its cached binary
+            self.constants = self.placed(functions, constants, shared)
+            signatures = {tuple(f.entry for f in parts): parts for parts in texts}
+            self.number = {entries: i for i, entries in enumerate(signatures)}
+            written = cast("list[Sequence[TaskFunction]]", list(signatures.values()))
+            self.binary = kernels.build(lambda dialect: launch_text(written, dialect, self.traced))
+        self.allocate(context, False)
+        self.upload_constants(constants)
+        self.partials, self.arrived = self._allocate_sharing(context)
+        self.own = Placement(self.memory.buffers, None)
+        self.launches = self._prepare_kernels(context)
+
+    @property
+    def kernels(self) -> int:
+        """Number of launches of one run."""
+        return self.program.turns * len(self.plan)
+
+    def groups_of(self, launch: Launch) -> int:
+        """Return the groups of one launch."""
+        return len(launch.tasks) * self.functions[launch.operator].blocks
+
+    def _allocate_sharing(self, context: Any) -> tuple[Any, Any]:
+        """Return memory for partial sums, and zeroed counters. Kernels run in order, so all use the same memory."""
+        ends = [self._sharing_places(joined)[-1] for joined in self.plan]
+        floats, words = (max((end[i] for end in ends), default=0) for i in (0, 1))
+        cl = import_opencl()
+        partials, arrived = (cl.Buffer(context, cl.mem_flags.READ_WRITE, max(4 * n, 64)) for n in (floats, words))
+        cl.enqueue_fill_buffer(self.queue, arrived, np.int32(0), 0, arrived.size)
+        return partials, arrived
+
+    def _sharing_places(self, joined: Sequence[Launch]) -> list[tuple[int, int]]:
+        """Return the first partial sum (floats) and the first counter of each launch of a kernel, then the ends."""
+        found = [(0, 0)]
+        for x in joined:
+            f, (place, counter) = self.functions[x.operator], found[-1]
+            tasks = len(x.tasks) if f.blocks > 1 else 0
+            found.append((round_up(place + f.partials * tasks, LINE), counter + tasks))
+        return found
+
+    def recorders(self, context: Any, joined: Sequence[Launch]) -> Sequence[Any]:
+        """Return the additional arguments of a traced kernel."""
+        return ()
+
+    def _prepare_kernels(self, context: Any) -> list[tuple[Any, int, int]]:
+        """Create kernels with all arguments set, so that a run only enqueues them. Return them with items and items a group."""
+        return [self._prepare_kernel(context, joined) for joined in self.plan]
+
+    def _prepare_kernel(self, context: Any, joined: Sequence[Launch]) -> tuple[Any, int, int]:
+        cl, values = import_opencl(), list[Any]()
+        for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
+            f = self.functions[x.operator]
+            for argument in f.arguments:
+                values += self.pointer(argument)
+            first = first_consecutive(x.tasks)
+            values += [None if first is not None else self._order(context, x.tasks), np.int32(first or 0)]
+            values.append(np.int32(self.groups_of(x)))
+            if f.blocks > 1:
+                values += [self.partials, np.int64(place), self.arrived, np.int32(counter)]
+        functions = [self.functions[x.operator] for x in joined]
+        kernel = cl.Kernel(self.binary, f"launch_{self.number[tuple(f.entry for f in functions)]}")
+        kernel.set_args(*values, *self.recorders(context, joined))
+        threads = functions[0].threads
+        return kernel, sum(map(self.groups_of, joined)) * threads, threads
+
+    def pointer(self, argument: Pointer) -> tuple[Any, Any]:
+        """Return the buffer and the byte offset of a kernel's argument."""
+        number, place = self.argument_address(argument, self.memory.buffers)
+        return self.constants.buffers[number - 1] if number else self.buffer, np.int64(place)
+
+    def _order(self, context: Any, tasks: Sequence[int]) -> Any:
+        flags = import_opencl().mem_flags
+        return import_opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.array(tasks, np.int32))
+
+    def queue_turn(self, at: Placement) -> None:
+        """Queue one iteration: all kernels, without waits of the host."""
+        enqueue, queue = import_opencl().enqueue_nd_range_kernel, self.queue
+        for kernel, items, threads in self.launches:
+            enqueue(queue, kernel, (items,), (threads,))
+
+    def recover(self) -> None:
+        """Zero the counters after an aborted run."""
+        import_opencl().enqueue_fill_buffer(self.queue, self.arrived, np.int32(0), 0, self.arrived.size)
+
+    def buffers(self) -> Sequence[Any]:
+        """Return all device memory that the program owns."""
+        return (*super().buffers(), self.partials, self.arrived)
+
+    def close(self) -> None:
+        """Free the device memory when all queued work has finished."""
+        super().close()
+        self.launches = []
+
+
+def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """Return launches by level, in a legal order: those of a level do not depend on each other."""
+    level, levels = list[int](), list[list[Launch]]()
+    for x in launches:
+        level.append(max((level[i] + 1 for i in x.after), default=0))
+        if level[-1] == len(levels):
+            levels.append([])
+        levels[level[-1]].append(x)
+    return levels
+
+
+def join_launches(launches: Sequence[Launch], functions: Mapping[str, Function], veus: int) -> list[list[Launch]]:
+    """Return the launches of each kernel, in a legal order. A kernel's launches do not depend on each other."""
+    kernels, most = list[list[Launch]](), MOST_GROUPS * veus
+    for level in launch_levels(launches):
+        open_ = dict[int, list[list[Launch]]]()  # kernels with room, by work-items of a group
+        for x in level:
+            groups, threads = _count_groups([x], functions), functions[x.operator].threads
+            room = (k for k in open_.get(threads, ()) if len(k) < MOST_PARTS and _count_groups(k, functions) <= most)
+            kernel = next(room, None) if groups <= most else None
+            if kernel is None:
+                kernel = []
+                kernels.append(kernel)
+                open_.setdefault(threads, []).append(kernel)
+            kernel.append(x)
+    return kernels
+
+
+def _count_groups(launches: Sequence[Launch], functions: Mapping[str, Function]) -> int:
+    return sum(len(x.tasks) * functions[x.operator].blocks for x in launches)

@@ -1,0 +1,1 @@
+"""Products on GPUs: a ring of blocks in local memory, and register tiles."""

@@ -1,0 +1,258 @@
+"""Implicit matrix products on GPUs: a group of work-items for each task, or several groups that share a sum.
+
+A group walks the reduction in blocks of ``bk`` products through a ring of ``stages`` buffers in local memory. Each work-item
+accumulates ``tm x tn`` results in registers, separately for ``slice_k`` parts of each block. If ``split_k`` > 1 groups share a
+task, each stores its sums to global memory. The group that arrives last adds them in the order of the groups, so results do not
+depend on the order of arrival. The maps after the product are applied on the way to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rammer.codegen import (
+    Argument,
+    Block,
+    FunctionContext,
+    Product,
+    Text,
+    Unsuited,
+    Val,
+    hash_of,
+    product_of,
+    split_digits,
+)
+from rammer.codegen.c_target import head_of
+from rammer.codegen.products import PLAIN, Depth, Shape, Staged, depth_of, shape_of
+from rammer.device.manifest import Binding
+from rammer.ir.expr import Interval, Load, Ref
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.dialect import GPU_DIALECT
+from rammer_rocm.kernels.group_frame import place_of
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.ring.device_text import COPIES
+
+#: Most local memory of a group in bytes: the limit of NVIDIA's OpenCL.
+MOST_LOCAL = 48 << 10
+#: Stores of a work-item in flight.
+UNROLL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fma:
+    """The instruction of a ring: one product of a work-item, of ``threads`` work-items in a group."""
+
+    name: str
+    threads: int
+    dtype: str = "float32"
+    lanes: int = 1
+    depth: int = 1
+    item: int = 4
+    prologue: bool = False
+
+    def serves(self, precision: str) -> bool:
+        """Return True: products are exact, whatever a user allows."""
+        return True
+
+    def product(self, operator: ROperator, binding: Binding) -> Product:
+        """Return the matrix product of a tiled operator. Raises Unsuited."""
+        return product_of(operator, binding, self.dtype)
+
+    def block(self, p: Product) -> Shape:
+        """Return the block of a tiled product under its config."""
+        return shape_of(p.row_count, p.width, dict(p.operator.config), items=self.threads)
+
+
+def ring_kernel(operator: ROperator, binding: Binding, instruction: Fma) -> TaskFunction:
+    """Return the function of a tiled product. Raises Unsuited for another form, or an impossible block."""
+    product = instruction.product(operator, binding)
+    return RingKernel(product, binding, instruction.block(product)).function(instruction.name)
+
+
+class RingKernel:
+    """A writer of the function of one product."""
+
+    def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
+        self.p, self.binding, self.s, self.text = product, binding, shape, Text()
+        s = shape
+        if not 0 < s.works <= s.threads or s.bk % s.slice_k or product.operator.reduce_bounds:
+            raise Unsuited(f"{s.works} of {s.threads} work-items, {s.slice_k} slices of {s.bk}")
+        self.depth: Depth = depth_of(product.main.reduce, s.bk)
+        self.split = min(s.split_k, self.depth.blocks)
+        self.a = Staged("a", product, product.a, product.rows, s.bm, self.depth, s.threads, PLAIN, GPU_DIALECT)
+        self.b = Staged("b", product, product.b, product.columns, s.bn, self.depth, s.threads, PLAIN, GPU_DIALECT)
+        self.scratch = 4 * max(s.stages * (self.a.size + self.b.size), s.bm * s.bn * s.slice_k, 4)
+        if self.scratch > MOST_LOCAL:
+            raise Unsuited(f"{self.scratch} bytes of local memory")
+        self.arguments = self._function_arguments()
+
+    def _function_arguments(self) -> tuple[Argument, ...]:
+        """Return the operands, then the tensors that the maps read, then outputs."""
+        p = self.p
+        inside = {p.main.name, *(c.name for c in p.after)}
+        read = dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
+        operands = (Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing))
+        return (*operands, *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs))
+
+    def function(self, family: str) -> TaskFunction:
+        """Return the finished function."""
+        s, text = self.s, self.text
+        self._declare()
+        self._ring()
+        tables = self._results()
+        types = tuple(GPU_DIALECT.types["float32" if a.packing else self.binding.types[a.tensor].dtype] for a in self.arguments)
+        pointers = [(t, a.written) for t, a in zip(types, self.arguments, strict=True)]
+        shared = ", __global float *partials, __global int *arrived, int slot, int rank" * (self.split > 1)
+        rest = head_of(GPU_DIALECT, "@", pointers)[:-1] + f"{shared}) {{\n{text}}}\n"
+        defines = "".join(f"#undef {n}fetch\n" for n in "ab")
+        whole = tables + self._fetch_macros() + rest + defines
+        name = f"{family}_{hash_of(whole)}"
+        partials = self.split * self.p.row_count * self.p.width if self.split > 1 else 0
+        return TaskFunction(
+            name,
+            whole.replace("void @(", f"void {name}("),
+            self.arguments,
+            types,
+            self.scratch,
+            COPIES,
+            threads=s.threads,
+            blocks=self.split,
+            partials=partials,
+        )
+
+    # --- parts of the text --------------------------------------------------------------------------
+
+    def _fetch_macros(self) -> str:
+        """Return the copies of a block of each operand as macros of the block and the buffer: OpenCL C has no closures."""
+        found = ""
+        for stage in (self.a, self.b):
+            text, n, d = Text(), stage.name, self.depth
+            text.line(f"__local float *const {n}s = {n}shared + (slot_) * {stage.size}; const int kb = (kb_);")
+            if stage.packing is None and (d.flat or not d.outer):
+                text.line(f"const int tap = 0, c0 = kb * {self.s.bk};")
+            elif stage.packing is None:
+                text.line(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {self.s.bk};")
+            stage.fetch(text)
+            body = " \\\n".join(text.lines)
+            found += f"#define {n}fetch(kb_, slot_) do {{ \\\n{body} \\\n}} while (0)\n"
+        return found
+
+    def _declare(self) -> None:
+        s, text, p = self.s, self.text, self.p
+        places = zip(split_digits("task", p.operator.grid), p.operator.tile, p.operator.grid, strict=True)
+        text.line("const int tid = (int)get_local_id(0);")
+        for d, (place, tile, count) in enumerate(places):
+            text.line(f"const int o{d} = {'0' if count == 1 else place if tile == 1 else f'{place} * {tile}'};")
+        text.line("__local float *const shared = (__local float *)scratch, *const ashared = shared;")
+        text.line(f"__local float *const bshared = shared + {s.stages * self.a.size};")
+        text.line("__global const float *const ag = p0, *const bg = p1;")
+        # Two neighbouring work-items share their columns: reads of 16 bytes then merge across half a warp.
+        across = s.bn // s.tn
+        text.line(f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};")
+        text.line(f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;")
+        self.a.setup(text)
+        self.b.setup(text)
+
+    def _ring(self) -> None:
+        """Write the sums of this group's share of the products."""
+        s, text, blocks = self.s, self.text, self.depth.blocks
+        begin, end = "0", str(blocks)
+        if self.split > 1:
+            begin, end = f"{blocks} * rank / {self.split}", f"{blocks} * (rank + 1) / {self.split}"
+        text.line(f"const int begin = {begin}, end = {end};")
+        text.line(f"float acc[{s.tm}][{s.tn}];")
+        self._unrolled("acc[i][j] = 0.0f;")
+        text.line(f"for (int i = 0; i < {s.stages - 1}; ++i) {{")
+        text.line("if (begin + i < end) { afetch(begin + i, i); bfetch(begin + i, i); }")
+        text.all(["rm_commit();", "}"])
+        text.line(f"int use = 0, fill = {s.stages - 1};")
+        with text.block("for (int at = begin; at < end; ++at)"):
+            text.all([f"rm_arrived({s.stages - 2});", GPU_DIALECT.barrier])
+            ahead = f"at + {s.stages - 1}"
+            text.line(f"if ({ahead} < end) {{ afetch({ahead}, fill); bfetch({ahead}, fill); }}")
+            text.line("rm_commit();")
+            self._multiply()
+            text.all(f"{n} = {n} == {s.stages - 1} ? 0 : {n} + 1;" for n in ("use", "fill"))
+
+    def _multiply(self) -> None:
+        s, text, part = self.s, self.text, self.s.bk // self.s.slice_k
+        for n, stage, place in (("x", self.a, "ty"), ("y", self.b, "tx")):
+            start = f"{stage.name}shared + use * {stage.size} + slice * {part * stage.pitch} + {place} * 4"
+            text.line(f"__local const float *const {n}p = {start};")
+        text.line(f"#pragma unroll {min(part, 16)}")
+        with text.block(f"for (int k = 0; k < {part}; ++k)"):
+            for n, stage, size, width in (("x", self.a, s.tm, s.bm), ("y", self.b, s.tn, s.bn)):
+                text.line(f"float {n}[{size}];")
+                for i in range(0, size, 4):
+                    step = i // 4 * (width // (size // 4))
+                    text.line(f"const float4 {n}v{i} = *(__local const float4 *)({n}p + k * {stage.pitch} + {step});")
+                    text.line(" ".join(f"{n}[{i + e}] = {n}v{i}.{c};" for e, c in enumerate("xyzw")))
+            self._unrolled("acc[i][j] = fma(x[i], y[j], acc[i][j]);")
+
+    def _unrolled(self, statement: str) -> None:
+        s = self.s
+        self.text.line("#pragma unroll")
+        self.text.line(f"for (int i = 0; i < {s.tm}; ++i) {{")
+        self.text.line("#pragma unroll")
+        self.text.all([f"for (int j = 0; j < {s.tn}; ++j) {statement}", "}"])
+
+    def _results(self) -> str:
+        """Write the sums to local memory, their exchange between groups, the maps and the stores. Return the maps' tables."""
+        s, text, p = self.s, self.text, self.p
+        text.all(["rm_arrived(0);", GPU_DIALECT.barrier])
+        row = f"slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}"
+        column = f"tx * 4 + j % 4 + j / 4 * {s.bn // (s.tn // 4)}"
+        with text.block(f"if (tid < {s.works})"):
+            self._unrolled(f"shared[({row}) * {s.bn} + {column}] = acc[i][j];")
+        text.line(GPU_DIALECT.barrier)
+        value = " + ".join(f"shared[(i + {q * s.bm}) * {s.bn} + j]" for q in range(s.slice_k))
+        if self.split > 1:
+            cells = p.row_count * p.width
+            text.line(f"__global float *const all = partials + slot * {self.split * cells};")
+            with self._cells():
+                text.line(f"all[rank * {cells} + e] = {value};")
+            text.all(["rm_fence();", "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"])
+            text.line("__local int *const last = (__local int *)scratch;")
+            text.line(f"if (tid == 0) last[0] = atomic_inc((volatile __global int *)(arrived + slot)) == {self.split - 1};")
+            text.all([GPU_DIALECT.barrier, "if (!last[0]) return;", "rm_fence();"])
+            text.line("if (tid == 0) arrived[slot] = 0;")
+            value = " + ".join(f"all[{q * cells} + e]" for q in range(self.split))
+        return self._maps(value)
+
+    @contextmanager
+    def _cells(self) -> Iterator[None]:
+        """Write a loop over the tile's cells ``e``, in row ``i`` and column ``j``."""
+        p, s = self.p, self.s
+        self.text.line(f"#pragma unroll {UNROLL}")
+        with self.text.block(f"for (int e = tid; e < {p.row_count * p.width}; e += {s.threads})"):
+            self.text.line(f"const int i = e / {p.width}, j = e % {p.width};")
+            yield
+
+    def _maps(self, value: str) -> str:
+        """Write the maps after the sum ``value`` and the stores, by the core's emitter."""
+        p, text, axes = self.p, self.text, self.p.main.axes
+        places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
+        ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
+        unit = FunctionContext(GPU_DIALECT, self.binding.types, {c.name: c for c in p.after}, places, ranges)
+        point = tuple(Ref(f"x{d}") for d in range(len(axes)))
+        block = Block(unit)
+        block.memo[Load(p.main.name, point)] = Val("sum", p.main.dtype, atom=True)
+        for name in p.operator.outputs:
+            block.store(places[name], point, block.unrounded(Load(name, point)), ())
+        with self._cells():
+            text.all(f"const int x{d} = o{d};" for d in range(len(axes)) if d not in (*p.rows, *p.columns))
+            tests = [*self._coordinates(p.rows, "i"), *self._coordinates(p.columns, "j")]
+            with text.block(f"if ({' && '.join(tests)})" if tests else ""):
+                text.line(f"const float sum = {value};")
+                text.all(block.lines)
+        return "".join(unit.tables.values())
+
+    def _coordinates(self, axes: Sequence[int], index: str) -> list[str]:
+        """Define the coordinates of the tile's ``index`` along ``axes``; return the tests that they are inside."""
+        p, tests = self.p, list[str]()
+        for d, place in zip(axes, split_digits(index, [p.operator.tile[d] for d in axes]), strict=True):
+            self.text.line(f"const int x{d} = o{d} + {place};")
+            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
+        return tests

@@ -1,0 +1,1 @@
+"""Windows on GPUs: a strip of neighbouring outputs for each work-item."""

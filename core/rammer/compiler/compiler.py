@@ -93,6 +93,7 @@ class Compiler:
     def __post_init__(self) -> None:
         plugins = self.registry
         self.extra_policies: Sequence[Policy] = plugins.policies(self.device) if plugins else ()
+        self.options = self.options.with_policy(self.backend.default_policy)
         self.policy = parse_policy(self.options.policy, self.extra_policies)
         self.passes = default_passes(plugins.passes(self.device) if plugins else ())
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings(self.device) if plugins else {})}

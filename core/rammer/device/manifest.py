@@ -392,6 +392,14 @@ class Backend(ABC):
         not include it, since they fill the device. The default is None: no other kernel."""
         return None
 
+    # --- schedules ---
+
+    @cached_property
+    def default_policy(self) -> str:
+        """The spelling of the policy for users who choose none, such as one that the plugin's hook ``rammer_policies`` adds. The
+        default is "wavefront"."""
+        return "wavefront"
+
     # --- fusion ---
 
     def rate(self, operator: ROperator, binding: Binding) -> float:

@@ -74,12 +74,12 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, unit: Pr
     alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
     blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    ends = [end_bytes(c, roles.after, operator, binding) for c in mains]
-    ranked = _rank_blocks(blocks, cost, roles, mains, ends, binding, unit)
+    lengths = [(c, end_bytes(c, roles.after, operator, binding)) for c in mains]
+    ranked = _rank_blocks(np.pad(blocks, ((0, 0), (0, 1))), cost, roles, lengths, binding, unit)
     halos = _tiles_by_halo(cost.halo, roles, alike, binding) if cost.halo and len(mains) == 1 else {}
     if halos:
         wide = np.array(list(halos), np.int64)
-        others = _rank_blocks(wide[:, :-1], cost, roles, mains, ends, binding, unit, wide[:, -1:])
+        others = _rank_blocks(wide, cost, roles, lengths, binding, unit)
         known = len(places)
         ranked = heapq.merge(ranked, ((t, known + place, config) for t, place, config in others), key=lambda r: r[0])
         places += halos.values()
@@ -113,20 +113,18 @@ def _rank_blocks(
     blocks: Numbers,
     cost: RingCost,
     roles: Roles,
-    mains: Sequence[Compute],
-    ends: Sequence[int],
+    lengths: Sequence[tuple[Compute, int]],
     binding: Binding,
     unit: Processor,
-    halo: Numbers = 0,
 ) -> Iterator[tuple[float, int, Config]]:
     """Yield (predicted seconds, position in ``blocks``, config) of every possible block, sorted.
 
-    ``blocks`` has the rows, columns and number of tasks at each length; ``mains`` are the products there, ``ends`` as in
-    ``Work``. A prediction depends on the tile only through these numbers. It is computed for all blocks and configs at once: tens
-    of thousands."""
+    ``blocks`` has the rows, columns, number of tasks at each length, and halo, of all or of none; ``lengths`` are the products
+    there with their ``Work.ends``. A prediction depends on the tile only through these numbers. It is computed for all blocks and
+    configs at once: tens of thousands."""
     if not len(blocks):
         return
-    rows, width, *tasks = blocks.T[:, :, None]
+    rows, width, *tasks, halo = blocks.T[:, :, None]
     configs, table = _config_table(cost, unit.splits)
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
@@ -144,11 +142,11 @@ def _rank_blocks(
         possible &= _best_slices(s, configs, possible)
     lots = _copy_sizes(roles, binding, depths, table["bk"], (rows, width), cost.item) if cost.item < 4 else (4, 4)
     seconds = 0.0
-    for main, count, moved in zip(mains, tasks, ends, strict=True):
+    for (main, moved), count in zip(lengths, tasks, strict=True):
         work = Work(count, rows * width, roles.changed, halo=halo, lots=lots, ends=moved)
         shorter = {bk: depth_of(main.reduce, bk) for bk in depths}
         here = walk if main is roles.main else DepthWalk.each([shorter[bk] for bk in table["bk"]])
-        seconds = seconds + ring_seconds(cost, s, here, work, unit) / len(mains)
+        seconds = seconds + ring_seconds(cost, s, here, work, unit) / len(lengths)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
     for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:

@@ -18,7 +18,7 @@ from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 
 from .cuda_on_host import MOST_THREADS, HostSearch, on_host
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.source import task_kernel
 
 #: A product, and the squares of rows, whose results exceed 65504 before a map reduces some of them.

@@ -346,8 +346,10 @@ class Compiler:
         tile = connect(plan.graph, device, sources, prices, self.options.fusion)
         if unfused or self.options.fusion != "full":
             return tile
-        latency, plain = self.latency(binding), connect(plan.graph, device, sources, prices, "elementwise")
-        return fall_back(stitch(tile, device, latency, sources, prices), plain, prices, latency, sources)
+        latency, tile = self.latency(binding), stitch(tile, device, self.latency(binding), sources, prices)
+        for fusion in ("elementwise", "none"):
+            tile = fall_back(tile, connect(plan.graph, device, sources, prices, fusion), prices, latency, sources)
+        return tile
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""

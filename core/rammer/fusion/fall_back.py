@@ -18,13 +18,15 @@ from rammer.ir.operator import ROperator
 
 #: Minimum fraction of a region's time that less fusion must save: less is within the noise of runs, or a tie of predictions.
 LEAST_GAIN: Final = 0.01
+#: Maximum number of operators of a graph that is also compared as a whole.
+MOST_WHOLE: Final = 64
 
 
 def fall_back(
     full: TileGraph, plain: TileGraph, prices: GroupPrices, latency: Evaluator, aliases: Mapping[str, tuple[str, ...]]
 ) -> TileGraph:
-    """Return ``full`` with the operators of ``plain`` in every region that is faster so, by its measured time if plans are run,
-    and else by its predicted time. ``aliases`` as for ``connect``."""
+    """Return ``full`` with the operators of ``plain``, a grouping with less fusion, in every region that is faster so, by its
+    measured time if plans are run, and else by its predicted time. ``aliases`` as for ``connect``."""
     position = {c.name: i for i, c in enumerate(full.graph.computes)}
 
     def roots(tensor: str) -> tuple[str, ...]:
@@ -36,17 +38,24 @@ def fall_back(
         return _predicted(ordered, prices, latency, aliases) if measured is None else measured
 
     operators, tried = list(full.operators), list[ConnectionTrial]()
-    for fused, parts in _regions(full, plain):
+
+    def settle(fused: Sequence[ROperator], parts: Sequence[ROperator], subject: str, least: float) -> None:
+        nonlocal operators
         together, separate = seconds(fused), _longest_path(sort_topologically(parts, position, roots), prices, aliases)
         if latency.together or together > separate:
             separate = seconds(parts)  # the device is asked for the parts only if the traffic model leaves it open
-        faster = separate < together * (1 - LEAST_GAIN)
         others = [o for o in operators if o not in fused]
+        faster = separate < together * (1 - least)
         faster = faster and len(sort_topologically([*others, *parts], position, roots)) == len(others) + len(parts)
         why = "less fusion is faster" if faster else "less fusion is not faster"
-        subject = " | ".join(o.name for o in fused)
         tried.append(ConnectionTrial(subject, "region", separate, together, not faster, why))
         operators = [*others, *parts] if faster else operators
+
+    for fused, parts in _regions(full, plain):
+        settle(fused, parts, " | ".join(o.name for o in fused), LEAST_GAIN)
+    if latency.together is None and 1 < len(operators) <= MOST_WHOLE and operators != list(plain.operators):
+        # A region's neighbours may fill its waves, so the sum of regions is not the whole.
+        settle(operators, plain.operators, "the whole graph", 0.0)
     ordered = sort_topologically(operators, position, roots)
     edges = tuple(e for o in ordered for e in o.connections)
     edges += device_edges(full.graph, {c.name: o.name for o in ordered for c in o.computes})

@@ -21,7 +21,7 @@ from typing import Final
 from weakref import proxy
 
 from rammer.fusion.connect import LONGEST_CHAIN
-from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, read_in_place, recompute_maps
+from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, move_tiles, read_in_place, recompute_maps
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator, Members, RegionTimes
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
@@ -173,14 +173,16 @@ class _Stitcher:
         return self.stitched[group]
 
     def _fit_operator(self, operator: ROperator, group: Members) -> ROperator:
-        """Return ``operator``, or a variant that recomputes maps whose rows do not fit on chip. The variant is chosen if the maps
-        are cheap, or if its best kernels are faster."""
-        cost = self.modelled(operator)
-        if cost < math.inf:
-            self.prices[group] = cost
-            return operator
-        again, kept = recompute_maps(operator), {e.producer for e in operator.connections if e.layer == "veu"}
-        cheap = all(ex.count_flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
+        """Return ``operator`` with its tiles at the highest layer that they fit, or a variant that recomputes maps whose rows fit
+        none. The variant is chosen if the maps are cheap, or if its best kernels are faster."""
+        lower = (move_tiles(operator, m.scope) for m in self.device.tile_layers[1:])
+        for held in (operator, *lower):
+            cost = self.modelled(held)
+            if cost < math.inf:
+                self.prices[group] = cost
+                return held
+        again = recompute_maps(operator)
+        cheap = all(ex.count_flops(c.body) <= CHEAP for c in operator.computes if c.name in operator.held and not c.reduce)
         return again if cheap or self.latency.alone(again) < self.latency.alone(operator) else operator
 
     def _made(self, group: Members) -> ROperator | None:
@@ -193,6 +195,7 @@ class _Stitcher:
         if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
         links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
+        held = {name: layer for o in members for name, layer in o.held.items()}
         connections = list[Connection]()
         for c in computes:
             if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
@@ -201,7 +204,7 @@ class _Stitcher:
                 kept = links.get((name, c.name)) or find_meeting_layer(inside, c)
                 if kept is None:
                     return None
-                connections.append(Connection(name, c.name, kept))
+                connections.append(Connection(name, c.name, held.get(name, kept) if kept == "veu" else kept))
         made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
         if not made.even and not _is_cuttable(made):
             return None

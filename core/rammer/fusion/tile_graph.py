@@ -96,7 +96,8 @@ class TileGraph:
         """Return the tile graph as text, with the device's layer names and the log of decisions."""
         lines = [f"tilegraph {self.graph.name} on {device.name}"]
         for layer in device.layers:
-            lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
+            sharers = f", shared by {layer.sharers} vEUs" if layer.sharers else ""
+            lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s{sharers}")
         for operator in self.operators:
             lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
         for e in self.edges:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import RProgram
 
 #: Layout of batched products of one tensor: stacked if their shapes are equal, or joined along the weights' columns.
 Way: TypeAlias = Literal["stacked", "joined"]
@@ -92,14 +94,20 @@ class TileGraph:
         """Return the operator name of each Compute."""
         return {c.name: o.name for o in self.operators for c in o.computes}
 
-    def describe(self, device: VDevice) -> str:
-        """Return the tile graph as text, with the device's layer names and the log of decisions."""
+    def describe(self, device: VDevice, program: RProgram | None = None) -> str:
+        """Return the tile graph as text, with the device's layer names and the log of decisions. With ``program``, which has its
+        operators with tiles, it includes the bytes that one task of each operator reads, writes and holds at every layer."""
         lines = [f"tilegraph {self.graph.name} on {device.name}"]
         for layer in device.layers:
             sharers = f", shared by {layer.sharers} vEUs" if layer.sharers else ""
             lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s{sharers}")
         for operator in self.operators:
             lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
+            tiled = program.operator.get(operator.name) if program is not None else None
+            if tiled is not None and program is not None and tiled.task_count:
+                cost = task_cost(tiled, self.graph.types, device, program.storage)
+                uses = (f"{u.name} {u.read} B read {u.written} B written {u.footprint} B held" for u in cost.layers)
+                lines.append(f"    task of {tiled.task_count}: {', '.join(uses)}")
         for e in self.edges:
             failed = [f"{t.layer}: {t.why}" for t in self.outcomes.get((e.producer, e.consumer), ()) if not t.kept]
             why = f"  ({'; '.join(failed)})" if failed else ""

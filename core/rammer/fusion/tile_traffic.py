@@ -161,7 +161,8 @@ class BoxPrices:
         # A task of a staged device has its operands before it starts.
         alone, crowded = (low + busy_chip, high + busy_chip) if device.staged else (max(low, busy_chip), max(high, busy_chip))
         below = LayerUse(self.memory.name, read + spilled, written + spilled, read + written)
-        threads = LayerUse(device.layer("thread").name, 0, 0, self.registers)
+        registers = device.layer("thread")
+        threads = (LayerUse(registers.name, 0, 0, self.registers),) if registers is not self.held[0] else ()
         return TaskCost(
             traffic,
             uses[0].footprint,
@@ -169,14 +170,14 @@ class BoxPrices:
             device.dispatch + alone,
             device.dispatch + crowded,
             on_chip,
-            (below, *reversed(uses), threads),
+            (below, *reversed(uses), *threads),
         )
 
     def fits(self, cost: TaskCost) -> bool:
         """Return True if the task fits at every layer on chip; layers of capacity 0 are not modelled."""
         registers = self.device.layer("thread")
         fits = registers is self.held[0] or not registers.capacity or self.registers <= registers.capacity
-        uses = cost.layers[-2:0:-1]
+        uses = cost.layers[len(self.held) : 0 : -1]
         return fits and all(not m.share or use.footprint <= m.share for m, use in zip(self.held, uses, strict=True))
 
 

@@ -34,6 +34,8 @@ from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.prefix_set import PrefixSet
 
+__all__ = ["connect"]
+
 #: Longest chain of Computes that meet at thread level: longer chains only cost registers and compile time.
 LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
@@ -62,7 +64,7 @@ def connect(
     ordered = sort_topologically(operators, state.position, state.roots)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
     outcomes = {(e.producer, e.consumer): state.outcome(e) for e in edges}
-    return TileGraph(graph, ordered, tuple(state.decisions), edges, outcomes)
+    return TileGraph(graph, ordered, tuple(state.decisions), edges, outcomes, state.aliases)
 
 
 @dataclass(frozen=True)

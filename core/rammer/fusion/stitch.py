@@ -49,12 +49,11 @@ def stitch(
     tile: TileGraph,
     device: VDevice,
     latency: Evaluator,
-    aliases: Mapping[str, tuple[str, ...]],
     prices: GroupPrices | None = None,
 ) -> TileGraph:
     """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
-    measured. ``aliases`` as for ``connect``."""
-    search = _Stitcher(tile, device, latency, aliases, prices or GroupPrices.of(tile.graph, device))
+    measured."""
+    search = _Stitcher(tile, device, latency, prices or GroupPrices.of(tile.graph, device))
     for part, width in search.regions():
         search.settle(search.best(part, width))
     joined = list(dict.fromkeys(search.settled.values()))
@@ -63,7 +62,7 @@ def stitch(
     inside = frozenset[int]().union(*joined)
     kept = [o for i, o in enumerate(tile.operators) if i not in inside]
     made = [o for o in map(search.operator, joined) if o is not None]
-    operators = sort_topologically([*kept, *made], search.position, search.roots)
+    operators = sort_topologically([*kept, *made], search.position, tile.roots)
     owner = {c.name: o.name for o in operators for c in o.computes}
     edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
     stitched = {
@@ -106,14 +105,13 @@ class _Stitcher:
         tile: TileGraph,
         device: VDevice,
         latency: Evaluator,
-        aliases: Mapping[str, tuple[str, ...]],
         prices: GroupPrices,
     ) -> None:
-        self.tile, self.device, self.latency, self.aliases, self.modelled = tile, device, latency, aliases, prices.modelled
+        self.tile, self.device, self.latency, self.roots, self.modelled = tile, device, latency, tile.roots, prices.modelled
         self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
         self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}
         self.owner = {c.name: i for i, o in enumerate(self.operators) for c in o.computes}
-        self.escaping = set(tile.graph.outputs) | {t for sources in aliases.values() for t in sources}
+        self.escaping = set(tile.graph.outputs) | {t for sources in tile.aliases.values() for t in sources}
         self.readers: dict[str, set[int]] = {}
         self.after: list[set[int]] = [set() for _ in self.operators]
         for i, o in enumerate(self.operators):
@@ -125,7 +123,7 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.prices: dict[Members, float] = {}
         own: _Stitcher = proxy(self)  # a reference cycle would hold constants in memory until garbage collection
-        ordered = partial(sort_topologically, position=self.position, roots=lambda tensor: own.roots(tensor))
+        ordered = partial(sort_topologically, position=self.position, roots=tile.roots)
         self.times = RegionTimes(latency, lambda group: own.operator(group), self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: Groups of the decided regions, by operator.
@@ -139,10 +137,6 @@ class _Stitcher:
             meet = [s for s in self.spans if s[0] <= max(group) and min(group) <= s[1]]
             first, last = zip((min(group), max(group)), *meet, strict=True)
             self.spans = sorted([*(s for s in self.spans if s not in meet), (min(first), max(last))])
-
-    def roots(self, tensor: str) -> tuple[str, ...]:
-        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
-        return self.aliases.get(tensor, (tensor,))
 
     # --- moves ------------------------------------------------------------------------------------
 

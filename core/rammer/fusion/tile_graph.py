@@ -13,6 +13,8 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import RProgram
 
+__all__ = ["BatchTrial", "ConnectionTrial", "CutTrial", "TileGraph"]
+
 #: Layout of batched products of one tensor: stacked if their shapes are equal, or joined along the weights' columns.
 Way: TypeAlias = Literal["stacked", "joined"]
 #: Maximum time of split products relative to the whole: prices are not more exact.
@@ -82,13 +84,19 @@ class ConnectionTrial:
 class TileGraph:
     """Operators without tiles in topological order, the edges between them, and the decisions. Edges inside an operator carry the
     layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share. ``outcomes`` has the
-    attempts for every edge, by producer and consumer, from the highest layer down."""
+    attempts for every edge, by producer and consumer, from the highest layer down. ``aliases`` maps views and concatenations to
+    the tensors whose memory they share."""
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
     decisions: tuple[ConnectionTrial | BatchTrial | CutTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
     outcomes: Mapping[tuple[str, str], tuple[ConnectionTrial, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def roots(self, tensor: str) -> tuple[str, ...]:
+        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
+        return self.aliases.get(tensor, (tensor,))
 
     def owner(self) -> Mapping[str, str]:
         """Return the operator name of each Compute."""

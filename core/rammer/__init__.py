@@ -66,7 +66,7 @@ def compile(
     model: str | Path | bytes | onnx.ModelProto,
     device: str = "",
     *,
-    policy: str = "wavefront",
+    policy: str = "",
     tune: str = "off",
     precision: str | None = None,
     layout: str = "keep",

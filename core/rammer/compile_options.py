@@ -109,10 +109,15 @@ def parameter_of(entry: Field[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options(Generic[P]):
-    """The options of a compilation. The precision may be open (None) in a request."""
+    """The options of a compilation. The precision may be open (None) in a request. The policy "" is that of the device."""
 
     policy: str = option(
-        "wavefront", "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}.", "NAME", False, listed="policies", **_RECORDED
+        "",
+        "Scheduling: {names}; with arguments e.g. ios{r=3,s=8}. Default: the policy of the device, which is wavefront for most.",
+        "NAME",
+        False,
+        listed="policies",
+        **_RECORDED,
     )
     tune: str = option(
         "off",
@@ -173,6 +178,10 @@ class CompileOptions(Options[str]):
     """The options of a compilation in a known precision."""
 
     precision: str = field(default="float32", metadata=Options.__dataclass_fields__["precision"].metadata, kw_only=True)
+
+    def with_policy(self, default: str) -> CompileOptions:
+        """Return the options with the policy ``default`` (``Backend.default_policy``) unless they name one."""
+        return self if self.policy else replace(self, policy=default)
 
     def key(self) -> tuple[str, ...]:
         """Return the texts that identify the options in the key of cached programs."""

@@ -15,7 +15,8 @@ import pytest
 from onnx import parser
 from plugin_points import DEVICE, Point
 
-from rammer.compile_options import Request
+from rammer.compile_options import CompileOptions, Request
+from rammer.compiler.compiler import Compiler
 from rammer.device.code_hash import code_hash
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry
@@ -37,6 +38,8 @@ from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.policy_registry import Auto, parse_policy
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
+
+import rammer_toy
 
 MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { t = Abs(x) y = Relu(t) }'
 
@@ -160,6 +163,32 @@ def test_lowerings_and_passes_of_plugins_are_used() -> None:
     assert len(plugin.seen) > 1 and plugin.seen.count("2 computes for toy") == 1
     (special,) = exe.cache.values()
     assert "# pass acme_computes          computes 2 -> 2" in STAGES["compute"](special.compiled, exe.backend.vdevice)
+
+
+class ReluctantToy(rammer_toy.ToyBackend):
+    """The toy with a default policy of its own."""
+
+    default_policy = "reluctant"
+
+
+def test_a_device_has_a_default_policy() -> None:
+    class Own:
+        @hookimpl
+        def rammer_devices(self) -> Sequence[Device]:
+            return [replace(DEVICE, open=ReluctantToy)]
+
+        @hookimpl
+        def rammer_policies(self, device: str) -> Sequence[Policy]:
+            return [Reluctant()] if device == "toy" else []
+
+    model, registry = parser.parse_model(MODEL), Registry([Point("own", Own())])
+    for policy, want in {"": "reluctant", "sequential": "sequential"}.items():
+        exe = open_executable(model, "toy", Request(policy=policy), store=KernelStore(None), registry=registry)
+        special = exe.specialise({"x": (4,)})
+        assert special.compiled.programs[0].policy == want == exe.artifact(special.compiled).record["policy"]
+        exe.close()
+    plain = Compiler(DEVICE.open(OpenOptions()), CompileOptions(), KernelStore(None))
+    assert plain.policy == Wavefront() and plain.options.policy == "wavefront"
 
 
 def test_policies_of_plugins_are_known_by_name() -> None:

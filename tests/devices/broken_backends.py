@@ -37,6 +37,12 @@ class Queued(rammer_toy.ToyProgram):
         return replace(super().run(inputs), seconds=1e-4 * (1 + time.perf_counter() % 1e-3))
 
 
+class NoSuchPolicy(rammer_toy.ToyBackend):
+    """A backend whose default policy is unknown."""
+
+    default_policy = "fastest"
+
+
 class Profiled(rammer_toy.ToyBackend):
     """A backend with another profiler."""
 

@@ -112,6 +112,7 @@ MISTAKES = {
     "a formula": Mistake(backends.Predicts, "profiler", "is it a formula"),
     "no threads": Mistake(backends.NoThreads, "profiler", "threads=0"),
     # kernels and opening
+    "a default policy that does not exist": Mistake(backends.NoSuchPolicy, "policies", "unknown policy 'fastest'"),
     "another tile": Mistake(backends.OwnTile, "kernels", "a kernel for"),
     "names matter": Mistake(backends.NamesMatter, "kernels", "other candidates"),
     "the worst first": Mistake(backends.WorstFirst, "kernels", "the first candidate is priced at"),

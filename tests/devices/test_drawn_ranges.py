@@ -70,24 +70,33 @@ def test_columns_that_end_within_others_lie_apart(rng: np.random.Generator) -> N
     exe.close()
 
 
-@pytest.mark.sampled(1, of="device")
-@pytest.mark.parametrize(("kernel", "pads"), [(3, [1, 1]), (5, [2, 2]), (5, [3, 1])])
+@pytest.mark.sampled(4, of="device")
+@pytest.mark.parametrize("number", range(24))
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
-def test_poolings_count_what_lies_inside_at_every_length(
-    device: str, kernel: int, pads: list[int], rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+def test_windows_longer_than_a_length_have_a_range(
+    device: str, number: int, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = RangeDraw(rng, {"a": (1, 12)})
-    x = made.port((2, 3, ("a", 1, 0)))
-    made.node("AveragePool", [x], (2, 3, ("a", 1, 0)), kernel_shape=[kernel], pads=pads)
-    exe = rammer.compile(made.model(), device, shapes=made.spans, options=OPTIONS.get(device))
-    session = PeerSession(made.model())
-    for length in range(1, 13):
-        inputs = made.inputs({"a": length})
-        (want,) = session.run(None, inputs)
-        np.testing.assert_allclose(exe.run(inputs)["t0"], want, atol=1e-5, err_msg=f"{length}")
-    said = capsys.readouterr().err
-    if kernel == 3:
-        assert len(exe.cache) <= 3 and not said
-    else:  # the least of a length and the kernel, which no function of lengths expresses
-        assert "is not a known function of a" in said
+    """Check poolings and convolutions whose window covers more than a short length: counted elements, padding, ceil_mode."""
+    op = ("AveragePool", "AveragePool", "MaxPool", "LpPool", "Conv")[number % 5]
+    kernel, stride = int(rng.integers(2, 8)), int(rng.integers(1, 4))
+    attributes: dict[str, object] = {"kernel_shape": [kernel], "strides": [stride]}
+    if number % 4 == 0:
+        attributes |= {"auto_pad": ("SAME_UPPER", "SAME_LOWER")[number % 8 // 4], "strides": [min(stride, 2)]}
+    else:  # a window that fits over each length: the paddings have at least its elements but one
+        begin = int(rng.integers(0, kernel))
+        attributes |= {"pads": [begin, kernel - 1 - begin + int(rng.integers(0, begin + 1))]}
+    if op != "Conv":
+        attributes["ceil_mode"] = int(rng.integers(0, 2))
+    if op == "AveragePool":
+        attributes["count_include_pad"] = int(rng.integers(0, 2))
+    made = RangeDraw(rng, {"a": (1, 14)})
+    inputs = [made.port((2, 3, ("a", 1, 0))), *([made.weights(4, 3, kernel)] if op == "Conv" else [])]
+    made.node(op, inputs, (2, 3, ("a", 1, 0)), **attributes)
+    model = made.model()
+    exe, session = rammer.compile(model, device, shapes=made.spans, options=OPTIONS.get(device)), PeerSession(model)
+    for length in range(1, 15):
+        arrays = made.inputs({"a": length})
+        (want,) = session.run(None, arrays)
+        np.testing.assert_allclose(exe.run(arrays)["t0"], want, atol=1e-4, err_msg=f"{op} {attributes} at {length}")
+    assert len(exe.cache) <= 3 and not capsys.readouterr().err, f"{op} {attributes}"
     exe.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from rammer.codegen.emit import emit_operator
 from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Binding, Device
 from rammer.frontend.read.reader import read_model
 from rammer.fusion.tile_search import candidates
 from rammer.fusion.tile_traffic import task_cost
@@ -49,6 +50,17 @@ def operators() -> tuple[tuple[ROperator, Binding], ...]:
                     found += [(o, binding) for o in candidates(plain, binding, CPU, 2)]
     assert len(found) > 40
     return tuple(found)
+
+
+def test_every_figure_of_a_device_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/device.md").read_text()
+    table = page.partition("### The virtual device")[2].partition("\n### ")[0]
+    missing = [f.name for f in fields(VDevice) if f"`{f.name}`" not in table]
+    missing += [f.name for f in fields(Device) if f"`{f.name}`" not in page]
+    others = [f.name for f in fields(MemoryLayer) if f"`{f.name}`" not in page and f"MemoryLayer.{f.name}" not in page]
+    assert not missing and not others, (missing, others)
+    for name in ("skips", "reduce_bounds", "lengths"):  # of ROperator: what a program of a range adds
+        assert f"`{name}`" in page or f"ROperator.{name}" in page
 
 
 def changed(operator: ROperator, binding: Binding) -> Iterator[tuple[ROperator, Binding]]:

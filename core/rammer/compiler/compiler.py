@@ -22,7 +22,7 @@ from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_pro
 from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding, reused_constants
+from rammer.device.manifest import Backend, Binding, FusedForm, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
@@ -94,6 +94,7 @@ class Compiler:
     def __post_init__(self) -> None:
         plugins = self.registry
         self.extra_policies: Sequence[Policy] = plugins.policies(self.device) if plugins else ()
+        self.options = self.options.with_policy(self.backend.default_policy)
         self.policy = parse_policy(self.options.policy, self.extra_policies)
         self.passes = default_passes(plugins.passes(self.device) if plugins else ())
         self.rules: Sequence[FusionRule] = plugins.fusion_rules(self.device) if plugins else ()
@@ -433,7 +434,10 @@ class Compiler:
         def kernel(operator: ROperator) -> RKernel | None:
             return guesses.first_kernel(operator, binding)
 
-        return CostModel(kernel, lambda o: self.backend.rate(o, binding), binding, ended)
+        forms = self.backend.fused_forms
+        bare = {n for n in self.backend.families or forms if "trailing maps" not in forms.get(n, ())}
+        had = frozenset[FusedForm]().union(*forms.values())
+        return CostModel(kernel, lambda o: self.backend.rate(o, binding), binding, ended, forms=had, bare=frozenset(bare))
 
     def _make_price(self, binding: Binding) -> Price:
         """Return a function for the seconds of an operator's best kernel with other storages."""

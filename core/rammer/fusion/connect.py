@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rammer.device.manifest import FusedForm
 from rammer.fusion.fusion_legality import memory_bound, move_tiles
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
@@ -230,7 +231,8 @@ class _Connector:
         parts, doubt = [best, *_remaining_operators(best, wide)], self.prices.doubt
         cheap = sum(map(self.prices.modelled, parts))
         alone = len(wide.computes) == len(best.computes) + 1 and len(wide.outputs) == 1
-        if (layer == "thread" and alone and not wide.prologue) or (memory_bound(wide) and _is_row_wise(wide)):
+        maps = layer == "thread" and alone and not wide.prologue and self.prices.takes_maps(best)
+        if maps or (memory_bound(wide) and _is_row_wise(wide)):
             together, separate, doubt = self.prices.modelled(wide), cheap, min(0.0, doubt)
         else:
             hopeless = self.prices.least(wide) > MOST_OVER_MODEL * cheap
@@ -269,6 +271,9 @@ class _Connector:
             return f"{c.name} continues the operator of another operand"
         if _chain_length(group) >= LONGEST_CHAIN:
             return f"an operator has at most {LONGEST_CHAIN} Computes in a chain"
+        form = _added_form(group, c)
+        if form is not None and form not in self.prices.model.forms:
+            return f"no kernel family computes {form}"
         outside = self._outside_roots(group, c)
         if any(n in self.position and n not in self.owner for n in outside):
             return f"another operand of {c.name} is in no operator yet"
@@ -413,6 +418,13 @@ def _inner_connections(run: Sequence[Compute], operator: ROperator) -> tuple[Con
 def is_elementwise(c: Compute, group: Sequence[Compute]) -> bool:
     """Return True if ``c`` is a map that reads the group element by element."""
     return c.combiner is None and all(identity_load(ld, c) for ld in _inner_loads(c, {g.name for g in group}))
+
+
+def _added_form(group: Sequence[Compute], c: Compute) -> FusedForm | None:
+    """Return the form of fusion by which ``c`` joins the group, or None if it joins maps."""
+    if any(g.combiner is not None for g in group):
+        return "trailing maps" if c.combiner is None else "further sums"
+    return "leading maps" if c.kind == "contraction" else None
 
 
 def _inner_loads(c: Compute, inside: set[str]) -> list[Load]:

@@ -48,7 +48,8 @@ def open_executable(
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_kept(request.chosen, source)
     spec = device or first_measured(registry)
-    backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
+    backend = registry.open(spec, request.require, request.target, request.device_options)
+    chosen = request.chosen.with_policy(backend.default_policy)
     with closed_where_refused(backend):
         check_precision(chosen.precision, spec, backend.vdevice)
         backend.exclude_families(chosen.exclude_family)

@@ -165,9 +165,9 @@ def _compared(device: Subject, model: SmallModel, special: LoadedModel, inputs: 
 
 
 def check_policies(device: Subject) -> None:
-    """Check that the device runs the table of every policy."""
+    """Check that the device runs the table of every policy, and of its default policy ("")."""
     model = MODELS["branches"]
-    for policy in ("sequential", "greedy", "wavefront", "ios"):
+    for policy in ("", "sequential", "greedy", "wavefront", "ios"):
         exe = device.executable(model, policy)
         inputs = model.inputs(device.rng, model.shapes[0])
         _compared(device, model, exe.prepare(exe.checked(inputs)), inputs)

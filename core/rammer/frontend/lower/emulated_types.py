@@ -7,7 +7,7 @@ arithmetic; inputs and outputs of a model keep their formats (``Value.outside``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -18,8 +18,8 @@ from rammer.errors import BadInput
 from rammer.frontend.op_traits import Trait, operators
 from rammer.frontend.read import node_protos as nd
 from rammer.ir.formats import FORMATS, FloatFormat, IntegerFormat, carrier_dtype, to_carrier
-from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import make_identifier
+from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import GraphRewriter
 from rammer.ir.types import TensorType
 
 #: The domain of Decode and Encode, which ``lower.operators.stored`` lowers; models cannot name it.
@@ -40,48 +40,35 @@ def emulate_formats(graph: Graph) -> Graph:
     return _Carrying(graph).rewritten()
 
 
-class _Carrying:
+class _Carrying(GraphRewriter):
+    """The rewriter of a graph to carriers. ``formats`` are the types before; ``numbers`` maps values of a format to their decoded
+    numbers."""
+
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.types = {n: TensorType(carrier_dtype(t.dtype), t.shape) for n, t in graph.types.items()}
-        self.constants = {n: to_carrier(a) for n, a in graph.constants.items()}
-        self.taken = {*graph.types, *graph.constants}
-        #: Value of a format -> its decoded numbers.
-        self.numbers: dict[str, str] = {}
-        self.nodes: list[Node] = []
-
-    def rewritten(self) -> Graph:
-        """Return the graph with carrier integers."""
-        for node in self.graph.nodes:
-            self._step(node)
-        return replace(
-            self.graph,
-            inputs=tuple(map(self._carry_port, self.graph.inputs)),
-            outputs=tuple(map(self._carry_port, self.graph.outputs)),
-            nodes=tuple(self.nodes),
-            types=self.types,
-            constants=self.constants,
-        )
-
-    def _carry_port(self, value: Value) -> Value:
-        kind = value.type.dtype
-        return replace(value, type=self.types[value.name], outside=kind) if kind in FORMATS else value
+        types = {n: TensorType(carrier_dtype(t.dtype), t.shape) for n, t in graph.types.items()}
+        ports = [
+            tuple(replace(v, type=types[v.name], outside=v.type.dtype) if v.type.dtype in FORMATS else v for v in side)
+            for side in (graph.inputs, graph.outputs)
+        ]
+        constants = {n: to_carrier(a) for n, a in graph.constants.items()}
+        super().__init__(replace(graph, inputs=ports[0], outputs=ports[1], types=types, constants=constants))
+        self.formats, self.given, self.numbers = graph.types, graph.constants, dict[str, str]()
 
     def format(self, name: str) -> str:
         """Return the format of a value, or "" if its type is ordinary."""
-        dtype = self.graph.types[name].dtype if name else ""
+        dtype = self.formats[name].dtype if name else ""
         return dtype if dtype in FORMATS else ""
 
-    def _step(self, node: Node) -> None:
+    def rule(self, node: Node) -> bool:
+        """Apply the operator's rule to a node with values of formats. Pass the formats to its bodies."""
         values = [n for n in (*node.inputs, *node.outputs) if n]
         if not any(map(self.format, values)):
-            self.nodes.append(node)
-            return
+            return False
         if nd.body_graphs(node):
             formats = tuple(map(self.format, node.inputs))
             bodies = {k: replace(v, formats=formats) if isinstance(v, nd.SubGraph) else v for k, v in node.attributes.items()}
-            self.nodes.append(replace(node, attributes=bodies))
-            return
+            self.append(replace(node, attributes=bodies))
+            return True
         if node.declared:
             kinds = ", ".join(dict.fromkeys(filter(None, map(self.format, values))))
             raise BadInput(
@@ -91,23 +78,16 @@ class _Carrying:
             )
         rule = _RULES.get(node.op, _Carrying.compute) if not node.domain else _Carrying.compute
         rule(self, node)
+        return True
 
     # --- helpers of the rules ------------------------------------------------------------------
 
-    def add(self, op: str, inputs: Iterable[str], kind: TensorType, attributes: Mapping[str, Any], like: Node, **to: Any) -> str:
-        """Add a node with one result and return the result's name: ``to["output"]``, or a name derived from ``like``."""
-        inputs = tuple(inputs)
-        result = str(to.get("output") or make_identifier(f"{next(o for o in like.outputs if o)}_{op.lower()}", self.taken))
-        self.types[result] = kind
-        domain, version = (DOMAIN, 1) if op in ("Decode", "Encode") else ("", int(to.get("version", 13)))
-        self.nodes.append(Node(op, inputs, (result,), attributes, like.name, domain, version))
+    def add(self, op: str, inputs: Sequence[str], kind: TensorType, like: Node, result: str = "", **attributes: Any) -> str:
+        """Add a node and return the name of its result, by default derived from ``like``."""
+        result = result or self.new_value(f"{next(o for o in like.outputs if o)}_{op.lower()}", kind)
+        domain, version = (DOMAIN, 1) if op in ("Decode", "Encode") else ("", 14 if op in ("Add", "Sub", "Mul", "Div") else 13)
+        self.append(Node(op, tuple(inputs), (result,), attributes, like.name, domain, version))
         return result
-
-    def constant(self, value: np.ndarray, hint: str) -> str:
-        """Add a constant and return its name."""
-        name = make_identifier(hint, self.taken)
-        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
-        return name
 
     def number(self, name: str, node: Node) -> str:
         """Return the decoded numbers of a value, decoded once."""
@@ -115,15 +95,14 @@ class _Carrying:
         if not kind:
             return name
         if name not in self.numbers:
-            wide = TensorType(FORMATS[kind].wide, self.types[name].shape)
-            result = make_identifier(f"{name}_{wide.dtype}", self.taken)
-            self.numbers[name] = self.add("Decode", (name,), wide, {"format": kind}, node, output=result)
+            result = self._numbers_of(name)
+            self.numbers[name] = self.add("Decode", (name,), self.types[result], node, result, format=kind)
         return self.numbers[name]
 
     def encode(self, value: str, result: str, node: Node, **attributes: Any) -> None:
         """Add a node that encodes numbers into ``result``."""
         kind = self.format(result)
-        self.add("Encode", (value,), self.types[result], {"format": kind, **attributes}, node, output=result)
+        self.add("Encode", (value,), self.types[result], node, result, format=kind, **attributes)
 
     # --- the rules ----------------------------------------------------------------------------
 
@@ -133,21 +112,19 @@ class _Carrying:
         made = {o: self._numbers_of(o) for o in node.outputs if self.format(o)}
         attributes = {k: _widen_attribute(k, v) for k, v in node.attributes.items()}
         outputs = tuple(made.get(o, o) for o in node.outputs)
-        self.nodes.append(replace(node, inputs=inputs, outputs=outputs, attributes=attributes))
+        self.append(replace(node, inputs=inputs, outputs=outputs, attributes=attributes))
         for result, value in made.items():
             self.encode(value, result, node)
 
     def _numbers_of(self, result: str) -> str:
-        """Return a name for the numbers of a result before rounding."""
+        """Return a name for the numbers of a value of a format."""
         wide = FORMATS[self.format(result)].wide
-        name = make_identifier(f"{result}_{wide}", self.taken)
-        self.types[name] = TensorType(wide, self.types[result].shape)
-        return name
+        return self.new_value(f"{result}_{wide}", TensorType(wide, self.types[result].shape))
 
     def move(self, node: Node) -> None:
         """Move codes like any other elements."""
         attributes = {k: to_carrier(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
-        self.nodes.append(replace(node, attributes=attributes))
+        self.append(replace(node, attributes=attributes))
 
     def cast(self, node: Node) -> None:
         """Round numbers of any type to the result's format."""
@@ -156,13 +133,12 @@ class _Carrying:
             given = {k: v for k, v in node.attributes.items() if k in ("saturate", "round_mode")}
             self.encode(source, result, node, **given)
             return
-        target = nd.element_code(np.dtype(self.types[result].dtype))
-        self.add("Cast", (source,), self.types[result], {"to": target}, node, output=result)
+        self._cast(source, node, result)
 
     def bitcast(self, node: Node) -> None:
         """Reinterpret bits: codes are the bits already."""
         target = nd.element_code(np.dtype(self.types[node.outputs[0]].dtype))
-        self.nodes.append(replace(node, attributes={"to": target}))
+        self.append(replace(node, attributes={"to": target}))
 
     def quantize(self, node: Node) -> None:
         """Quantise: clip integers to fewer bits; round quotients of float formats."""
@@ -178,7 +154,7 @@ class _Carrying:
             quotient = self._apply_scale("Div", x, scale, node)
             if zero and not self._is_zero(zero):
                 spread = self._broadcast_scales(self.number(zero, node), quotient, node)
-                quotient = self.add("Add", (quotient, spread), self.types[quotient], {}, node, version=14)
+                quotient = self.add("Add", (quotient, spread), self.types[quotient], node)
             self.encode(quotient, result, node, saturate=node.attributes.get("saturate", 1))
 
     def _quantize_integer(self, node: Node, operands: tuple[str, ...], kind: IntegerFormat) -> None:
@@ -188,9 +164,9 @@ class _Carrying:
         attributes = {k: _widen_attribute(k, v) for k, v in attributes.items()}
         made = self._numbers_of(node.outputs[0])
         inputs = operands if operands[2] else operands[:2]
-        self.nodes.append(replace(node, inputs=inputs, outputs=(made,), attributes=attributes))
-        ends = [self.constant(np.asarray(end, wide), f"{made}_end") for end in kind.ends]
-        cut = self.add("Clip", (made, *ends), self.types[made], {}, node)
+        self.append(replace(node, inputs=inputs, outputs=(made,), attributes=attributes))
+        ends = [self.add_constant(f"{made}_end", np.asarray(end, wide)) for end in kind.ends]
+        cut = self.add("Clip", (made, *ends), self.types[made], node)
         self.encode(cut, node.outputs[0], node)
 
     def dequantize(self, node: Node) -> None:
@@ -203,27 +179,28 @@ class _Carrying:
         moved, scale = self.number(x, node), self.number(node.inputs[1], node)
         if zero and not self._is_zero(zero):
             spread = self._broadcast_scales(self.number(zero, node), moved, node)
-            moved = self.add("Sub", (moved, spread), self.types[moved], {}, node, version=14)
+            moved = self.add("Sub", (moved, spread), self.types[moved], node)
         product = self._apply_scale("Mul", moved, scale, node)
         if self.format(result):
             self.encode(product, result, node)
         else:
-            target = nd.element_code(np.dtype(self.types[result].dtype))
-            self.add("Cast", (product,), self.types[result], {"to": target}, node, output=result)
+            self._cast(product, node, result)
 
     def _is_zero(self, name: str) -> bool:
-        value = self.graph.constants.get(name)
+        value = self.given.get(name)
         return value is not None and not np.any(value.astype(np.float32))
 
     def _apply_scale(self, op: str, x: str, scale: str, node: Node) -> str:
         """Return ``op(x, scale)`` in float32, with each element's block scale."""
         wide = TensorType("float32", self.types[x].shape)
         spread = self._broadcast_scales(scale, x, node)
-        operands = [n if self.types[n].dtype == "float32" else self._cast_to_float32(n, node) for n in (x, spread)]
-        return self.add(op, operands, wide, {}, node, version=14)
+        operands = [n if self.types[n].dtype == "float32" else self._cast(n, node) for n in (x, spread)]
+        return self.add(op, operands, wide, node)
 
-    def _cast_to_float32(self, name: str, node: Node) -> str:
-        return self.add("Cast", (name,), TensorType("float32", self.types[name].shape), {"to": onnx.TensorProto.FLOAT}, node)
+    def _cast(self, name: str, node: Node, result: str = "") -> str:
+        """Cast to the type of ``result``, by default to float32."""
+        kind = self.types[result] if result else TensorType("float32", self.types[name].shape)
+        return self.add("Cast", (name,), kind, node, result, to=nd.element_code(np.dtype(kind.dtype)))
 
     def _broadcast_scales(self, values: str, x: str, node: Node) -> str:
         """Return scales or zero points (per tensor, per index of an axis or per block) broadcast to ``x``."""
@@ -243,12 +220,12 @@ class _Carrying:
         whole = self._add_shape_op("Reshape", repeated, (*have[:axis], blocks * block, *have[axis + 1 :]), node)
         if blocks * block == shape[axis]:
             return whole
-        ends = [self.constant(np.array([n], np.int64), f"{whole}_end") for n in (0, shape[axis], axis)]
-        return self.add("Slice", (whole, *ends), TensorType(self.types[whole].dtype, shape), {}, node)
+        ends = [self.add_constant(f"{whole}_end", np.array([n], np.int64)) for n in (0, shape[axis], axis)]
+        return self.add("Slice", (whole, *ends), TensorType(self.types[whole].dtype, shape), node)
 
     def _add_shape_op(self, op: str, name: str, shape: tuple[int, ...], node: Node) -> str:
-        target = self.constant(np.array(shape, np.int64), f"{name}_shape")
-        return self.add(op, (name, target), TensorType(self.types[name].dtype, shape), {}, node)
+        target = self.add_constant(f"{name}_shape", np.array(shape, np.int64))
+        return self.add(op, (name, target), TensorType(self.types[name].dtype, shape), node)
 
     def _make_shape_error(self, have: tuple[int, ...], shape: tuple[int, ...], node: Node) -> BadInput:
         return BadInput(

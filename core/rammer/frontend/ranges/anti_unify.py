@@ -77,7 +77,6 @@ class _Generalisation:
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are now computed -> names of the longest constants.
     extents: dict[str, Dim] = field(default_factory=dict)  #: Extents of the current Compute's axes.
-    counted: bool = False  #: True for windows whose elements another Compute may count.
     hints: Sequence[Dim] = ()  #: Sums of extents of the current Compute's operands.
 
     @property
@@ -187,7 +186,6 @@ class _Generalisation:
             r.name: self.fit.extent([c.reduce[i].extent for c in same], where, hints) for i, r in enumerate(first.reduce)
         }
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
-        self.counted = first.combiner is not None and first.kind != "contraction"
         return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
     def _tensor_types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
@@ -215,8 +213,9 @@ class _Generalisation:
             made = self._generalise_positions(same, where)
             if made is not None:
                 return made
-        if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
-            return self._generalise_edge_table(first, same, where)
+        if (base := _base_without_offset(same)) is not None:
+            offsets = [form[1] for e in same if (form := ex.affine_form(e)) is not None]
+            return ex.make_add(base, self.value(self.dim(offsets, where)))
         self._require_equal(f"expressions of {where}", [_expr_head(e) for e in same])
         parts = tuple(self._generalise_expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
         made = ex.rebuild_expr(first, parts) if parts else first
@@ -233,8 +232,6 @@ class _Generalisation:
         if made.fill is None:
             self._check_unpadded(made, where)
             return made
-        if self.counted:
-            self._note_strides(made)
         return self._padded(made, where)
 
     def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
@@ -281,36 +278,6 @@ class _Generalisation:
             made = Op("where", (Op("lt", (index, self.value(add_dims(size, -k)))), value, made))
         return made
 
-    def _generalise_edge_table(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
-        """Return an expression for a table that holds one number, less offsets at its first and last entries. The table's length
-        is a length of the range: counted elements in padded pooling windows. At some lengths it may be a number."""
-        index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
-        alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
-        if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
-            raise NoRange(f"expressions of {where} change form between lengths")
-        sizes = self.fit.values(size)
-        tables = [
-            np.array(e.values) if isinstance(e, Table) else np.full(n, _const_value(e)) for e, n in zip(same, sizes, strict=True)
-        ]
-        long = tables[0]
-        number = long[len(long) // 2]
-        head_edge, tail_edge = (number - long[:MOST_EDGES], number - long[: -MOST_EDGES - 1 : -1])
-        head_edge, tail_edge = (np.trim_zeros(edge[: len(long) // 2], "b") for edge in (head_edge, tail_edge))
-        for table in tables:
-            made = np.full(len(table), number)
-            made[: len(head_edge)] -= head_edge[: len(table)]
-            made[::-1][: len(tail_edge)] -= tail_edge[: len(table)]
-            if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *head_edge, *tail_edge)):
-                raise NoRange(f"a table of {where} is not a known function of lengths ({str(same[-1])[:80]})")
-        kind = first.dtype
-        last: Expr = Const(0.0, kind)
-        missed = last
-        for k in range(len(head_edge) - 1, -1, -1):
-            missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(head_edge[k]), kind), missed))
-        for k in range(len(tail_edge) - 1, -1, -1):  # the entry k before the last
-            last = Op("where", (Op("lt", (index, self.value(add_dims(size, -k - 1)))), last, Const(float(tail_edge[k]), kind)))
-        return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
-
     def _outside(self, index: Expr, end: AffineExtent) -> Array | None:
         """Return where ``index`` reaches ``end``, over the lengths of the range. Return None if ``index`` is no sum of axes."""
         known = ex.affine_form(index)
@@ -332,14 +299,6 @@ class _Generalisation:
             outside = self._outside(index, end) if isinstance(end, AffineExtent) else None
             if outside is not None:
                 self.fit.require(outside, f"the padding of {where}")
-
-    def _note_strides(self, load: Load) -> None:
-        """Request lengths with all remainders by a stride. The number of elements in the last window depends on them."""
-        for index, end in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False):
-            form = ex.affine_form(index) if isinstance(end, AffineExtent) else None
-            for axis, factor in form[0].items() if form is not None else ():
-                if factor > 1 and isinstance(self.extents.get(axis), AffineExtent) and isinstance(end, AffineExtent):
-                    self.fit.require_residues(end, factor)
 
     def _padded(self, load: Load, where: str) -> Expr:
         """Return a load guarded at the tensor's current extent, which is within its memory. An index that is always inside, for
@@ -368,14 +327,18 @@ def add_dims(a: Dim, b: Dim) -> Dim:
     return AffineExtent(kept, offset) if kept else offset
 
 
+def _base_without_offset(same: Sequence[Expr]) -> Expr | None:
+    """Return the first of ``same`` without a constant term, if the others are this sum of axes with another constant. Return None
+    otherwise, or if all are equal."""
+    forms = [ex.affine_form(e) for e in same]
+    base = next((e for e, form in zip(same, forms, strict=True) if form is not None and not form[1]), None)
+    known = {None if form is None else tuple(sorted(form[0].items())) for form in forms}
+    return base if len(known) == 1 and any(e != base for e in same) else None
+
+
 def _is_divided_by_length(index: Expr) -> bool:
     """Return True if a length is a divisor in ``index``."""
     return any(isinstance(e, Op) and e.fn in ("floordiv", "mod") and ex.has_loads(e.args[1]) for e in ex.walk(index))
-
-
-def _const_value(e: Expr) -> Number:
-    assert isinstance(e, Const)
-    return e.value
 
 
 def _cast_from_index(dtype: str, value: Expr) -> Expr:

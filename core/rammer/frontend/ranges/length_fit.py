@@ -119,14 +119,6 @@ class LengthFit:
             raise NoRange(f"{what} is unknown at a length below {LEAST}")
         self._wanted.append(int(places[0]))
 
-    def require_residues(self, dim: AffineExtent, divisor: int) -> None:
-        """Request the model at lengths with all remainders of ``dim`` by ``divisor``."""
-        known = {n % divisor for n in self.values(dim)}
-        over = self.over_range(dim) % divisor
-        for residue in np.unique(over[self._bindable]):
-            if int(residue) not in known:
-                self._wanted.append(int(np.flatnonzero((over == residue) & self._bindable)[0]))
-
     def extent(self, values: Sequence[int], where: str, hints: Sequence[Dim] = ()) -> Dim:
         """Return the function through extents. Raise NoRange if none exists, or if an extent shrinks as a length grows, as of
         ``x[-20:6]``: memory and loops have the extents of the greatest lengths."""

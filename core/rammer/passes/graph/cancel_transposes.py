@@ -16,8 +16,8 @@ import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import GraphRewriter, find_producers, output_names, rebuild_graph, rename_values
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import GraphRewriter, find_producers, output_names, rebuild_graph, rename_values
 
 Order: TypeAlias = tuple[int, ...]
 

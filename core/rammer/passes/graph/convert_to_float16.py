@@ -14,11 +14,11 @@ from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
 from rammer.frontend.op_traits import shape_operands
 from rammer.frontend.read.node_protos import body_graphs
 from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import GraphRewriter, rebuild_graph
 from rammer.ir.names import quote_text
 from rammer.ir.types import TensorType
 from rammer.passes.graph.value_bounds import PRODUCTS, Magnitudes
 from rammer.passes.pass_pipeline import AnyPass, PassReport, Pipeline
-from rammer.passes.rewrite import GraphRewriter, rebuild_graph
 
 #: Operators whose result is float32 by the model's definition, not because of their operands.
 TYPED: Final = frozenset(

@@ -12,7 +12,7 @@ from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read.node_protos import is_random
 from rammer.ir.constants.digest import digest_array
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, rebuild_graph, rename_values
+from rammer.ir.graph_rewriter import output_names, rebuild_graph, rename_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from onnx import defs
 
 from rammer.frontend.read import schemas
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, rebuild_graph
+from rammer.ir.graph_rewriter import output_names, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from rammer.ir.constants.recipes import scale_array
 from rammer.ir.graph import Node
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass, is_operator
 from rammer.ir.types import TensorType, is_float
-from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 Array: TypeAlias = np.ndarray
 #: y[c] = scale[c] * x[c] + shift[c], in float64.

@@ -12,7 +12,7 @@ from rammer.frontend.op_traits import Trait, has_trait
 from rammer.frontend.read import limits
 from rammer.frontend.read.node_protos import body_graphs, is_random
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, rebuild_graph
+from rammer.ir.graph_rewriter import output_names, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import scale_array
 from rammer.ir.graph import Node
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass, is_operator
 from rammer.ir.types import is_float
-from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 Array: TypeAlias = np.ndarray
 #: Maximum number of elements of a product's result for which the elements that a factor reaches are computed.

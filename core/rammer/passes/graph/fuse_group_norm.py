@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rammer.ir.graph import Node
-from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass, is_operator
 
 
 class _Fusing(GraphRewriter):

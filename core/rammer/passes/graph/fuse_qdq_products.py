@@ -16,8 +16,8 @@ import numpy as np
 
 from rammer.frontend.lower.operators.integer import DOMAIN
 from rammer.ir.graph import Node
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass, is_operator
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 _BYTES: Final = ("uint8", "int8")
 #: Relative difference below which the scale of a bias equals that of the sum: the float32 rounding error of a product.

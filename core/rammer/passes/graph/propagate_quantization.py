@@ -13,8 +13,8 @@ import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait, moved_operands
 from rammer.ir.graph import Node
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass, is_operator
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import GraphRewriter, RewritePass, is_operator
 
 #: Code types that every lowering above moves unchanged.
 _CODES: Final = frozenset(("uint8", "int8"))

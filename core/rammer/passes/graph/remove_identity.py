@@ -9,7 +9,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import count_readers, find_producers, is_filled_with, output_names, rebuild_graph, rename_values
+from rammer.ir.graph_rewriter import count_readers, find_producers, is_filled_with, output_names, rebuild_graph, rename_values
 
 Test: TypeAlias = Callable[[Node, Graph], bool]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import GraphRewriter, RewritePass
 
 
 class _Sinking(GraphRewriter):

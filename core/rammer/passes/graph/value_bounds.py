@@ -72,9 +72,10 @@ _SUMMED: Final[Mapping[str, Callable[[Node, int], tuple[int, ...]]]] = {
     "Gemm": lambda node, _: (1,) if node.attributes.get("transB", 0) else (0,),
     "Conv": lambda _, rank: tuple(range(1, rank)),
     "ConvTranspose": lambda _, rank: (0, *range(2, rank)),
+    "DeformConv": lambda _, rank: tuple(range(1, rank)),
 }
 #: Operators that are one sum of products, which devices compute in float32.
-PRODUCTS: Final = frozenset((*_SUMMED, "Einsum"))
+PRODUCTS: Final = frozenset({*_SUMMED, "Einsum"} - {"DeformConv"})
 #: Functions with a bounded result.
 _BOUNDED: Final[Mapping[str, tuple[float, float]]] = {
     **{op: (0.0, 1.0) for op in ("Sigmoid", "HardSigmoid", "Hardmax")},
@@ -278,19 +279,36 @@ class Magnitudes:
         data = [self.of(n) for n in names if not self.of(n).constant]
         if len(data) == 1 and len(names) > 1:
             weights = next(n for n in names if self.of(n).constant)
-            mean, most = self._weight_gains(node, weights)
-            bound = _multiply_or_zero(data[0].bound, most)
-            if not data[0].fits:
-                return replace(_symmetric_bound(bound, data[0].degree), weighed=True)
-            # Activations do not grow from layer to layer: a product with weights again has the size of an activation, unless the
-            # weights are large. The result is then float32, and still a float16 operand of the next product.
-            large = min(data[0].bound, ACTIVATION) * mean > LIMIT
-            bound = min(bound, ACTIVATION * (1.0 if large else max(1.0, min(most, LARGEST))))
-            return replace(_symmetric_bound(bound, data[0].degree), weighed=True, open=large)
+            return _bound_weighed(data[0], *self._weight_gains(node, weights))
         bound, degree = 1.0, 0.0
         for operand in data:
             bound, degree = _multiply_or_zero(bound, operand.bound), _add_degrees(degree, operand.degree)
         return _symmetric_bound(bound if any(d.rows for d in data) else _multiply_or_zero(bound, COUNT), degree)
+
+    def _bound_deformable(self, node: Node) -> Magnitude:
+        """Return the magnitude of DeformConv: a convolution of samples, which a mask may scale."""
+        product = self._product(node)
+        mask = self.of(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else Magnitude(0, 1, 0)
+        bound, degree = _multiply_or_zero(product.bound, max(mask.bound, 1.0)), _add_degrees(product.degree, mask.degree)
+        return replace(_symmetric_bound(bound, degree), weighed=product.weighed, open=product.open)
+
+    def _bound_batch_normalisation(self, node: Node) -> Magnitude:
+        """Return the magnitude of BatchNormalization: a product with weights if scale and variance are constants."""
+        data, scale, variance = (self.of(node.inputs[i]) for i in (0, 1, 4))
+        epsilon = float(node.attributes.get("epsilon", 1e-5))
+        if scale.constant and variance.constant:
+            known = [self.graph.constants.get(node.inputs[i]) for i in (1, 4)]
+            if known[0] is None or known[1] is None:
+                return _bound_weighed(data, 1.0, 1.0)
+            gains = np.abs(known[0].astype(np.float64)) / np.sqrt(np.maximum(known[1].astype(np.float64), 0) + epsilon)
+            return _bound_weighed(data, *_norms(gains[:, None].astype(np.float32), (1,)))
+        gain = scale.bound / math.sqrt(max(variance.low, 0.0) + epsilon)
+        return _symmetric_bound(_multiply_or_zero(data.bound, gain), _add_degrees(data.degree, scale.degree))
+
+    def _bound_codes(self, node: Node) -> Magnitude:
+        """Return the magnitude of codes of 8 bits times a constant scale; other codes are of activations."""
+        codes, scale = _LARGEST.get(self.graph.types[node.inputs[0]].dtype), self.of(node.inputs[1])
+        return _symmetric_bound(codes * scale.bound, 1) if codes and scale.constant else ACTIVE
 
     def _weight_gains(self, node: Node, weights: str) -> tuple[float, float]:
         """Return the root mean square and the maximum of the Euclidean norms of the weights per result."""
@@ -339,10 +357,13 @@ _RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
     "PRelu": Magnitudes._bound_slope,
     **dict.fromkeys(operators(Trait.RECURRENT), Magnitudes._bound_recurrence),
     "Softmax": Magnitudes._bound_softmax,
+    "BatchNormalization": Magnitudes._bound_batch_normalisation,
+    "DeformConv": Magnitudes._bound_deformable,
+    "DequantizeLinear": Magnitudes._bound_codes,
     **dict.fromkeys(operators(Trait.NORMALISATION), Magnitudes._bound_normalisation),
 }
 #: Functions whose result is unbounded regardless of the size of their operand.
-_UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det"))
+_UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det", "LinearAttention"))
 #: Largest values of short types that are converted to floats.
 _LARGEST: Final = {"bool": 1.0, "int8": 128.0, "uint8": 255.0}
 
@@ -377,6 +398,19 @@ def _norms(value: np.ndarray, over: tuple[int, ...]) -> tuple[float, float]:
 
 def _smallest_magnitude(value: np.ndarray | None) -> float:
     return float(np.min(np.abs(value))) if value is not None and value.size else 0.0
+
+
+def _bound_weighed(data: Magnitude, mean: float, most: float) -> Magnitude:
+    """Return the magnitude of a product of ``data`` with weights of a mean and a largest gain.
+
+    Activations do not grow from layer to layer: a product with weights again has the size of an activation, unless the weights
+    are large. The result is then float32, and still a float16 operand of the next product."""
+    bound = _multiply_or_zero(data.bound, most)
+    if not data.fits:
+        return replace(_symmetric_bound(bound, data.degree), weighed=True)
+    large = min(data.bound, ACTIVATION) * mean > LIMIT
+    bound = min(bound, ACTIVATION * (1.0 if large else max(1.0, min(most, LARGEST))))
+    return replace(_symmetric_bound(bound, data.degree), weighed=True, open=large)
 
 
 def _bound_reduction(op: str, operands: Sequence[Magnitude]) -> Magnitude:

@@ -14,7 +14,7 @@ from rammer.frontend.bind.evaluator import evaluate_node
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.frontend.op_traits import Trait, has_trait
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import GraphRewriter, RewritePass
+from rammer.ir.graph_rewriter import GraphRewriter, RewritePass
 
 #: Minimum number of weights: below it, products of floats have better kernels.
 LEAST: Final = 1 << 12

@@ -25,11 +25,11 @@ from rammer.frontend.loops.trip_count import always_goes
 from rammer.frontend.read import model_checks
 from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
 from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_recurrent import turn_of
 from rammer.passes.loops.recurrent_stacks import STATES
-from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: Maximum steps of a chunk, and minimum steps that are worth a launch.
 MOST_STEPS: Final = 128

@@ -14,11 +14,11 @@ from onnx import GraphProto, helper
 
 from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
 from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: Number of steps beyond which a recurrence is chunked, and maximum steps per chunk.
 MOST_STEPS: Final = 256

@@ -19,6 +19,7 @@ from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
@@ -26,7 +27,6 @@ from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, o
 from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order, valid_steps
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import NodeBuilder, rebuild_graph
 
 #: The input of a chunk that holds the total number of steps.
 _STEPS: Final = "turn.steps"

@@ -8,7 +8,7 @@ from typing import Final
 
 from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names
+from rammer.ir.graph_rewriter import output_names
 
 #: Recurrent operators -> number of states. Initial states start at input 5, last states at output 1.
 STATES: Final[Mapping[str, int]] = {"LSTM": 2, "GRU": 1, "RNN": 1}

@@ -196,6 +196,7 @@ def _make_family(i: Instruction, keys: Sequence[str], candidates: Candidates, se
         spread=_blocks_per_task,
         threads=threads,
         operand_rounding=i.operand_rounding,
+        fused_forms=frozenset({"trailing maps", "leading maps"} if i.prologue else {"trailing maps"}),
     )
 
 

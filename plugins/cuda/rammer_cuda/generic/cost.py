@@ -11,7 +11,7 @@ from typing import Final
 
 from rammer.codegen import Choice
 from rammer.codegen.products import contiguous_tile, moved_bytes
-from rammer.device.manifest import Binding
+from rammer.device.manifest import FUSED_FORMS, Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex
 from rammer.ir.at_length import shrink_to_parts
@@ -124,5 +124,12 @@ def predict_times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[floa
 
 
 GENERIC: Final = Family(
-    "", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic_kernel, times=predict_times, packable=True
+    "",
+    {"threads": range(32, 1025)},
+    plain_candidates,
+    generic_seconds,
+    generic_kernel,
+    times=predict_times,
+    packable=True,
+    fused_forms=FUSED_FORMS,
 )

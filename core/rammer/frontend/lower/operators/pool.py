@@ -12,7 +12,7 @@ from rammer.frontend.lower.sliding_windows import SlidingWindow, spatial_names, 
 from rammer.frontend.read.limits import MAX_TABLE, check_positions
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Const, Expr, Load, Op, Table
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
 from rammer.ir.types import is_float
 
 
@@ -47,7 +47,7 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
     if is_float(ctx.type(value.tensor).dtype):
         # A NaN is the maximum but equals nothing.
         chosen = Op("or_", (chosen, Op("isnan", (value,))))
-    for index, extent in places if window.padded else ():
+    for index, extent in places if window.padded or ctx.ranged else ():
         inside = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
         chosen = Op("and_", (chosen, inside))
     candidate = Op("where", (chosen, place, ex.integer(ctx.type(value.tensor).size)))
@@ -83,7 +83,7 @@ def average_pool(ctx: Lowering) -> None:
     total = _window_sum(ctx, window, widen_float16(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
     axes = _output_axes(ctx, window)
     value = ctx.load(total, *[a.name for a in axes])
-    count = _window_counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
+    count = (_ranged_counts if ctx.ranged else _window_counts)(ctx, window, ctx.type(total).dtype)
     emit_narrowed(ctx, axes, Op("div", (value, count)))
 
 
@@ -126,11 +126,31 @@ def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
     return ctx.emit(_output_axes(ctx, window), body, window.taps, "sum" if window.taps else None, into="sum")
 
 
-def _window_counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
+def _ranged_counts(ctx: Lowering, window: SlidingWindow, dtype: str) -> Expr:
+    """Return the number of counted elements in each window by arithmetic of one form for all extents. A window may be longer than
+    its extent at some lengths of a range."""
+    include_pad = bool(ctx.attr("count_include_pad", 0))
+    is_floor = not ctx.attr("ceil_mode", 0) and not str(ctx.attr("auto_pad", "")).startswith("SAME")
+    result: Expr = ex.integer(1)
+    for d, name in enumerate(window.names):
+        kernel, step, begin = ex.integer(window.kernel[d]), window.dilations[d], window.begin[d]
+        if is_floor and (include_pad or max(begin, window.end[d]) <= 0):
+            result = Op("mul", (result, kernel))  # at every length, all taps of all windows count
+            continue
+        start, extent = ex.make_mul(name, window.strides[d]), window.source[d] + (window.end[d] if include_pad else 0)
+        taps_until = [
+            Op("max", (ex.integer(0), Op("min", (kernel, ex.make_floordiv(Op("sub", (ex.integer(n), start)), step)))))
+            for n in (begin + extent + step - 1, begin + step - 1)
+        ]
+        result = Op("mul", (result, taps_until[0] if include_pad else Op("sub", tuple(taps_until))))
+    return Cast(dtype, result)
+
+
+def _window_counts(ctx: Lowering, window: SlidingWindow, dtype: str) -> Expr:
     """Return the number of counted elements in each window, as a product of one factor per dimension."""
     constant = 1
     result: Expr | None = None
-    for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
+    for name, per_position in zip(window.names, _extents_counted(window, bool(ctx.attr("count_include_pad", 0))), strict=True):
         counts = np.unique(per_position)
         if len(counts) == 1:
             constant *= int(counts[0])

@@ -408,11 +408,11 @@ class Compiler:
         return Binding(plan.graph.types, plan.storages, constants, reused_constants(operators, constants), self.options.precision)
 
     def _propose_layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
-        """Return the storage plans to choose from. They are the model's layout, and the one with 8-bit quantised images moved, if
+        """Return the storage plans to choose from. They are the model's layout, and the one with images of narrow types moved, if
         any; with ``nhwc`` one plan; with ``auto`` the model's layout and the cheapest operator by operator."""
         with self.step("layouts"):
             if self.options.layout == "keep":
-                moved = assign_layouts(plan, tile.operators, codes=True)
+                moved = assign_layouts(plan, tile.operators, narrow=True)
                 return [plan, moved] if moved.storages != plan.storages else [plan]
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]

@@ -238,7 +238,9 @@ class _Connector:
             hopeless = self.prices.least(wide) > MOST_OVER_MODEL * cheap
             separate = MOST_OVER_MODEL * cheap if hopeless else self._separate(parts)
             together = self.prices.asked(wide, UPHILL * separate)
-        kept = together <= separate * (1 - doubt) and together < rival
+        # The times of kernels are uncertain, those of launches are not.
+        kernels = max(separate - self.device.launch * len(parts), 0.0)
+        kept = together < rival and together <= separate - doubt * kernels
         lost = "it does not fit" if together == math.inf else "recomputation or memory costs more"
         lost = "a higher layer is not slower" if rival <= together < math.inf else lost
         why = "fewer bytes and launches" if kept else lost

@@ -25,6 +25,7 @@ _HOST = """
 #define RM_COPIES
 #define RM_CLUSTER
 #define RM_COPIES_I8
+#define RM_COPIES_F16
 struct int4 { int x, y, z, w; };
 static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 #define RM_WGMMA

@@ -99,7 +99,7 @@ def case(
         for read in c.reads:
             if read in names:
                 layer = layers if isinstance(layers, str) else layers.get((read, c.name), "thread")
-                connections.append(Connection(read, c.name, layer))  # type: ignore[arg-type]
+                connections.append(Connection(read, c.name, layer))
     tile = tuple(tile) if tile or not parsed[-1].axes else parsed[-1].shape
     operator = ROperator("op", parsed, tuple(connections), tuple(outputs) or (parsed[-1].name,), tile)
     types = {n: TensorType(str(v.dtype), v.shape) for n, v in values.items()}

@@ -35,6 +35,7 @@ from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, in
 from rammer.frontend.read.reader import Model
 from rammer.fusion.connect import connect
 from rammer.fusion.fall_back import fall_back
+from rammer.fusion.fusion_rules import FusionRule, apply_rule
 from rammer.fusion.group_prices import CostModel, GroupPrices, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
@@ -96,6 +97,7 @@ class Compiler:
         self.options = self.options.with_policy(self.backend.default_policy)
         self.policy = parse_policy(self.options.policy, self.extra_policies)
         self.passes = default_passes(plugins.passes(self.device) if plugins else ())
+        self.rules: Sequence[FusionRule] = plugins.fusion_rules(self.device) if plugins else ()
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings(self.device) if plugins else {})}
         self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
@@ -347,8 +349,13 @@ class Compiler:
         tile = connect(plan.graph, device, sources, prices, self.options.fusion)
         if unfused or self.options.fusion != "full":
             return tile
-        latency, plain = self.latency(binding), connect(plan.graph, device, sources, prices, "elementwise")
-        return fall_back(stitch(tile, device, latency, sources, prices), plain, prices, latency, sources)
+        latency = self.latency(binding)
+        tile = stitch(tile, device, latency, prices)
+        for fusion in ("elementwise", "none"):
+            tile = fall_back(tile, connect(plan.graph, device, sources, prices, fusion), prices, latency)
+        for rule in self.rules:
+            tile = apply_rule(rule, tile, device, prices, latency)
+        return tile
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""

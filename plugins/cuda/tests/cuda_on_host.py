@@ -19,9 +19,9 @@ from rammer_testing.search import Search
 from rammer_testing.single import Trial, UntiledOperator, images, judge, placed, subjects, trial_of
 
 from . import host_wgmma
+from .emulator.launch import HostKernel, launch_on_host
 from .warps import WARPS
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.emulator.launch import HostKernel, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
+from .emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are switches. Shared addresses are offsets into ``rm_arena``.

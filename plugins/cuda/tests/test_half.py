@@ -24,8 +24,8 @@ from rammer.ir.types import TensorType
 from rammer.plan.image_layout import channels_last
 
 from .cuda_on_host import MOST_THREADS, HostSearch, on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.contraction.choose import PRODUCTS
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import GEMV

@@ -1,4 +1,4 @@
-"""Warp-wide matrix instructions and asynchronous copies for ``rammer_cuda.emulator.launch``: tensor core kernels on the host.
+"""Warp-wide matrix instructions and asynchronous copies for ``emulator.launch``: tensor core kernels on the host.
 
 An instruction multiplies according to its fragments, which map threads to elements (``contraction.instruction``, after the PTX
 ISA). ldmatrix follows the PTX ISA. A copy that would be misaligned on a GPU aborts. Products are exact in float, so differences
@@ -15,8 +15,8 @@ import numpy as np
 from rammer.device.manifest import Binding
 from rammer_testing.host_c import Array
 
+from .emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, Mma
-from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """

@@ -77,7 +77,7 @@ def points(model: RangedModel, random: Random, count: int) -> list[dict[str, int
 def on_the_way(spread: DistributedProgram, point: Mapping[str, int], device: int) -> int:
     """Return the bytes that a device has to write, or to read, in a run."""
     assert spread.ranged is not None
-    lengths, total = {spread.ranged.lengths[d]: n for d, n in point.items()}, 0
+    lengths, total = spread.ranged.scalars(point), 0
     for t in spread.transfers:
         if device == (t.source if t.late is None else t.target):
             total += t.nbytes // max(t.type.size, 1) * int(np.prod(t.shape(lengths)))

@@ -215,7 +215,7 @@ class RangedSearch:
         memory = HostMemory(self.program, self.constants)
         wide, point = given or self.inputs(lengths)
         memory.write_inputs(wide)
-        point = {self.compiled.ranged.lengths[n]: v for n, v in point.items() if n in self.compiled.ranged.lengths}
+        point = self.compiled.ranged.scalars(point)
         last = {t.operator: i for i, t in enumerate(fold(self.program, 1).rows[0])}
         for name in sorted(last, key=lambda n: last[n]):
             operator = self.program.operator[name]

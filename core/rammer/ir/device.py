@@ -49,6 +49,8 @@ class VDevice:
     - ``doubt``: standard deviation between the predicted and the measured fraction of time that fusion saves. An operator with a
       smaller predicted gain may be slower.
     - ``start``: seconds of an operator's time that operators in one launch share.
+    - ``sort_steps``: comparisons of the longest sort that runs on the device if its length is fixed. The host, which has the
+      device's memory, is faster at longer sorts (0: at none).
     - ``simulated``: times are never ranked with measured ones.
     """
 
@@ -72,6 +74,7 @@ class VDevice:
     doubt: float = 0.0
     start: float = 0.0
     map_flops: float = 0.0
+    sort_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.veus < 1:

@@ -97,3 +97,34 @@ def test_the_generic_emitter_pads_after_the_maps(
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     inputs |= {n: np.asarray(v) for n, v in graph.constants.items() if n in inputs}
     check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)
+
+
+def fused(graph: ComputeGraph, model: CostModel) -> list[tuple[int, str]]:
+    """Return the number of Computes and the family of each operator. A family ``matrix`` computes bare products ten times as
+    fast as the other kernels."""
+
+    def kernel(operator: ROperator) -> RKernel | None:
+        ranked = ranked_tiles(operator, graph.types, DEVICE)
+        bare = [c.kind for c in operator.computes] == ["contraction"]
+        tiled = replace(operator.tiled(ranked[0][1]), family="matrix" if bare else "")
+        task = (ranked[0][0] - DEVICE.launch) * (1 if bare else 10) / -(-tiled.task_count // DEVICE.veus)
+        return RKernel(tiled, lambda: Written("", Resources()), task, task)
+
+    prices = GroupPrices.of(graph, DEVICE, replace(model, kernel=kernel))
+    found = connect(graph, DEVICE, prices=prices).operators
+    return [(len(o.computes), k.operator.family) for o in found if (k := kernel(o)) is not None]
+
+
+def test_fusion_asks_which_forms_a_family_has(rng: np.random.Generator) -> None:
+    """Check that a product keeps its fast family if that does not take the maps, and that no form without a family is tried."""
+    size = 256
+    model = SmallModel(
+        "biased",
+        f"(float[{size},{size}] x, float[{size},{size}] w_a) => (float[{size},{size}] y) {{ p = MatMul(x, w_a) y = Relu(p) }}",
+    )
+    graph = graph_of(rng, model)
+    assert fused(graph, CostModel(bare=frozenset({"matrix"}))) == [(1, "matrix"), (1, "")]
+    assert fused(graph, CostModel()) == [(2, "")], "the traffic model prices what all families declare"
+    assert fused(graph, CostModel(forms=frozenset())) == [(1, "matrix"), (1, "")]
+    tile = connect(graph, DEVICE, prices=GroupPrices.of(graph, DEVICE, CostModel(forms=frozenset())))
+    assert "no kernel family computes trailing maps" in {t.why for trials in tile.outcomes.values() for t in trials}

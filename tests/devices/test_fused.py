@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fused_models import attention, block, mlp
 
 import rammer
-from rammer.compile_options import FUSION
+from rammer.compile_options import FUSION, CompileOptions
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.device.manifest import Binding
+from rammer.frontend.read.reader import read_model
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Load, Op, Ref
+from rammer.ir.operator import Connection, ROperator
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject, check_model
 from rammer_testing.nonempty import some
-from rammer_testing.small_models import SmallModel
+from rammer_testing.small_models import MODELS, SmallModel
 
 
 @pytest.mark.sampled(4)
@@ -76,3 +86,44 @@ def test_the_option_bounds_fusion(name: str, model: SmallModel, rng: np.random.G
     for result in results[1:]:
         for output, value in results[0].items():
             np.testing.assert_allclose(result[output], value, rtol=1e-4, atol=1e-4)
+
+
+def with_map(operator: ROperator, binding: Binding) -> tuple[ROperator, Binding]:
+    """Return an untiled operator with a map of its last result, and its binding."""
+    last = operator.anchor
+    after = Compute(
+        f"{last.name}_after", last.dtype, last.axes, Op("abs", (Load(last.name, tuple(Ref(a.name) for a in last.axes)),))
+    )
+    outputs = tuple(after.name if n == last.name else n for n in operator.outputs)
+    links = (*operator.connections, Connection(last.name, after.name, "thread"))
+    wide = ROperator(after.name, (*operator.computes, after), links, outputs)
+    storages = {**binding.storages, after.name: replace(binding.storages[last.name], tensor=after.name)}
+    return wide, replace(binding, types={**binding.types, after.name: binding.types[last.name]}, storages=storages)
+
+
+@pytest.mark.parametrize(("name", "target"), [("rocm", ""), ("cuda", "sm_90a")])
+def test_families_take_the_trailing_maps_that_they_declare(name: str, target: str, rng: np.random.Generator) -> None:
+    registry, found = Registry(), set[str]()
+    if name == "cuda":
+        pytest.importorskip("cuda.bindings")
+    backend = registry.open(name, target=target)
+    for model in (mlp(3), attention(), block(3), *MODELS.values()):
+        shapes = {n: a.shape for n, a in model.inputs(rng, model.shapes[0]).items()}
+        compiler = Compiler(backend, CompileOptions(), KernelStore(None), registry, device=name)
+        for segment in compiler.compile_model(read_model(model.build(rng)), shapes).segments:
+            if not isinstance(segment, ProgramSegment):
+                continue
+            binding = Binding.of(segment.program, segment.constants)
+            for operator in segment.program.operators:
+                if (
+                    not operator.family
+                    or operator.family in found
+                    or len(operator.outputs) > 1
+                    or operator.anchor.dtype != "float32"
+                ):
+                    continue
+                wide, known = with_map(operator, binding)
+                offered = {o.family for o in backend.candidates(wide, known)}
+                assert (operator.family in offered) == ("trailing maps" in backend.fused_forms[operator.family]), operator.head()
+                found.add(operator.family)
+    assert len(found) >= 2, found

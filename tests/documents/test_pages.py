@@ -70,6 +70,20 @@ def test_lowerings_of_the_operator_page_compute_what_they_say(rng: np.random.Gen
     np.testing.assert_allclose(have["y"], x / (1 + np.abs(x)), rtol=1e-6)
 
 
+def _check_fused_family(registry: Registry, rng: np.random.Generator) -> None:
+    """Check that fusion leaves a product to the family of the page, which computes the maps that follow."""
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[67,40] a, float[40,33] b, float[33] d) => (float[67,33] y)
+        { c = MatMul(a, b) e = Add(c, d) f = Sigmoid(e) y = Mul(e, f) }""")
+    exe = open_executable(model, "c", store=KernelStore(None), registry=registry)
+    inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("a", (67, 40)), ("b", (40, 33)), ("d", (33,)))}
+    want = inputs["a"].astype(np.float64) @ inputs["b"] + inputs["d"]
+    assert relative_error(exe.run(inputs)["y"], want / (1 + np.exp(-want))) < 1e-6
+    (operator,) = (o for s in exe.compile_only({}).segments for o in s.program.operators)
+    assert operator.family == "outer" and len(operator.computes) == 4
+    exe.close()
+
+
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
 def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.random.Generator) -> None:
     (device,) = rammer_c.rammer_devices()
@@ -84,6 +98,7 @@ def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.rand
     assert isinstance(segment, ProgramSegment)
     (operator,) = segment.program.operators
     assert operator.family == "outer"
+    _check_fused_family(registry, rng)
     backend = registry.open("c")
     for rows in (1, 2, 4, 8):  # 67 rows leave a smaller last tile for most of these
         tiled = replace(operator, tile=(rows, 33), config=(("rows", rows),))

@@ -16,7 +16,7 @@ from rammer.codegen.kernel_family import Choice, KernelFamily
 from rammer.codegen.task_parameters import Argument, TaskCode, Unsuited
 from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.lazy_sequence import LazySequence
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, FusedForm
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
@@ -65,6 +65,11 @@ class FamilyBackend(Backend, Generic[Unit, Code, Own]):
     def families(self) -> Mapping[str, Mapping[str, range]]:
         """The configuration values of every kernel family, by name."""
         return {f.name: f.configs for f in self.kinds.values()}
+
+    @property
+    def fused_forms(self) -> Mapping[str, frozenset[FusedForm]]:
+        """The forms of fusion that the kernels of every usable family compute."""
+        return {f.name: f.fused_forms for f in self.usable}
 
     def exclude_families(self, patterns: Sequence[str]) -> None:
         """Offer no kernels of families whose name matches one of ``patterns``. The fallback without a name stays. Raises BadInput

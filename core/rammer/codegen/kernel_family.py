@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rammer.codegen.task_parameters import TaskCode, Unsuited
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Binding, FusedForm
 from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import ROperator
 
@@ -49,6 +49,8 @@ class KernelFamily(Generic[Unit, Code, Own]):
     ``seconds`` divided by the number of rounds. ``persistent`` is for the device's executors. ``threads`` returns the threads
     of a task of a tiled operator before its kernel is written, if the family can. It raises Unsuited as ``kernel`` does.
 
+    ``fused_forms`` are those that the kernels compute around the family's own form (``Backend.fused_forms``).
+
     ``operand_rounding`` names the format to which kernels round float32 operands before they multiply them ("" if they keep all
     bits). Two families give the same numbers, up to the order of sums, only if this field is equal.
     """
@@ -70,6 +72,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     spread: Callable[[ROperator], int] = lambda operator: 1
     threads: Callable[[ROperator, Binding], int] | None = None
     operand_rounding: str = ""
+    fused_forms: frozenset[FusedForm] = frozenset({"trailing maps"})
 
     def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
         """Return the predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs: idle device, full device."""

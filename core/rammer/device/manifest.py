@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -31,11 +31,13 @@ from rammer.ir.untrusted_json import whole_number
 __all__ = [
     "ALIGNED_ELEMENTS",
     "API_VERSION",
+    "FUSED_FORMS",
     "Array",
     "Backend",
     "Binding",
     "Bound",
     "Device",
+    "FusedForm",
     "Hardware",
     "IterationCost",
     "Loaded",
@@ -54,6 +56,11 @@ API_VERSION = 5
 
 #: Offsets (elements) equal modulo this number have equal alignment for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
+
+#: Forms of fusion around one sum of an operator (a product, a window or a reduction): maps of its results, maps of a product's
+#: operand, and further sums in the same task.
+FusedForm: TypeAlias = Literal["trailing maps", "leading maps", "further sums"]
+FUSED_FORMS: Final[frozenset[FusedForm]] = frozenset(get_args(FusedForm))
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Value = TypeVar("Value", bound=bool | int | float | str)
@@ -401,6 +408,15 @@ class Backend(ABC):
         return "wavefront"
 
     # --- fusion ---
+
+    @cached_property
+    def fused_forms(self) -> Mapping[str, frozenset[FusedForm]]:
+        """The forms of fusion that kernels compute, by kernel family; families that are missing have none.
+
+        Fusion tries no form that no family has. If the family of a sum's best kernel lacks trailing maps, they join only if the
+        device's kernels for both together are predicted to be faster. The default is all forms for the generic family "", and
+        none for others."""
+        return {"": FUSED_FORMS}
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Return the FLOP/s of a vEU that kernels can reach on an untiled ``operator``, divided by ``vdevice.flops``. Above 1 if

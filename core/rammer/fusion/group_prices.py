@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rammer.device.manifest import Binding
+from rammer.device.manifest import FUSED_FORMS, Binding, FusedForm
 from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
+
+__all__ = ["CostModel", "GroupPrices"]
 
 
 def static_operator(operator: ROperator) -> ROperator:
@@ -35,13 +37,16 @@ class CostModel:
     ``kernel`` returns the device's predicted kernel of an untiled operator, None if it has none; without it, the traffic model
     prices everything. ``rate`` is the fraction of the peak that the device can reach for several sums in one task, a quick answer
     that saves asking for kernels (``Backend.rate``). ``binding`` defaults to types and constants. ``ended`` adds endings to
-    operators of a ranged program, which are priced at several lengths. ``doubt`` replaces the device's, to fuse more or less."""
+    operators of a ranged program, which are priced at several lengths. ``doubt`` replaces the device's, to fuse more or less.
+    ``forms`` are the forms of fusion that some kernel family has, and ``bare`` the families without trailing maps."""
 
     kernel: Callable[[ROperator], RKernel | None] | None = None
     rate: Callable[[ROperator], float] = peak_rate
     binding: Binding | None = None
     ended: Callable[[ROperator], ROperator] = static_operator
     doubt: float | None = None
+    forms: frozenset[FusedForm] = FUSED_FORMS
+    bare: frozenset[str] = frozenset()
 
 
 #: The cost model of a device that is not asked for kernels.
@@ -87,6 +92,13 @@ class GroupPrices:
     def kernel(self, operator: ROperator) -> RKernel | None:
         """Return the device's predicted kernel, or None without one."""
         return self.model.kernel(self.model.ended(operator)) if self.model.kernel is not None else None
+
+    def takes_maps(self, operator: ROperator) -> bool:
+        """Return True if the device's kernel family for ``operator`` also computes the maps that follow."""
+        if not self.model.bare or all(c.combiner is None for c in operator.computes):
+            return True
+        kernel = self.kernel(operator)
+        return kernel is None or kernel.operator.family not in self.model.bare
 
     def least(self, operator: ROperator) -> float:
         """Return seconds by the traffic model, with products at the rate of the device's kernels."""

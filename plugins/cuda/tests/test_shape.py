@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
 from zoo import find
 from zoo.net import Net
 
@@ -128,3 +129,17 @@ def test_deep_sums_of_few_results_are_in_parts_and_shallow_ones_are_not() -> Non
     assert parts in PARTS and sum(a.extent for a in first.anchor.reduce if a.name == "c") * parts <= 256
     _, rows = rows_of(chain(16, 32))
     assert len(rows.operators) == 2
+
+
+def test_generic_kernels_have_few_tasks_on_rows(rng: np.random.Generator) -> None:
+    """Check that a tile with many tasks, which suits a launch, is replaced: each task takes time of its row."""
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[1,64,32,32] x, float[1,128,16,16] y) => (float[1,128,16,16] z)
+        <int64[8] pads = {0, 0, 0, 0, 0, 64, 0, 0}> {
+            p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x) q = Pad(p, pads) s = Add(q, y) z = Relu(s) }""")
+    segment, rows = rows_of(model)
+    (launched,), (called,) = segment.program.operators, rows.operators
+    assert not launched.family and not called.family
+    assert called.task_count <= len(rows.rows) < launched.task_count
+    inputs = {n: rng.standard_normal(s, dtype=np.float32) for n, s in (("x", (1, 64, 32, 32)), ("y", (1, 128, 16, 16)))}
+    np.testing.assert_array_equal(run(rows, segment, inputs)["z"], run(segment.program, segment, inputs)["z"])

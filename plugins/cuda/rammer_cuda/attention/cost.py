@@ -82,4 +82,5 @@ ATTENTION: Final = replace(
     max_candidates=14,
     exclusive=lambda *operator: True,
     keeps_operand_on_chip=True,
+    fused_forms=frozenset({"trailing maps", "further sums"}),
 )

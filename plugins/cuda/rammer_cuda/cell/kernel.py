@@ -338,4 +338,5 @@ CELL: Final = Family(
     max_candidates=1 << 10,
     exclusive=is_profitable,
     persistent=Held(THREADS, cell_kernel, vectors_of),
+    fused_forms=frozenset({"trailing maps", "further sums"}),
 )

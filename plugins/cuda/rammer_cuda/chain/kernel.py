@@ -276,4 +276,5 @@ CHAIN: Final = replace(
     max_candidates=1 << 10,
     exclusive=lambda *operator: True,
     keeps_operand_on_chip=True,
+    fused_forms=frozenset({"trailing maps", "further sums"}),
 )

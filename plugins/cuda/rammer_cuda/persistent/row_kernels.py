@@ -15,6 +15,8 @@ from typing import Final
 from rammer.codegen import Choice, Unsuited
 from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import candidates
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.families import FAMILIES, family_of
@@ -35,6 +37,8 @@ HALVES = (2, FEWER[:1])
 BETWEEN: Final = 0.75e-6
 #: Maximum choices of an operator whose text is written to check that a block can call them.
 WRITTEN = 24
+#: Tiles of a generic operator among which those of few tasks are searched.
+TILES = 64
 #: Bytes of shared memory for the block's table entries.
 ENTRIES = 4 << 10
 #: Maximum operators whose ranked kernels are cached. The blocks of a form are tried one after another.
@@ -117,8 +121,10 @@ class _Row:
         family = family_of(operator)
         if operator.skips and family.name and not family.persistent:  # a block cannot call it: the core's emitter writes it
             return [Choice(self._seconds(replace(operator, family="", config=())), operator)]
-        if not operator.task_count or family.persistent or not family.name:
+        if not operator.task_count or family.persistent:
             return [Choice(self._seconds(operator), operator)]
+        if not family.name:
+            return [*self._generic_choices(operator)]
         mine = self._callable_kernel(operator)
         if mine is not None and self.form.keeps and operator.task_count <= self.veus:
             return [Choice(self._serial_seconds(operator, mine), operator)]
@@ -134,6 +140,21 @@ class _Row:
             few = (c for c in ranked if c.operator.task_count <= share * self.veus)
             found |= dict.fromkeys(islice(self._callable_choices(operator, islice(few, WRITTEN)), 1))
         return found
+
+    def _generic_choices(self, operator: ROperator) -> dict[Choice, None]:
+        """Return a generic kernel, which every block can call, and the best tiles of fewer tasks. A launch hides the start of a
+        block by other blocks, and so prefers many tasks. On a row each task takes ``BETWEEN`` in addition."""
+        found = {Choice(self._seconds(operator), operator): None}
+        if operator.task_count > self.veus and not operator.skips:
+            bare, gpu = replace(operator, tile=(), config=()), self.known.gpu
+            tiles = [o for o in candidates(bare, self.binding, gpu.vdevice, TILES) if self._footprint(o) <= self._shared_capacity]
+            for share in FEWER:
+                few = [Choice(self._seconds(o), o) for o in tiles if o.task_count <= share * self.veus]
+                found |= dict.fromkeys(sorted(few, key=lambda c: c.seconds)[:1])
+        return found
+
+    def _footprint(self, operator: ROperator) -> int:
+        return task_cost(operator, self.binding.types, self.known.gpu.vdevice, self.binding.storages).footprint
 
     def round(self, choice: Choice) -> tuple[float, float]:
         """Return the seconds of a round of tasks, one on each row: alone, and with all rows busy. Blocks of one SM share its

@@ -295,4 +295,5 @@ ROWWISE: Final = replace(
     _ROWS.family("rowwise", size_keys("lanes", "vector", "blocks", "side")),
     packable=True,
     spread=lambda o: dict(o.config).get("blocks", 1),
+    fused_forms=frozenset({"trailing maps", "further sums"}),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rammer.codegen import Argument, Choice
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.emit import emit_operator
-from rammer.device.manifest import Binding
+from rammer.device.manifest import FUSED_FORMS, Binding
 from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import VDevice
@@ -79,4 +79,5 @@ def make_generic_family(device: VDevice) -> Family:
         max_candidates=GENERIC_TILES,
         is_fallback=True,
         times=generic_times,
+        fused_forms=FUSED_FORMS,
     )

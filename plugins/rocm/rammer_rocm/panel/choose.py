@@ -104,7 +104,12 @@ def make_panel_family(device: VDevice) -> Family:
         sort_choices,
         True,
     )
-    return replace(forms.family("panel", CONFIGS | CHUNKS), supported_by=lambda unit: unit.threads == 1, product=True)
+    return replace(
+        forms.family("panel", CONFIGS | CHUNKS),
+        supported_by=lambda unit: unit.threads == 1,
+        product=True,
+        fused_forms=frozenset({"trailing maps", "leading maps"}),
+    )
 
 
 def panel_form(operator: ROperator, binding: Binding) -> PanelForm:

@@ -62,11 +62,8 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
-    found = [
-        p
-        for down in _row_orientations(cost, roles, binding)
-        for p in _predict_configs(cost, roles, mains, down, operator, binding, gpu)
-    ]
+    lengths = [(c, end_bytes(c, roles.after, operator, binding)) for c in mains]
+    found = [p for down in _row_orientations(cost, roles, binding) for p in _predict_configs(cost, roles, lengths, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -105,18 +102,12 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
 
 
 def _predict_configs(
-    cost: WarpgroupCost,
-    roles: Roles,
-    mains: Sequence[Compute],
-    down: bool,
-    operator: ROperator,
-    binding: Binding,
-    gpu: Gpu,
+    cost: WarpgroupCost, roles: Roles, lengths: Sequence[tuple[Compute, int]], down: bool, gpu: Gpu
 ) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
-    ends = [end_bytes(c, roles.after, operator, binding) for c in mains]
+    mains, ends = zip(*lengths, strict=True)
     shapes = dict.fromkeys((roles.main.shape, mains[-1].shape))
     for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down, cost.instruction.most)):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))

@@ -81,6 +81,15 @@ def check_shape(shape: Iterable[int], where: str) -> None:
         )
 
 
+def is_allowed_shape(shape: Iterable[int]) -> bool:
+    """Return True if the extents, as far as they are known, are within the limits."""
+    try:
+        check_shape((max(0, n) for n in shape), "")
+    except BadInput:
+        return False
+    return True
+
+
 def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
     """Raise BadInput if ``what`` has more than ``most`` positions to compute one by one or to store in a table."""
     if count > most:

@@ -44,7 +44,8 @@ def _inferred_outputs(proto: ModelProto) -> dict[str, ValueInfoProto]:
         found = shape_inference.infer_shapes(outline, data_prop=True)
     except Exception:  # a fault of the model, which compiling reports
         return {}
-    return {v.name: v for v in found.graph.output}
+    # Binding reports an inferred shape beyond the limits with its operator.
+    return {v.name: v for v in found.graph.output if limits.is_allowed_shape(d.dim_value for d in v.type.tensor_type.shape.dim)}
 
 
 def _is_static(value: ValueInfoProto) -> bool:

@@ -136,8 +136,8 @@ class Options(Generic[P]):
     )
     layout: str = option(
         "keep",
-        "Image layout inside the program: the model's order (for 8-bit codes the faster order), channels last, or the "
-        "faster order for each tensor.",
+        "Image layout inside the program: the model's order (for 8-bit codes and float16 the faster order), channels last, "
+        "or the faster order for each tensor.",
         LAYOUTS,
         **_FIXED,
     )

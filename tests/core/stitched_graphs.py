@@ -71,4 +71,4 @@ def stitched(graph: ComputeGraph, where: VDevice, slow: float = 1.0) -> tuple[Ti
         return known(operator) * (slow if len(operator.outputs) > 1 else 1.0)
 
     before = connect(graph, where)
-    return before, stitch(before, where, evaluator(graph, where, seconds), {})
+    return before, stitch(before, where, evaluator(graph, where, seconds))

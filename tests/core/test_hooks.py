@@ -23,6 +23,7 @@ from rammer.device.loader import EXTENSIONS, Registry
 from rammer.device.manifest import Binding, Device, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn
+from rammer.fusion.tile_graph import TileGraph
 from rammer.ir import expr as ex
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
@@ -230,6 +231,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("rammer_lowerings", [negated], "is not a mapping of functions"),
     ("rammer_kernels", ["fast"], "'fast' is not an ROperator"),
     ("rammer_kernels", 5, "TypeError: "),
+    ("rammer_fusion_rules", [lambda tile, device: []], "is not a callable with a name"),
 )
 
 
@@ -265,6 +267,17 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(
     assert key in (registry.extension_key().removesuffix(" bad!" + hook), registry.extension_key())
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A fusion rule with the proposals of ``propose``."""
+
+    propose: Any
+    name: ClassVar[str] = "rule"
+
+    def __call__(self, tile: TileGraph, device: VDevice) -> Sequence[ROperator]:
+        return self.propose(tile)  # type: ignore[no-any-return]
+
+
 def raises(*args: object) -> Any:
     """Raise the error of a pass, a policy or a lowering that fails when called."""
     raise KeyError("not today")
@@ -276,6 +289,7 @@ def raises(*args: object) -> Any:
         ("rammer_passes", [type("Fails", (Witness,), {"__call__": raises})([])]),
         ("rammer_policies", [type("Fails", (Reluctant,), {"__call__": raises})()]),
         ("rammer_lowerings", {("", "Abs"): raises}),
+        ("rammer_fusion_rules", [Rule(raises)]),
     ],
 )
 def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,6 +345,7 @@ def emits_nothing(ctx: Lowering) -> None:
         ("rammer_passes", [ComputePass("cut", lambda graph, _: replace(graph, computes=()))], "pass: cut"),
         ("rammer_passes", [ComputePass("port", lambda graph, _: replace(graph, outputs=()))], "inputs or outputs of the graph"),
         ("rammer_policies", [Forgetful()], ""),
+        ("rammer_fusion_rules", [Rule(lambda tile: tile.operators)], "does not consist of several whole operators"),
         ("rammer_lowerings", {("", "Abs"): emits_nothing}, "the lowering of Abs gives None for output t"),
     ],
 )

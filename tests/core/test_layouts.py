@@ -22,11 +22,14 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
-from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.parts import Storage
 from rammer.ir.program import RProgram, dense
 from rammer.ir.types import TensorType
+from rammer.passes.compute.pad_channels import pad_channels
 from rammer.plan.image_layout import LEAST_GAIN, assign_layouts, channels_last
 from rammer.plan.storage import StoragePlan
 from rammer.tuning import measure_process
@@ -35,6 +38,11 @@ from rammer.tuning.tuner import Tuner
 from rammer_testing.small_models import MODELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+TARGET = VDevice(
+    "d", "test", 4, (MemoryLayer("far", "device", 1 << 30, 1e9), MemoryLayer("near", "veu", 1 << 20, 1e10)), 1e9, 1e-6
+)
 
 
 def convolution(name: str, source: str, shape: tuple[int, ...]) -> ROperator:
@@ -259,7 +267,52 @@ def test_without_a_layout_images_of_codes_move_alone() -> None:
     )
     types = {**have.graph.types, "b": TensorType("uint8", shape), "d": TensorType("int8", shape)}
     have = replace(have, graph=replace(have.graph, types=types))
-    assert moved_in(assign_layouts(have, operators, codes=True).storages) == {"b", "d"}
+    assert moved_in(assign_layouts(have, operators, narrow=True).storages) == {"b", "d"}
     assert moved_in(assign_layouts(have, operators).storages) == {"b", "c", "d"}
     shared = replace(have, storages={**have.storages, "d": replace(have.storages["d"], buffer="c")})
-    assert moved_in(assign_layouts(shared, operators, codes=True).storages) == {"b"}
+    assert moved_in(assign_layouts(shared, operators, narrow=True).storages) == {"b"}
+
+
+# --- few channels -----------------------------------------------------------------------------------
+
+
+def stem(dtype: str = "float16", steps: int = 3, more: tuple[str, ...] = ()) -> ComputeGraph:
+    """Return a convolution of an image of 3 channels, which a map converts, with ``steps`` x ``steps`` windows."""
+    kind = {"float16": "f16", "float32": "f32"}[dtype]
+    lines = (
+        f"x: {kind}[n:2, c:3, h:8, w:8] = cast({dtype}, image[n, c, h, w])",
+        f"y: {kind}[n:2, m:5, h:4, w:4] = sum[c:3, i:{steps}, j:{steps}] pad(x[n, c, h * 2 + i, w * 2 + j], 0.0) * k[m, c, i, j]",
+        *more,
+    )
+    computes = tuple(map(Compute.parse, lines))
+    types = {"image": TensorType("float32", (2, 3, 8, 8)), "k": TensorType(dtype, (5, 3, steps, steps))}
+    types |= {c.name: c.type for c in computes}
+    values = np.random.default_rng(3).standard_normal(types["k"].shape).astype(dtype)
+    return ComputeGraph("stem", ("image",), tuple(c.name for c in computes[1:]), computes, types, {"k": values})
+
+
+def test_images_of_few_channels_are_padded(rng: np.random.Generator) -> None:
+    given = {"image": rng.standard_normal((2, 3, 8, 8)).astype(np.float32)}
+    for steps in (2, 3, 7):
+        before = stem(steps=steps)
+        after = pad_channels(before, replace(TARGET, channels=4))
+        verify_compute_graph(after)
+        assert [c.shape for c in after.computes] == [(2, 4, 8, 8), (2, 5, 4, 4)]
+        assert [r.extent for r in after.computes[1].reduce] == [steps, steps, 4]
+        want, have = (run_graph(g, {**given, **g.constants})["y"] for g in (before, after))
+        np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("graph", "channels"),
+    [
+        (stem(), 1),
+        (stem(), 3),
+        (stem("float32"), 4),
+        (stem(steps=8), 4),
+        (stem(more=("z: f16[n:2, c:3, h:8, w:8] = x[n, c, h, w] * 2.0",)), 4),
+    ],
+    ids=["no groups", "enough channels", "float32", "whole groups of steps", "another reader"],
+)
+def test_other_images_stay(graph: ComputeGraph, channels: int) -> None:
+    assert pad_channels(graph, replace(TARGET, channels=channels)) is graph

@@ -54,7 +54,7 @@ def test_what_starts_together_shares_its_start(start: float, merged: bool, rng: 
     time that they share. They never take less than the longer one alone, 2 ms."""
     where = replace(WHERE, start=start)
     wave = priced(8, {1: 1e-3, 2: 1.5e-3}, where)
-    after = stitch(tiles_of(TWO, rng), where, wave, {})
+    after = stitch(tiles_of(TWO, rng), where, wave)
     assert len(after.operators) == (1 if merged else 2)
     alone = {o.name: wave.kernels(o) for o in some(tiles_of(TWO, rng).operators)}
     assert in_waves(alone, {}, where) == pytest.approx(where.launch + max(4e-3 - where.start, 2e-3))
@@ -65,7 +65,7 @@ def test_parts_that_run_side_by_side_are_priced_so(tasks: int, rng: np.random.Ge
     """Check two reductions of one tensor, with ``tasks`` tasks each, on four vEUs. Fused they save a quarter of their sequential
     time, and nothing if both run concurrently."""
     before = tiles_of(TWO, rng)
-    after = stitch(before, WHERE, priced(tasks, {1: 1e-3, 2: 1.5e-3}), {})
+    after = stitch(before, WHERE, priced(tasks, {1: 1e-3, 2: 1.5e-3}))
     assert (len(before.operators), len(after.operators)) == (2, 1 if tasks >= 4 else 2)
 
 

@@ -17,7 +17,14 @@ from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Schedule
 from rammer.schedule.policy_registry import FAR, GAIN, Auto, list_policies, parse_policy
-from rammer.schedule.task_placement import append_tasks, fastest_kernel, leanest_kernel, side_by_side, spread_tasks
+from rammer.schedule.task_placement import (
+    append_tasks,
+    fastest_kernel,
+    leanest_kernel,
+    predict_latency,
+    side_by_side,
+    spread_tasks,
+)
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
@@ -169,6 +176,22 @@ def test_spread_with_one_vEU_far_ahead_of_many_others() -> None:
 
 def test_tasks_without_a_time_still_spread() -> None:
     assert spread_tasks(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
+
+
+def test_short_tasks_of_a_staged_device_do_not_pile_up() -> None:
+    """Check that short tasks spread over all vEUs if their operands arrive in one transfer, and are predicted so, unless that
+    delays the wave."""
+    long, short = simple("long", 6, 100e-6, 100e-6), simple("short", 8, 5e-6, 5e-6)
+    staged, other = replace(device(8, launch=0.0), staged=True), device(8, launch=0.0)
+    for target, most in ((other, 4), (staged, 1)):
+        rows = [list[tuple[str, int]]() for _ in range(8)]
+        seconds = side_by_side([long, short], {}, target, rows)
+        assert max(sum(name == "short" for name, _ in row) for row in rows) == most
+        assert seconds == pytest.approx(predict_latency([long, short], {}, target))
+    longer = simple("longer", 8, 40e-6, 40e-6)
+    rows = [list[tuple[str, int]]() for _ in range(8)]
+    assert side_by_side([long, longer], {}, staged, rows) == pytest.approx(predict_latency([long, longer], {}, staged))
+    assert max(sum(name == "longer" for name, _ in row) for row in rows) > 1
 
 
 def test_fill_puts_each_task_on_its_row() -> None:

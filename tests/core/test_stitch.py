@@ -156,7 +156,7 @@ def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np
         asked.append(len(operators))
         return 0.1 if len(operators) == len(before.operators) else seconds
 
-    after = stitch(before, where, evaluator(graph, where, in_one_wave(graph, where), together), {})
+    after = stitch(before, where, evaluator(graph, where, in_one_wave(graph, where), together))
     assert asked[0] == len(before.operators) > min(asked)
     assert (len(after.operators) < len(before.operators)) == (seconds != 1.0)
 
@@ -181,7 +181,7 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
         before, latency = connect(graph, where), evaluator(graph, where, seconds)
         if len({o.anchor.shape for o in before.operators}) > 1:
             continue  # a concurrent longer region may hide the savings of a group
-        after = stitch(before, where, latency, {})
+        after = stitch(before, where, latency)
         whole = waves(after.operators, latency)
         for operator in some(after.operators):
             inside = {c.name for c in operator.computes}
@@ -204,7 +204,7 @@ def test_what_saves_less_than_predictions_err_by_is_left_apart_unless_it_is_run(
         return sum(map(seconds, operators))
 
     def found(asked: Any) -> int:
-        return len(stitch(before, where, evaluator(graph, where, seconds, asked), {}).operators)
+        return len(stitch(before, where, evaluator(graph, where, seconds, asked)).operators)
 
     assert found(None) == (1 if doubt < 0.25 else 2)
     assert found(together) == 1
@@ -232,7 +232,7 @@ def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
 
         before = connect(graph, where)
         latency = evaluator(graph, where, lambda o, salt=salts[0]: seconds(o, salt), run)  # type: ignore[misc]
-        after = stitch(before, where, latency, {})
+        after = stitch(before, where, latency)
         assert run(after.operators) <= run(before.operators)
         for operator in some(after.operators):
             inside = {c.name for c in operator.computes}
@@ -291,7 +291,7 @@ def test_rows_that_do_not_fit_are_computed_again_unless_the_device_keeps_them(ke
         return min(in_one_wave(graph, where)(operator), 1e-9 if keeps else float("inf"))
 
     before = connect(graph, where)
-    (whole,) = stitch(before, where, evaluator(graph, where, seconds), {}).operators
+    (whole,) = stitch(before, where, evaluator(graph, where, seconds)).operators
     assert len(before.operators) > 1
     assert {c.layer for c in whole.connections if c.producer == "y_exp"} == {"veu" if keeps else "thread"}
 

@@ -228,8 +228,8 @@ def layered(*layers: MemoryLayer) -> type[rammer_toy.ToyBackend]:
     return Layered
 
 
-UNKNOWN_SCOPE = layered(MemoryLayer("shared", "cluster", 0, 1e11))  # type: ignore[arg-type]
-WARP_SCOPE = layered(MemoryLayer("lane", "warp", 256, 1e12))  # type: ignore[arg-type]
+UNKNOWN_SCOPE = layered(MemoryLayer("shared", "cluster", 0, 1e11))
+WARP_SCOPE = layered(MemoryLayer("lane", "warp", 256, 1e12))
 SCOPES_REVERSED = layered(MemoryLayer("host", "host", 0, 1e9))
 NO_BANDWIDTH = layered(MemoryLayer("register", "thread", 64, 0.0))
 

@@ -20,7 +20,8 @@ from rammer.compiled.segments import Compiled
 from rammer.ir.extent import AffineExtent
 from rammer.ir.parts import Move, Repeat
 from rammer.ir.program import RProgram
-from rammer.passes.loops.dynamic_recurrent import turn_for
+from rammer.passes.loops.chunk_loop import best_steps
+from rammer.passes.loops.chunk_recurrent import MOST_TURN
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.host_c import COMPILER
 from rammer_testing.nonempty import some
@@ -188,9 +189,9 @@ def test_turns_leave_out_what_is_beyond() -> None:
 @pytest.mark.parametrize("between", [2, 4])
 def test_turns_have_as_many_steps_as_pay(between: int) -> None:
     for least, most in ((1, 1), (1, 8), (5, 9), (33, 64), (313, 625), (2501, 5000), (1, 10**6)):
-        turn = turn_for(least, most, between)
+        turn = best_steps(MOST_TURN, least, most, between)
         assert 1 <= turn <= min(64, most) and -(-most // turn) * turn < most + turn
-    assert turn_for(2501, 5000, 2) == 64 and turn_for(1, 8, 2) < 8
+    assert best_steps(MOST_TURN, 2501, 5000, 2) == 64 and best_steps(MOST_TURN, 1, 8, 2) < 8
 
 
 class OnHost(RepeatedLaunch):

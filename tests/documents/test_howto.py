@@ -34,9 +34,19 @@ from rammer_testing.nonempty import some
 ROOT = Path(__file__).parents[2]
 PAGES = {p.stem: p.read_text() for p in sorted((ROOT / "docs/howto").glob("*.md"))}
 #: Pages with a test below that runs their steps.
-EXECUTED = ("benchmark", "device", "element_type", "graph_pass", "kernel_family", "operator", "policy", "transport")
+EXECUTED = (
+    "benchmark",
+    "device",
+    "element_type",
+    "fusion_rule",
+    "graph_pass",
+    "kernel_family",
+    "operator",
+    "policy",
+    "transport",
+)
 #: Executed pages for plugins, which use only the public interface.
-PUBLIC = ("device", "graph_pass", "kernel_family", "operator", "policy")
+PUBLIC = ("device", "fusion_rule", "graph_pass", "kernel_family", "operator", "policy")
 #: A fenced block, which may be indented in a list.
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 #: A name of a page's own module.
@@ -185,6 +195,20 @@ def test_graph_pass_changes_a_graph_and_is_reported(workplace: Workplace, withou
     exe.close()
     without()
     assert workplace.run("graph_pass")[1].count("= Relu(") == 3
+
+
+def test_fusion_rule_joins_two_readers_of_one_tile(workplace: Workplace, without: Any) -> None:
+    workplace.install("fusion_rule")
+    image = "float[1,16,64,64]"
+    text = f"m ({image} x, float[16,1,3,3] v) => ({image} y, {image} z)"
+    pool, product = "y = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(x)", "z = Conv<group=16, pads=[1,1,1,1]>(x, v)"
+    workplace.save(f"{text} {{ {pool} {product} }}")
+    listed, tile = workplace.run("fusion_rule")
+    assert re.search(r"^acme +1\.0 +ok +rammer_fusion_rules$", listed, re.MULTILINE)
+    assert re.search(r"^  kept +\w+ <rule join_readers>  .*faster", tile, re.MULTILINE)
+    assert len(re.findall(r"^  operator ", tile, re.MULTILINE)) == 1
+    without()
+    assert len(re.findall(r"^  operator ", workplace.run("fusion_rule")[1], re.MULTILINE)) == 2
 
 
 def test_policy_schedules_a_program_and_is_listed(workplace: Workplace, without: Any) -> None:

@@ -28,7 +28,6 @@ from rammer.codegen.contraction_form import (
 from rammer.codegen.cooperate import find_shared_reductions
 from rammer.codegen.early_exit import EndText
 from rammer.codegen.family_backend import FamilyBackend, Limits
-from rammer.codegen.guarded_buffer import GuardedBuffer
 from rammer.codegen.halo import Side, length_under, sides_of
 from rammer.codegen.kernel_family import Choice, Forms, KernelFamily, by_seconds
 from rammer.codegen.operations import (
@@ -60,7 +59,7 @@ from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.task_parameters import Argument, Packing, Unsuited, hash_of, packing_key, pad_axis
 
 __all__ = ["BYTE", "BYTES", "QUOTIENT", "Accesses", "Argument", "Block", "Choice", "EndText", "FamilyBackend", "Forms"]
-__all__ += ["FunctionContext", "GuardedBuffer", "KernelFamily", "Layout", "Limits", "Operand", "Packing", "PaddedAxis"]
+__all__ += ["FunctionContext", "KernelFamily", "Layout", "Limits", "Operand", "Packing", "PaddedAxis"]
 __all__ += ["Place", "Product", "Prologue", "Roles", "RowForm", "Side", "Stage", "Text", "Unsuited", "Val", "address_step"]
 __all__ += ["affine_address", "block_sizes", "by_seconds", "can_join_axes", "canonicalise_sum", "check_followers"]
 __all__ += ["collect_accesses", "combine_digits", "compute_type", "convert_value", "find_shared_reductions", "format_load"]

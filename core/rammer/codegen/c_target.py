@@ -53,7 +53,8 @@ class CFunction:
     Pointers point at each tensor's first element (buffer start plus storage offset); strides and shapes are literals in the text.
     Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of the text, so equal operators on different tensors
     share one function. ``arguments`` lists (tensor, written) for each pointer in order. ``scratch`` is the bytes of vEU memory
-    for connections at that layer. A function that ``stops`` at the lengths of a run does not write elements past them.
+    for connections at that layer. ``outer`` is the bytes for connections at lower layers, by scope, each with a parameter
+    ``local char *scratch_SCOPE`` after ``scratch``. A function that ``stops`` at the lengths of a run does not write past them.
     """
 
     name: str
@@ -61,16 +62,18 @@ class CFunction:
     arguments: tuple[tuple[str, bool], ...]
     scratch: int
     stops: bool = False
+    outer: tuple[tuple[str, int], ...] = ()
 
 
-def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) -> str:
+def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]], outer: Iterable[str] = ()) -> str:
     """Return the head of a task's function. Parameters ``p0, p1, ...`` point at elements of these C types (and are written or
-    not); scratch memory and the task's number follow."""
+    not); scratch memory, that of ``outer`` scopes, and the task's number follow."""
     parts = []
     for number, (kind, written) in enumerate(pointers):
         const = "" if written or not target.restrict else "const"
         parts.append(f"{join_words(target.global_, const, kind)} *{join_words(target.restrict, f'p{number}')}")
-    parts += [f"{join_words(target.local, 'char')} *scratch", "int task"]
+    parts += [f"{join_words(target.local, 'char')} *{scratch}" for scratch in ("scratch", *(f"scratch_{s}" for s in outer))]
+    parts.append("int task")
     return f"{join_words(target.function, 'void')} {name}({', '.join(parts)})"
 
 

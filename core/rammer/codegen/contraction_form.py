@@ -170,7 +170,7 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
         changed = {first: "a", second: "b"}.get(parts.changed, "")
         found = _assign_roles(main, operands[first], operands[second], live)
         choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
-    last = _innermost_axis(operator, binding, live) if dtype == BYTE else live[-1:]
+    last = live[-1:] if dtype == "float32" else _innermost_axis(operator, binding, live)
     return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _count_cells(main, r.columns)))
 
 

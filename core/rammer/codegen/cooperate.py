@@ -65,7 +65,7 @@ def partial_bytes(c: Compute) -> int:
 
 def scratch_with_partials(layout: Layout, inlined: Mapping[str, Compute]) -> int:
     """Return the bytes of scratch memory of all tiles and, after them, of the largest partial results of a stage."""
-    tiles = scratch_of(layout.stages)
+    tiles = scratch_of(layout.stages)["veu"]
     ends = [tiles]
     for stage in layout.stages:
         count = math.prod(stage.extents)

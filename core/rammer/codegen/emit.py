@@ -36,7 +36,7 @@ def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1, rerea
     """Return the bytes of vEU memory that ``emit_operator`` uses. ``threads`` are the VDevice's threads per task, ``rereads`` is
     the dialect's."""
     layout = Layout(operator, binding.types, rereads=rereads and threads == 1)
-    return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)
+    return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)["veu"]
 
 
 @dataclass
@@ -52,7 +52,8 @@ class _Emitter:
         rereads = self.target.rereads and self.target.single
         self.layout = Layout(self.operator, self.binding.types, within=self.within, rereads=rereads)
         self.stages = self.layout.stages
-        tiles = scratch_of(self.stages)
+        self.outer = scratch_of(self.stages)
+        tiles = self.outer.pop("veu")
         self.scratch = tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
         self.shared = {
             s.root.name: () if self.target.single else find_shared_reductions(self.layout.inlined, s, tiles) for s in self.stages
@@ -96,18 +97,18 @@ class _Emitter:
         self._tile_pointers(body)
         for stage in self.stages:
             self._emit_stage(body, stage)
-            if self.target.barrier and self.scratch:
+            if self.target.barrier and (self.scratch or self.outer):
                 # After the last stage too: the group's next task reuses the scratch memory.
                 body.line(self.target.barrier)
         text = "".join(self.unit.tables.values()) + self._function_head("@NAME@") + " {\n"
         text += "".join(f"  {line}\n" for line in body.lines) + "}\n"
         name = "rm_" + hash_of(text)
         stops = self.within and any(not e.before for e in self.operator.skips)
-        return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch, stops)
+        return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch, stops, tuple(self.outer.items()))
 
     def _function_head(self, name: str) -> str:
         kinds = (ops.spell_type(self.target, self.binding.types[tensor].dtype) for tensor, _ in self.arguments)
-        return head_of(self.target, name, zip(kinds, (written for _, written in self.arguments), strict=True))
+        return head_of(self.target, name, zip(kinds, (written for _, written in self.arguments), strict=True), self.outer)
 
     def _emit_origins(self, body: Block) -> None:
         """Decode the task index (row-major over the grid) and bound the boxes of the staged tiles."""
@@ -132,7 +133,8 @@ class _Emitter:
     def _tile_pointers(self, body: Block) -> None:
         for number, stage in enumerate(s for s in self.stages if s.offset >= 0):
             pointer = f"{join_words(self.target.local, ops.spell_type(self.target, stage.root.dtype))} *"
-            body.line(f"{pointer}s{number} = ({pointer})(scratch + {stage.offset});")
+            memory = "scratch" if stage.layer == "veu" else f"scratch_{stage.layer}"
+            body.line(f"{pointer}s{number} = ({pointer})({memory} + {stage.offset});")
 
     def _emit_stage(self, body: Block, stage: Stage) -> None:
         computes = tuple(collapse_reduction(self.unit, c) for c in stage.computes)

@@ -96,10 +96,12 @@ def row_form(operator: ROperator) -> RowForm | None:
 def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
     """Return the row form of an operator without reductions, or None with a reduction or without an axis.
 
-    A row is the inner axes that all accesses walk as one, up to ``most`` elements, and at least the innermost axis. ``strides``
-    as in ``can_join_axes``."""
+    A row is the inner axes that all accesses walk as one, up to ``most`` elements, and at least the innermost axis. Inner axes
+    are those with the smaller strides in the result. ``strides`` as in ``can_join_axes``."""
     anchor = operator.anchor
+    order = strides.get(anchor.name, ())
     live = [d for d, a in enumerate(anchor.axes) if a.extent > 1]
+    live = sorted(live, key=lambda d: -abs(order[d])) if order else live
     outputs = [c.shape == anchor.shape for c in operator.computes if c.name in operator.outputs]
     if any(c.reduce for c in operator.computes) or not live or 0 in anchor.shape or not all(outputs):
         return None

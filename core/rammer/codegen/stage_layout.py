@@ -1,15 +1,15 @@
 """The layout of a task: stages, their boxes, and the on-chip memory they share.
 
 A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers compute them in place. A
-producer connected at layer ``veu`` has a stage over the box that its consumers read, and leaves its tile in scratch memory. The
-last stages compute every other output over the part that a task writes: one stage for all outputs of one shape.
+producer connected at any other layer has a stage over the box that its consumers read, and leaves its tile in scratch memory of
+that layer. The last stages compute every other output over the part that a task writes: one stage for all outputs of one shape.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,7 @@ from rammer.codegen.symbolic_bounds import (
 )
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
+from rammer.ir.device import Scope
 from rammer.ir.expr import Expr, Interval, Ref, integer
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator, place_tiles
@@ -36,12 +37,13 @@ from rammer.ir.types import TensorType, itemsize
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A loop nest: the Computes it writes, its box (per axis) and the box's largest extents. ``offset`` is the byte offset of its
-    scratch tile, -1 if it writes outputs only."""
+    tile in scratch memory of ``layer``, -1 if it writes outputs only."""
 
     computes: tuple[Compute, ...]
     box: tuple[AxisBound, ...]
     extents: tuple[int, ...]
     offset: int = -1
+    layer: Scope = "veu"
 
     @property
     def root(self) -> Compute:
@@ -80,8 +82,7 @@ class Layout:
     @cached_property
     def staged(self) -> tuple[str, ...]:
         """Computes with a scratch tile, in program order."""
-        names = {c.producer for c in self.operator.connections if c.layer == "veu"}
-        return tuple(c.name for c in self.operator.computes if c.name in names)
+        return tuple(c.name for c in self.operator.computes if c.name in self.operator.held)
 
     @cached_property
     def inlined(self) -> dict[str, Compute]:
@@ -140,7 +141,7 @@ class Layout:
         extents, groups = self._largest_extents(boxes), [*((self.computes[n],) for n in self.staged), *last]
         stages = [Stage(group, boxes[group[-1].name], extents[group[-1].name]) for group in groups]
         own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.own(n)}
-        return _assign_scratch(stages, [self._staged_reads(group) - own for group in groups])
+        return _assign_scratch(stages, [self._staged_reads(group) - own for group in groups], self.operator.held)
 
     def _name_bounds(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
         """Name the bounds of a box, unless they are literals or names already."""
@@ -205,11 +206,11 @@ class Layout:
 def _check_operator(operator: ROperator) -> None:
     if operator.anchor.axes and not operator.tile:
         raise ValueError(f"operator {operator.name} has no tile")
-    known = {(c.producer, c.consumer): c.layer for c in operator.connections}
+    known = {(c.producer, c.consumer) for c in operator.connections if c.holds_tile or c.layer == "thread"}
     inside = {c.name for c in operator.computes}
     for c in operator.computes:
         for name in c.reads:
-            if name in inside and known.get((name, c.name)) not in ("thread", "veu"):
+            if name in inside and (name, c.name) not in known:
                 raise ValueError(f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task")
 
 
@@ -222,19 +223,26 @@ def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Comp
     return [tuple(group) for group in groups.values()]
 
 
-def _assign_scratch(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
-    """Give every staged tile a scratch offset."""
+def _assign_scratch(stages: Sequence[Stage], reads: Sequence[set[str]], held: Mapping[str, Scope]) -> tuple[Stage, ...]:
+    """Give every staged tile an offset in the scratch memory of its layer, by Compute in ``held``."""
     readers = [[j for j, names in enumerate(reads) if stage.root.name in names] for stage in stages]
     last = [max(found, default=-1) for found in readers]
     sizes = [math.prod(stage.extents) * itemsize(stage.root.dtype) for stage in stages]
-    placed = zip(stages, last, place_tiles(sizes, last), strict=True)
-    return tuple(Stage(s.computes, s.box, s.extents, offset) if final >= 0 else s for s, final, offset in placed)
+    layers = [held.get(s.root.name, "veu") for s in stages]
+    result = list(stages)
+    for layer in dict.fromkeys(layers):
+        own = [final if where == layer else -1 for final, where in zip(last, layers, strict=True)]
+        for k, offset in enumerate(place_tiles(sizes, own)):
+            result[k] = replace(result[k], offset=offset, layer=layer) if own[k] >= 0 else result[k]
+    return tuple(result)
 
 
-def scratch_of(stages: Sequence[Stage]) -> int:
-    """Return the bytes of scratch memory that the stages' tiles need together."""
-    ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
-    return max(ends, default=0)
+def scratch_of(stages: Sequence[Stage]) -> dict[Scope, int]:
+    """Return the bytes of scratch memory that the stages' tiles need together, by layer; that of the vEU always."""
+    found = dict[Scope, int](veu=0)
+    for s in (s for s in stages if s.offset >= 0):
+        found[s.layer] = max(found.get(s.layer, 0), s.offset + math.prod(s.extents) * itemsize(s.root.dtype))
+    return found
 
 
 def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) -> set[str]:

@@ -35,6 +35,7 @@ from rammer.frontend.ranges.range_bounds import RangeBounds, ended_operators, in
 from rammer.frontend.read.reader import Model
 from rammer.fusion.connect import connect
 from rammer.fusion.fall_back import fall_back
+from rammer.fusion.fusion_rules import FusionRule, apply_rule
 from rammer.fusion.group_prices import CostModel, GroupPrices, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
@@ -96,6 +97,7 @@ class Compiler:
         self.options = self.options.with_policy(self.backend.default_policy)
         self.policy = parse_policy(self.options.policy, self.extra_policies)
         self.passes = default_passes(plugins.passes(self.device) if plugins else ())
+        self.rules: Sequence[FusionRule] = plugins.fusion_rules(self.device) if plugins else ()
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings(self.device) if plugins else {})}
         self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
@@ -347,8 +349,13 @@ class Compiler:
         tile = connect(plan.graph, device, sources, prices, self.options.fusion)
         if unfused or self.options.fusion != "full":
             return tile
-        latency, plain = self.latency(binding), connect(plan.graph, device, sources, prices, "elementwise")
-        return fall_back(stitch(tile, device, latency, sources, prices), plain, prices, latency, sources)
+        latency = self.latency(binding)
+        tile = stitch(tile, device, latency, prices)
+        for fusion in ("elementwise", "none"):
+            tile = fall_back(tile, connect(plan.graph, device, sources, prices, fusion), prices, latency)
+        for rule in self.rules:
+            tile = apply_rule(rule, tile, device, prices, latency)
+        return tile
 
     def latency(self, binding: Binding) -> Evaluator:
         """Return the device's evaluator for stitching."""
@@ -401,11 +408,11 @@ class Compiler:
         return Binding(plan.graph.types, plan.storages, constants, reused_constants(operators, constants), self.options.precision)
 
     def _propose_layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
-        """Return the storage plans to choose from. They are the model's layout, and the one with 8-bit quantised images moved, if
+        """Return the storage plans to choose from. They are the model's layout, and the one with images of narrow types moved, if
         any; with ``nhwc`` one plan; with ``auto`` the model's layout and the cheapest operator by operator."""
         with self.step("layouts"):
             if self.options.layout == "keep":
-                moved = assign_layouts(plan, tile.operators, codes=True)
+                moved = assign_layouts(plan, tile.operators, narrow=True)
                 return [plan, moved] if moved.storages != plan.storages else [plan]
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rammer.device.manifest import Binding, Device
     from rammer.distributed.transport.protocol import Transport
     from rammer.frontend.lower.lowering_registry import LoweringFn
+    from rammer.fusion.fusion_rules import FusionRule
     from rammer.ir.operator import ROperator
     from rammer.passes.pass_pipeline import AnyPass
     from rammer.schedule.policy import Policy
@@ -58,6 +59,10 @@ class Hooks:
     @hookspec
     def rammer_kernels(self, device: str, operator: ROperator, binding: Binding) -> Sequence[ROperator]:  # type: ignore[empty-body]
         """Return additional tile and family candidates for ``operator`` on another plugin's device, tried first."""
+
+    @hookspec
+    def rammer_fusion_rules(self, device: str) -> Sequence[FusionRule]:  # type: ignore[empty-body]
+        """Return rules that propose groups of operators, which are accepted where they are faster."""
 
     @hookspec
     def rammer_transports(self) -> Sequence[Transport]:  # type: ignore[empty-body]

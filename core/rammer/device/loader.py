@@ -42,6 +42,7 @@ from rammer.ir.untrusted_json import whole_number
 if TYPE_CHECKING:
     from rammer.distributed.transport.protocol import Transport
     from rammer.frontend.lower.lowering_registry import LoweringFn
+    from rammer.fusion.fusion_rules import FusionRule
     from rammer.passes.pass_pipeline import AnyPass
     from rammer.schedule.policy import Policy
 
@@ -49,7 +50,7 @@ __all__ = ["DeviceStatus", "Registry"]
 
 GROUP = "rammer.devices"
 #: Hooks by which a plugin changes compilation for devices of other plugins.
-EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")
+EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels", "rammer_fusion_rules")
 HOOKS = ("rammer_devices", *EXTENSIONS, "rammer_transports")
 #: Timeout in seconds for each device when all are listed.
 PROBING = 10.0
@@ -234,6 +235,10 @@ class Registry:
     def passes(self, device: str = "") -> list[AnyPass]:
         """Return the passes of all plugins for ``device``, of graphs and of tensor expressions."""
         return [step for _, step in self._hook_contributions("rammer_passes", check_passes, device=device)]
+
+    def fusion_rules(self, device: str = "") -> list[FusionRule]:
+        """Return the fusion rules of all plugins for ``device``."""
+        return [rule for _, rule in self._hook_contributions("rammer_fusion_rules", check_passes, device=device)]
 
     def operators(self) -> dict[tuple[str, str], CustomOperator]:
         """Return the operators that plugins declare, by (domain, operator)."""

@@ -7,6 +7,7 @@ Each reader of a group is tried at the layers on chip, the highest first:
   one of its operands (a prologue). Every task recomputes the maps of a prologue.
 - In the vEU's memory (``veu``): readers of whole rows or windows. A task then computes all that it reads, with halos. Softmax and
   layer normalisation become one operator (FusionStitching's block composition), and so do layers that stay on chip.
+- In a memory that several vEUs share, between the vEU's and the device's: the same readers, if larger tiles fit or are faster.
 
 A step that does not pay does not end the search: rows are priced with the maps that follow their reductions, a few further steps
 may pay together, and other readers of the group are tried. A group is accepted if it is predicted to be faster than its parts by
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rammer.device.manifest import FusedForm
-from rammer.fusion.fusion_legality import memory_bound
+from rammer.fusion.fusion_legality import memory_bound, move_tiles
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
 from rammer.fusion.topological_order import sort_topologically
@@ -33,6 +34,8 @@ from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.prefix_set import PrefixSet
+
+__all__ = ["connect"]
 
 #: Longest chain of Computes that meet at thread level: longer chains only cost registers and compile time.
 LONGEST_CHAIN = 24
@@ -62,7 +65,7 @@ def connect(
     ordered = sort_topologically(operators, state.position, state.roots)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
     outcomes = {(e.producer, e.consumer): state.outcome(e) for e in edges}
-    return TileGraph(graph, ordered, tuple(state.decisions), edges, outcomes)
+    return TileGraph(graph, ordered, tuple(state.decisions), edges, outcomes, state.aliases)
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,7 @@ class _Connector:
             reached = None if c is None or state.uphill > UPHILL_STEPS else self._step(state, c)
             if reached is not None:
                 state = reached
-            elif state.unpriced is not None and self._try(state.best, *state.unpriced).kept:
-                operator, _ = state.unpriced
+            elif state.unpriced is not None and (operator := self._price_late(state.best, *state.unpriced)) is not None:
                 state = _Growth(operator, operator.computes, operator.connections)
             elif state.first:  # what was tried beyond the best group does not pay
                 closed.add(state.first)
@@ -172,13 +174,13 @@ class _Connector:
         if why:
             self._log(joined, c, _refusal(c.name, "thread", why))
             return None
-        uphill = None
+        grown, onward, fits, rival = None, None, False, math.inf
         for layer, problem in self._layers(joined, c):
             if problem:
                 self._log(joined, c, _refusal(c.name, layer, problem))
                 continue
             inside = {g.name for g in joined}
-            links = (*state.links, *(Connection(p, c.name, layer) for p in c.reads if p in inside))
+            links = self._add_links(state.links, [Connection(p, c.name, layer) for p in c.reads if p in inside])
             wider = _Growth(state.best, (*joined, c), links, state.uphill, state.first or c.name)
             written = self._group_outputs(wider.group)
             if not written:
@@ -189,18 +191,40 @@ class _Connector:
             if rows and not memory_bound(operator):  # the device is asked for all rows at once
                 self._log(joined, c, _refusal(c.name, layer, "priced with its readers"))
                 return replace(wider, unpriced=(operator, layer))
-            trial = self._try(state.best, operator, layer)
+            trial = self._try(state.best, operator, layer, rival)
             self._log(joined, c, trial)
             if trial.kept:
-                return _Growth(operator, wider.group, links)
-            if rows or self._awaits_product(wider.group):
-                return wider
-            if uphill is None and trial.together <= UPHILL * trial.separate:
-                uphill = _Growth(state.best, wider.group, links, state.uphill + 1, wider.first)
-        return uphill
+                grown, rival = _Growth(operator, wider.group, links), trial.together
+            elif rows or self._awaits_product(wider.group):
+                onward, fits = (onward, True) if fits else (wider, trial.together < math.inf)
+            elif onward is None and trial.together <= UPHILL * trial.separate:
+                onward = _Growth(state.best, wider.group, links, state.uphill + 1, wider.first)
+            if layer == "thread" and (trial.kept or fits):
+                break
+        return grown or onward
 
-    def _try(self, best: ROperator, wide: ROperator, layer: Scope) -> ConnectionTrial:
-        """Predict ``wide`` and its parts, ``best`` among them, with their best kernels. Return the decision.
+    def _price_late(self, best: ROperator, operator: ROperator, layer: Scope) -> ROperator | None:
+        """Return ``operator`` with its tiles at the highest layer from ``layer`` down at which it is faster than its parts, if
+        any."""
+        scopes = [m.scope for m in self.device.tile_layers]
+        lower = scopes[scopes.index(layer) + 1 :] if layer in scopes else scopes[1:]
+        moved = ((move_tiles(operator, scope), scope) for scope in lower)
+        return next((o for o, scope in ((operator, layer), *moved) if self._try(best, o, scope).kept), None)
+
+    def _add_links(self, links: tuple[Connection, ...], new: Sequence[Connection]) -> tuple[Connection, ...]:
+        """Return ``links`` with ``new`` ones. A tile with several readers is held at the lowest of their layers."""
+        result = (*links, *new)
+        if len(self.device.tile_layers) > 1:
+            scopes = [m.scope for m in self.device.tile_layers]
+            lowest = dict[str, Scope]()
+            for e in (e for e in result if e.holds_tile):
+                lowest[e.producer] = max(lowest.get(e.producer, e.layer), e.layer, key=scopes.index)
+            result = tuple(replace(e, layer=lowest[e.producer]) if e.holds_tile else e for e in result)
+        return result
+
+    def _try(self, best: ROperator, wide: ROperator, layer: Scope, rival: float = math.inf) -> ConnectionTrial:
+        """Predict ``wide`` and its parts, ``best`` among them, with their best kernels. Return the decision. ``rival`` is the
+        time of the same Computes at a higher layer.
 
         The traffic model prices an element-wise step, and memory-bound rows, of which the device's kernels decide later
         (``fall_back``). The device prices all else."""
@@ -214,8 +238,11 @@ class _Connector:
             hopeless = self.prices.least(wide) > MOST_OVER_MODEL * cheap
             separate = MOST_OVER_MODEL * cheap if hopeless else self._separate(parts)
             together = self.prices.asked(wide, UPHILL * separate)
-        kept = together <= separate * (1 - doubt) and math.isfinite(together)
+        # The times of kernels are uncertain, those of launches are not.
+        kernels = max(separate - self.device.launch * len(parts), 0.0)
+        kept = together < rival and together <= separate - doubt * kernels
         lost = "it does not fit" if together == math.inf else "recomputation or memory costs more"
+        lost = "a higher layer is not slower" if rival <= together < math.inf else lost
         why = "fewer bytes and launches" if kept else lost
         trial = ConnectionTrial(" + ".join(c.name for c in wide.computes), layer, separate, together, kept, why)
         self.decisions += [] if self.silent else [trial]
@@ -265,10 +292,11 @@ class _Connector:
         else:
             limited = "it begins products that stay on chip" if self._can_start_layers(c) else ""
             yield "thread", limited
-        yield "veu", limited or self._shared_tile_problem(group, c)
+        for m in self.device.tile_layers:
+            yield m.scope, limited or self._shared_tile_problem(group, c)
 
     def _shared_tile_problem(self, group: Sequence[Compute], c: Compute) -> str:
-        """Return why ``c`` cannot read a tile of the group in the vEU's memory, or ""."""
+        """Return why ``c`` cannot read a tile of the group that its task holds, or ""."""
         inside = {g.name for g in group}
         if not all(ex.affine_form(i) is not None for ld in c.loads if ld.tensor in inside for i in ld.indices):
             return "data decide which elements it reads"

@@ -6,7 +6,7 @@ schedule, where independent ones are concurrent and small ones share a launch; p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,36 +18,43 @@ from rammer.ir.operator import ROperator
 
 #: Minimum fraction of a region's time that less fusion must save: less is within the noise of runs, or a tie of predictions.
 LEAST_GAIN: Final = 0.01
+#: Maximum number of operators of a graph that is also compared as a whole.
+MOST_WHOLE: Final = 64
 
 
 def fall_back(
-    full: TileGraph, plain: TileGraph, prices: GroupPrices, latency: Evaluator, aliases: Mapping[str, tuple[str, ...]]
+    full: TileGraph, plain: TileGraph, prices: GroupPrices, latency: Evaluator, rule: str = "", least: float = LEAST_GAIN
 ) -> TileGraph:
-    """Return ``full`` with the operators of ``plain`` in every region that is faster so, by its measured time if plans are run,
-    and else by its predicted time. ``aliases`` as for ``connect``."""
+    """Return ``full`` with the operators of ``plain``, a grouping with less fusion, in every region that is faster so, by its
+    measured time if plans are run, and else by its predicted time. ``least`` is the minimum fraction saved. Negative ones favour
+    ``plain``; they are for proposals of a ``rule``, and no whole graph is compared."""
     position = {c.name: i for i, c in enumerate(full.graph.computes)}
 
-    def roots(tensor: str) -> tuple[str, ...]:
-        return aliases.get(tensor, (tensor,))
-
     def seconds(operators: Sequence[ROperator]) -> float:
-        ordered = sort_topologically(operators, position, roots)
+        ordered = sort_topologically(operators, position, full.roots)
         measured = latency.together(ordered) if latency.together else None
-        return _predicted(ordered, prices, latency, aliases) if measured is None else measured
+        return _predicted(ordered, prices, latency, full) if measured is None else measured
 
     operators, tried = list(full.operators), list[ConnectionTrial]()
-    for fused, parts in _regions(full, plain):
-        together, separate = seconds(fused), _longest_path(sort_topologically(parts, position, roots), prices, aliases)
+
+    def settle(fused: Sequence[ROperator], parts: Sequence[ROperator], subject: str, least: float) -> None:
+        nonlocal operators
+        together, separate = seconds(fused), _longest_path(sort_topologically(parts, position, full.roots), prices, full)
         if latency.together or together > separate:
             separate = seconds(parts)  # the device is asked for the parts only if the traffic model leaves it open
-        faster = separate < together * (1 - LEAST_GAIN)
         others = [o for o in operators if o not in fused]
-        faster = faster and len(sort_topologically([*others, *parts], position, roots)) == len(others) + len(parts)
-        why = "less fusion is faster" if faster else "less fusion is not faster"
-        subject = " | ".join(o.name for o in fused)
-        tried.append(ConnectionTrial(subject, "region", separate, together, not faster, why))
+        faster = separate < together * (1 - least)
+        faster = faster and len(sort_topologically([*others, *parts], position, full.roots)) == len(others) + len(parts)
+        why = "less fusion is faster" if faster else "it is faster" if rule else "less fusion is not faster"
+        tried.append(ConnectionTrial(subject, f"rule {rule}" if rule else "region", separate, together, not faster, why))
         operators = [*others, *parts] if faster else operators
-    ordered = sort_topologically(operators, position, roots)
+
+    for fused, parts in _regions(full, plain):
+        settle(fused, parts, " | ".join(o.name for o in fused), least)
+    if least > 0 and latency.together is None and 1 < len(operators) <= MOST_WHOLE and operators != list(plain.operators):
+        # A region's neighbours may fill its waves, so the sum of regions is not the whole.
+        settle(operators, plain.operators, "the whole graph", 0.0)
+    ordered = sort_topologically(operators, position, full.roots)
     edges = tuple(e for o in ordered for e in o.connections)
     edges += device_edges(full.graph, {c.name: o.name for o in ordered for c in o.computes})
     undone = {(e.producer, e.consumer) for e in edges if e.layer == "device"}
@@ -72,27 +79,25 @@ def _regions(full: TileGraph, plain: TileGraph) -> list[tuple[list[ROperator], l
     return [(fused, parts) for fused, parts in found.values() if fused != parts]
 
 
-def _waits(operators: Sequence[ROperator], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _waits(operators: Sequence[ROperator], tile: TileGraph) -> dict[str, tuple[str, ...]]:
     """Return, by operator in topological order, the names of those that it waits for."""
     owner, waits = dict[str, str](), dict[str, tuple[str, ...]]()
     for o in operators:
-        waits[o.name] = tuple({owner[r]: None for n in o.inputs for r in aliases.get(n, (n,)) if r in owner})
+        waits[o.name] = tuple({owner[r]: None for n in o.inputs for r in tile.roots(n) if r in owner})
         owner |= {c.name: o.name for c in o.computes}
     return waits
 
 
-def _longest_path(operators: Sequence[ROperator], prices: GroupPrices, aliases: Mapping[str, tuple[str, ...]]) -> float:
+def _longest_path(operators: Sequence[ROperator], prices: GroupPrices, tile: TileGraph) -> float:
     """Return a lower bound of the seconds of operators in topological order, by the traffic model."""
-    path, waits = dict[str, float](), _waits(operators, aliases)
+    path, waits = dict[str, float](), _waits(operators, tile)
     for o in operators:
         path[o.name] = prices.modelled(o) + max((path[w] for w in waits[o.name]), default=0.0)
     return max(path.values())
 
 
-def _predicted(
-    operators: Sequence[ROperator], prices: GroupPrices, latency: Evaluator, aliases: Mapping[str, tuple[str, ...]]
-) -> float:
+def _predicted(operators: Sequence[ROperator], prices: GroupPrices, latency: Evaluator, tile: TileGraph) -> float:
     """Return the predicted seconds of operators in topological order, infinite if one has no kernel."""
     kernels = {o.name: prices.kernel(o) for o in operators}
     found = {name: (kernel,) for name, kernel in kernels.items() if kernel is not None}
-    return latency.seconds(found, _waits(operators, aliases)) if len(found) == len(kernels) else math.inf
+    return latency.seconds(found, _waits(operators, tile)) if len(found) == len(kernels) else math.inf

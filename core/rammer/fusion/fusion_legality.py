@@ -23,6 +23,11 @@ def memory_bound(operator: ROperator) -> bool:
     return kinds <= {"map", "reduction"} and not operator.skips and 0 not in operator.anchor.shape
 
 
+def move_tiles(operator: ROperator, scope: Scope) -> ROperator:
+    """Return the operator with every tile of a task held at the layer ``scope``."""
+    return replace(operator, connections=tuple(replace(e, layer=scope) if e.holds_tile else e for e in operator.connections))
+
+
 def recompute_maps(operator: ROperator) -> ROperator:
     """Return the operator with maps recomputed by their readers instead of held on chip, so rows may have any length. Maps
     computed in place of a sum are held like the sum. They have one value per row, or would cost a sum per use."""
@@ -42,7 +47,7 @@ def read_in_place(operator: ROperator) -> ROperator:
         for place, e in enumerate(links):
             loads = [ld for ld in c.loads if ld.tensor == e.producer]
             once = len(loads) == 1 == readers[e.producer] and e.producer not in {*placed, *operator.outputs}
-            if e.consumer == c.name and c.reduce and e.layer == "veu" and once and _each_once(c, loads[0]):
+            if e.consumer == c.name and c.reduce and e.holds_tile and once and _each_once(c, loads[0]):
                 producer = next(p for p in operator.computes if p.name == e.producer)
                 links[place] = replace(e, layer="thread") if ex.count_flops(producer.body) <= CHEAP else e
     return replace(operator, connections=tuple(links))

@@ -17,6 +17,8 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 
+__all__ = ["CostModel", "GroupPrices"]
+
 
 def static_operator(operator: ROperator) -> ROperator:
     """Return ``operator`` unchanged: a program for one length has no masked tasks."""

@@ -21,7 +21,7 @@ from typing import Final
 from weakref import proxy
 
 from rammer.fusion.connect import LONGEST_CHAIN
-from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, read_in_place, recompute_maps
+from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, move_tiles, read_in_place, recompute_maps
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator, Members, RegionTimes
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
@@ -49,12 +49,11 @@ def stitch(
     tile: TileGraph,
     device: VDevice,
     latency: Evaluator,
-    aliases: Mapping[str, tuple[str, ...]],
     prices: GroupPrices | None = None,
 ) -> TileGraph:
     """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
-    measured. ``aliases`` as for ``connect``."""
-    search = _Stitcher(tile, device, latency, aliases, prices or GroupPrices.of(tile.graph, device))
+    measured."""
+    search = _Stitcher(tile, device, latency, prices or GroupPrices.of(tile.graph, device))
     for part, width in search.regions():
         search.settle(search.best(part, width))
     joined = list(dict.fromkeys(search.settled.values()))
@@ -63,7 +62,7 @@ def stitch(
     inside = frozenset[int]().union(*joined)
     kept = [o for i, o in enumerate(tile.operators) if i not in inside]
     made = [o for o in map(search.operator, joined) if o is not None]
-    operators = sort_topologically([*kept, *made], search.position, search.roots)
+    operators = sort_topologically([*kept, *made], search.position, tile.roots)
     owner = {c.name: o.name for o in operators for c in o.computes}
     edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
     stitched = {
@@ -106,14 +105,13 @@ class _Stitcher:
         tile: TileGraph,
         device: VDevice,
         latency: Evaluator,
-        aliases: Mapping[str, tuple[str, ...]],
         prices: GroupPrices,
     ) -> None:
-        self.tile, self.device, self.latency, self.aliases, self.modelled = tile, device, latency, aliases, prices.modelled
+        self.tile, self.device, self.latency, self.roots, self.modelled = tile, device, latency, tile.roots, prices.modelled
         self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
         self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}
         self.owner = {c.name: i for i, o in enumerate(self.operators) for c in o.computes}
-        self.escaping = set(tile.graph.outputs) | {t for sources in aliases.values() for t in sources}
+        self.escaping = set(tile.graph.outputs) | {t for sources in tile.aliases.values() for t in sources}
         self.readers: dict[str, set[int]] = {}
         self.after: list[set[int]] = [set() for _ in self.operators]
         for i, o in enumerate(self.operators):
@@ -125,7 +123,7 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.prices: dict[Members, float] = {}
         own: _Stitcher = proxy(self)  # a reference cycle would hold constants in memory until garbage collection
-        ordered = partial(sort_topologically, position=self.position, roots=lambda tensor: own.roots(tensor))
+        ordered = partial(sort_topologically, position=self.position, roots=tile.roots)
         self.times = RegionTimes(latency, lambda group: own.operator(group), self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: Groups of the decided regions, by operator.
@@ -139,10 +137,6 @@ class _Stitcher:
             meet = [s for s in self.spans if s[0] <= max(group) and min(group) <= s[1]]
             first, last = zip((min(group), max(group)), *meet, strict=True)
             self.spans = sorted([*(s for s in self.spans if s not in meet), (min(first), max(last))])
-
-    def roots(self, tensor: str) -> tuple[str, ...]:
-        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
-        return self.aliases.get(tensor, (tensor,))
 
     # --- moves ------------------------------------------------------------------------------------
 
@@ -173,14 +167,16 @@ class _Stitcher:
         return self.stitched[group]
 
     def _fit_operator(self, operator: ROperator, group: Members) -> ROperator:
-        """Return ``operator``, or a variant that recomputes maps whose rows do not fit on chip. The variant is chosen if the maps
-        are cheap, or if its best kernels are faster."""
-        cost = self.modelled(operator)
-        if cost < math.inf:
-            self.prices[group] = cost
-            return operator
-        again, kept = recompute_maps(operator), {e.producer for e in operator.connections if e.layer == "veu"}
-        cheap = all(ex.count_flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
+        """Return ``operator`` with its tiles at the highest layer that they fit, or a variant that recomputes maps whose rows fit
+        none. The variant is chosen if the maps are cheap, or if its best kernels are faster."""
+        lower = (move_tiles(operator, m.scope) for m in self.device.tile_layers[1:])
+        for held in (operator, *lower):
+            cost = self.modelled(held)
+            if cost < math.inf:
+                self.prices[group] = cost
+                return held
+        again = recompute_maps(operator)
+        cheap = all(ex.count_flops(c.body) <= CHEAP for c in operator.computes if c.name in operator.held and not c.reduce)
         return again if cheap or self.latency.alone(again) < self.latency.alone(operator) else operator
 
     def _made(self, group: Members) -> ROperator | None:
@@ -193,6 +189,7 @@ class _Stitcher:
         if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
         links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
+        held = {name: layer for o in members for name, layer in o.held.items()}
         connections = list[Connection]()
         for c in computes:
             if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
@@ -201,7 +198,7 @@ class _Stitcher:
                 kept = links.get((name, c.name)) or find_meeting_layer(inside, c)
                 if kept is None:
                     return None
-                connections.append(Connection(name, c.name, kept))
+                connections.append(Connection(name, c.name, held.get(name, kept) if kept == "veu" else kept))
         made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
         if not made.even and not _is_cuttable(made):
             return None

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import RProgram
+
+__all__ = ["BatchTrial", "ConnectionTrial", "CutTrial", "TileGraph"]
 
 #: Layout of batched products of one tensor: stacked if their shapes are equal, or joined along the weights' columns.
 Way: TypeAlias = Literal["stacked", "joined"]
@@ -80,25 +84,38 @@ class ConnectionTrial:
 class TileGraph:
     """Operators without tiles in topological order, the edges between them, and the decisions. Edges inside an operator carry the
     layer at which they are connected. All others meet at ``device``, the lowest layer that tasks share. ``outcomes`` has the
-    attempts for every edge, by producer and consumer, from the highest layer down."""
+    attempts for every edge, by producer and consumer, from the highest layer down. ``aliases`` maps views and concatenations to
+    the tensors whose memory they share."""
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
     decisions: tuple[ConnectionTrial | BatchTrial | CutTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
     outcomes: Mapping[tuple[str, str], tuple[ConnectionTrial, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def roots(self, tensor: str) -> tuple[str, ...]:
+        """Return the tensors whose memory ``tensor`` reads: itself unless it is a view."""
+        return self.aliases.get(tensor, (tensor,))
 
     def owner(self) -> Mapping[str, str]:
         """Return the operator name of each Compute."""
         return {c.name: o.name for o in self.operators for c in o.computes}
 
-    def describe(self, device: VDevice) -> str:
-        """Return the tile graph as text, with the device's layer names and the log of decisions."""
+    def describe(self, device: VDevice, program: RProgram | None = None) -> str:
+        """Return the tile graph as text, with the device's layer names and the log of decisions. With ``program``, which has its
+        operators with tiles, it includes the bytes that one task of each operator reads, writes and holds at every layer."""
         lines = [f"tilegraph {self.graph.name} on {device.name}"]
         for layer in device.layers:
-            lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
+            sharers = f", shared by {layer.sharers} vEUs" if layer.sharers else ""
+            lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s{sharers}")
         for operator in self.operators:
             lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
+            tiled = program.operator.get(operator.name) if program is not None else None
+            if tiled is not None and program is not None and tiled.task_count:
+                cost = task_cost(tiled, self.graph.types, device, program.storage)
+                uses = (f"{u.name} {u.read} B read {u.written} B written {u.footprint} B held" for u in cost.layers)
+                lines.append(f"    task of {tiled.task_count}: {', '.join(uses)}")
         for e in self.edges:
             failed = [f"{t.layer}: {t.why}" for t in self.outcomes.get((e.producer, e.consumer), ()) if not t.kept]
             why = f"  ({'; '.join(failed)})" if failed else ""

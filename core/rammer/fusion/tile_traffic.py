@@ -1,7 +1,8 @@
 """Footprint and traffic of one task at every memory layer of a device, the figures that rank tiles (Welder, section 4.3).
 
-Traffic of the device layer is whole transactions on the tensors' real strides. Traffic of the vEU's layer is the operands and
-tiles that the threads load and store there; products reuse what their register tile holds. Only the device's layers decide."""
+Traffic of the device layer is whole transactions on the tensors' real strides. Traffic of the vEU's layer, and of layers between
+the two, is the operands and tiles that the threads load and store there; products reuse what their register tile holds. Only the
+device's layers decide."""
 
 from __future__ import annotations
 
@@ -111,60 +112,73 @@ class BoxPrices:
         self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice, storages: Mapping[str, Storage] = DENSE
     ) -> None:
         self.operator, self.types, self.device = operator, types, device
-        self.memory, self.local = device.layer("device"), device.layer("veu")
+        self.memory, self.held = device.layer("device"), device.tile_layers
         line, writes = self.memory.transaction, {*operator.outputs}
         self.stored = {n: (_strided(n, types[n], storages, line), n in writes) for n in (*operator.inputs, *operator.outputs)}
         self.tiles = _TaskTiles(operator, types, device)
         inlined = {e.producer for e in operator.connections if e.layer == "thread"}
         self.registers = _register_bytes(operator, types) if inlined else 0
-        self.work = list[tuple[str, float, float, float]]()
+        self.work = list[tuple[str, float, float]]()
+        self.loads: list[list[tuple[str, float]]] = [[] for _ in self.held]  # by layer: Compute, bytes of operands for each point
+        place = {m.scope: k for k, m in enumerate(self.held)}
         for c in operator.computes:
             depth = math.prod([r.extent for r in c.reduce])
             rate = device.flops if c.kind == "contraction" and c.decoded is None else device.map_flops or device.flops
-            loads = _operand_bytes(
-                c, depth, device, [itemsize(types[ld.tensor].dtype) for ld in c.loads if ld.tensor not in inlined]
-            )
-            self.work.append((c.name, depth * max(1, c.flops_per_point), rate, loads))
+            loads = [(ld.tensor, itemsize(types[ld.tensor].dtype)) for ld in c.loads if ld.tensor not in inlined]
+            reuse = _register_reuse(c, depth, device, max((size for _, size in loads), default=1))
+            for k in range(len(self.held)):
+                sizes = [size for name, size in loads if place[operator.held.get(name, "veu")] == k]
+                if sizes:
+                    self.loads[k].append((c.name, depth * sum(sizes) / reuse))
+            self.work.append((c.name, depth * max(1, c.flops_per_point), rate))
 
     def cost(self, output: Box) -> TaskCost:
         """Return the cost of a task that writes the box ``output``."""
         boxes, device = self.operator.boxes(output, self.types), self.device
         read = written = 0
-        work = loaded = seconds = 0.0
+        work = seconds = 0.0
         for name, (stored, is_written) in self.stored.items():
             if name in boxes:
                 size = stored.box_bytes(boxes[name])
                 read, written = (read, written + size) if is_written else (read + size, written)
-        for name, each, rate, operands in self.work:
+        for name, each, rate in self.work:
             if name in boxes:
                 points = box_points(boxes[name])
                 work += points * each
                 busy = min(points, device.threads) / device.threads if device.staged and points else 1.0
                 seconds += points * each / rate / busy
-                loaded += points * operands
-        held, kept = self.tiles.footprint(boxes)
-        spilled = max(0, held - self.local.capacity) if device.spills and self.local.capacity else 0
-        traffic = read + written + 2 * spilled  # spilled bytes are written and read again
-        stores = read + written + kept
-        share, local = self.memory.bandwidth / device.veus, self.local.bandwidth / device.veus
-        busy_chip = max(seconds, (loaded + stores) / local)
+        uses, on_chip, spilled = list[LayerUse](), 0.0, 0
+        for k, (layer, (held, kept)) in enumerate(zip(self.held, self.tiles.footprint(boxes), strict=True)):
+            loaded = sum([box_points(boxes[name]) * each for name, each in self.loads[k] if name in boxes])
+            over, stores, held = spilled, kept + spilled + (0 if k else read + written), held + spilled
+            spilled = max(0, held - layer.share) if device.spills and layer.share else 0
+            uses.append(LayerUse(layer.name, round(loaded) + over, stores, held))
+            on_chip = max(on_chip, (loaded + over + stores) / (layer.bandwidth / device.veus))
+        traffic = read + written + 2 * spilled  # bytes that spill are written to the layer below and read again
+        share = self.memory.bandwidth / device.veus
+        busy_chip = max(seconds, on_chip)
         low, high = traffic / (share * min(device.veus, self.memory.lone)), traffic / share
         # A task of a staged device has its operands before it starts.
         alone, crowded = (low + busy_chip, high + busy_chip) if device.staged else (max(low, busy_chip), max(high, busy_chip))
-        uses = (
-            LayerUse(self.memory.name, read + spilled, written + spilled, read + written),
-            LayerUse(self.local.name, round(loaded), stores, held),
-            LayerUse(device.layer("thread").name, 0, 0, self.registers),
-        )
+        below = LayerUse(self.memory.name, read + spilled, written + spilled, read + written)
+        registers = device.layer("thread")
+        threads = (LayerUse(registers.name, 0, 0, self.registers),) if registers is not self.held[0] else ()
         return TaskCost(
-            traffic, held, round(work), device.dispatch + alone, device.dispatch + crowded, (loaded + stores) / local, uses
+            traffic,
+            uses[0].footprint,
+            round(work),
+            device.dispatch + alone,
+            device.dispatch + crowded,
+            on_chip,
+            (below, *reversed(uses), *threads),
         )
 
     def fits(self, cost: TaskCost) -> bool:
         """Return True if the task fits at every layer on chip; layers of capacity 0 are not modelled."""
         registers = self.device.layer("thread")
-        fits = registers is self.local or not registers.capacity or self.registers <= registers.capacity
-        return fits and (not self.local.capacity or cost.footprint <= self.local.capacity)
+        fits = registers is self.held[0] or not registers.capacity or self.registers <= registers.capacity
+        uses = cost.layers[len(self.held) : 0 : -1]
+        return fits and all(not m.share or use.footprint <= m.share for m, use in zip(self.held, uses, strict=True))
 
 
 def _strided(name: str, tensor: TensorType, storages: Mapping[str, Storage], line: int) -> StridedTensor:
@@ -182,19 +196,17 @@ def _register_bytes(operator: ROperator, types: Mapping[str, TensorType]) -> int
     return max(size + itemsize(c.dtype) for size, c in zip(each, operator.computes, strict=True) if size)
 
 
-def _operand_bytes(c: Compute, depth: int, device: VDevice, sizes: Sequence[int]) -> float:
-    """Return the bytes that threads load from the vEU's memory for one element of ``c``, whose loads have these sizes.
+def _register_reuse(c: Compute, depth: int, device: VDevice, item: int) -> float:
+    """Return how often a thread uses an operand of ``c``, of at most ``item`` bytes, that it has loaded from a tile.
 
     A product loads each operand once for a register tile of m x n sums, where m * n + m + n values fit in a thread's registers.
-    A device without a layer of registers feeds its products from the vEU's memory directly."""
-    if c.kind == "contraction" and contraction_operands(c) is not None:
-        registers = device.layer("thread")
-        if registers.scope != "thread":
-            return 0.0
-        item = max(sizes, default=1)
-        side = max(1, math.isqrt(max(registers.capacity // item, 0) + 1) - 1) if registers.capacity else depth
-        return depth * sum(sizes) / side
-    return float(depth * sum(sizes))
+    A device without a layer of registers feeds its products from the vEU's memory directly, which its peak includes."""
+    if c.kind != "contraction" or contraction_operands(c) is None:
+        return 1.0
+    registers = device.layer("thread")
+    if registers.scope != "thread":
+        return math.inf
+    return max(1, math.isqrt(max(registers.capacity // item, 0) + 1) - 1) if registers.capacity else depth
 
 
 def box_points(box: Box) -> int:
@@ -206,30 +218,32 @@ def box_points(box: Box) -> int:
 
 
 class _TaskTiles:
-    """The tensors that a task holds in its vEU's memory: tiles of connected Computes, placed by liveness as generated code places
-    them, and on staged devices all operands and results."""
+    """The tensors that a task holds on chip: tiles of connected Computes, placed by liveness as generated code places them, and
+    on staged devices all operands and results, in the vEU's memory."""
 
     def __init__(self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> None:
         stored = {*operator.inputs, *operator.outputs}
-        held = {c.producer for c in operator.connections if c.layer == "veu"}
         self.whole = [(n, itemsize(types[n].dtype)) for n in sorted(stored)] if device.staged else []
-        self.staged = [
-            (c.name, itemsize(c.dtype))
-            for c in operator.computes
-            if c.name in held - ({*operator.outputs} if device.staged else set())
-        ]
+        results = {*operator.outputs} if device.staged else set()
+        tiles = [c for c in operator.computes if c.name in operator.held and c.name not in results]
+        self.staged = [(c.name, itemsize(c.dtype)) for c in tiles]
         self.last = last_readers(operator, [n for n, _ in self.staged])
+        self.inside = [[operator.held[c.name] == m.scope for c in tiles] for m in device.tile_layers]
 
-    def footprint(self, boxes: Mapping[str, Box]) -> tuple[int, int]:
-        """Return the bytes held at once, and the bytes of all connected tiles."""
+    def footprint(self, boxes: Mapping[str, Box]) -> list[tuple[int, int]]:
+        """Return, for each layer from the vEU's down, the bytes held at once, and the bytes of all connected tiles."""
         tiles = [box_points(boxes[n]) * size if n in boxes else 0 for n, size in self.staged]
         held = sum([box_points(boxes[n]) * size for n, size in self.whole if n in boxes])
-        if len(tiles) < 2:
-            return held + sum(tiles), sum(tiles)
-        offsets = place_tiles(tiles, self.last)
-        return held + max(o + t for o, t in zip(offsets, tiles, strict=True)), sum(tiles)
+        result = list[tuple[int, int]]()
+        for inside in self.inside:
+            own = tiles if all(inside) else [t if here else 0 for t, here in zip(tiles, inside, strict=True)]
+            last = [final if here else -1 for final, here in zip(self.last, inside, strict=True)]
+            offsets = place_tiles(own, last) if len(own) > 1 else [0] * len(own)
+            result.append((held + max((o + t for o, t in zip(offsets, own, strict=True)), default=0), sum(own)))
+            held = 0
+        return result
 
 
 def task_footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
     """Return the bytes of vEU memory of one task: connected tiles, and on staged devices all accessed tensors."""
-    return _TaskTiles(operator, types, device).footprint(boxes)[0]
+    return _TaskTiles(operator, types, device).footprint(boxes)[0][0]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from rammer.ir.names import is_identifier
 
 __all__ = ["MemoryLayer", "Scope", "VDevice"]
 
-#: The sharers of one instance of a memory layer: the host and all devices, one device, one vEU, or one thread.
-Scope: TypeAlias = Literal["host", "device", "veu", "thread"]
-#: All scopes, from the largest and slowest memory.
-SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+#: The sharers of one instance of a memory layer: one of ``SCOPES``, or a group of vEUs that the device names (a cluster).
+Scope: TypeAlias = str
+#: The scopes that every device may have, from the largest and slowest memory: the host and all devices, one device, one vEU, one
+#: thread. Groups of vEUs stand between "device" and "veu".
+SCOPES: Final[tuple[Scope, ...]] = ("host", "device", "veu", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,9 @@ class MemoryLayer:
 
     ``capacity`` is the bytes of one instance (0 = not modelled). ``bandwidth`` is the bytes per second that the whole device
     moves between this layer and the next higher one. ``transaction`` is the bytes of one coalesced access. ``lone`` is the
-    bandwidth of one busy vEU on an idle device, as a multiple of its fair share: few cores saturate a memory controller."""
+    bandwidth of one busy vEU on an idle device, as a multiple of its fair share: few cores saturate a memory controller.
+    ``sharers`` is the number of vEUs that share one instance, of a layer whose scope the device names (else 0). A task may hold
+    tiles in its equal share of it."""
 
     name: str
     scope: Scope
@@ -28,6 +34,12 @@ class MemoryLayer:
     transaction: int = 64
     source: str = ""
     lone: float = 4.0
+    sharers: int = 0
+
+    @property
+    def share(self) -> int:
+        """The bytes of one instance that one task may use (0 = not modelled)."""
+        return self.capacity // max(self.sharers, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ class VDevice:
     - ``doubt``: standard deviation between the predicted and the measured fraction of time that fusion saves. An operator with a
       smaller predicted gain may be slower.
     - ``start``: seconds of an operator's time that operators in one launch share.
+    - ``channels``: values of float16 that its kernels read together. Images with fewer channels are padded to this number.
     - ``simulated``: times are never ranked with measured ones.
     """
 
@@ -72,6 +85,7 @@ class VDevice:
     doubt: float = 0.0
     start: float = 0.0
     map_flops: float = 0.0
+    channels: int = 1
 
     def __post_init__(self) -> None:
         if self.veus < 1:
@@ -81,8 +95,20 @@ class VDevice:
         if not any(layer.scope == "veu" for layer in self.layers):
             raise ValueError(f"device {self.name}: no memory layer has scope 'veu'")
         scopes = [layer.scope for layer in self.layers]
-        if scopes != [scope for scope in SCOPES if scope in scopes]:
-            raise ValueError(f"device {self.name}: layers have the scopes {scopes}, not some of {SCOPES} in order, each once")
+        between, known = [m for m in self.layers if m.scope not in SCOPES], [s for s in SCOPES if s in scopes]
+        order = [*known[: known.index("veu")], *(m.scope for m in between), *known[known.index("veu") :]]
+        if scopes != order or len(set(scopes)) < len(scopes):
+            raise ValueError(
+                f"device {self.name}: layers have the scopes {scopes}; those of {SCOPES} stand in order, others between 'device' "
+                "and 'veu', each once"
+            )
+        for m in between:
+            if not is_identifier(m.scope) or not 1 < m.sharers <= self.veus:
+                raise ValueError(f"device {self.name}: {m.sharers} of {self.veus} vEUs share a layer of the scope {m.scope!r}")
+        if any(one.sharers <= two.sharers for one, two in pairwise(between)):
+            raise ValueError(f"device {self.name}: of {[m.scope for m in between]}, a later one is not shared by fewer vEUs")
+        if any(m.sharers for m in self.layers if m.scope in SCOPES):
+            raise ValueError(f"device {self.name}: only layers between 'device' and 'veu' have sharers, one of {SCOPES} has some")
 
     def layer(self, scope: Scope) -> MemoryLayer:
         """Return the highest layer of ``scope``; for "thread", devices without a register layer use the vEU layer."""
@@ -92,6 +118,11 @@ class VDevice:
         if scope == "thread":
             return self.layer("veu")
         raise KeyError(f"device {self.name} has no memory layer of scope {scope!r}")
+
+    @property
+    def tile_layers(self) -> tuple[MemoryLayer, ...]:
+        """The layers that hold tiles of a task, from the highest: that of the vEU, and those between it and the device's."""
+        return tuple(m for m in reversed(self.layers) if m.scope not in ("host", "device", "thread"))
 
     def __str__(self) -> str:
         layers = " -> ".join(f"{m.name}<{m.scope}> {m.capacity}B {m.bandwidth / 1e9:.4g}GB/s" for m in self.layers)

@@ -25,11 +25,17 @@ TILE_ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of producer and consumer at a memory layer, named by its scope (``device`` = not fused)."""
+    """A connection of producer and consumer at a memory layer, named by its scope (``device`` = not fused, ``thread`` = the
+    consumer computes the producer in place; at all others, the task holds the producer's tile)."""
 
     producer: str
     consumer: str
     layer: Scope
+
+    @property
+    def holds_tile(self) -> bool:
+        """True if the task holds the producer's tile at this layer."""
+        return self.layer not in ("host", "device", "thread")
 
     def __str__(self) -> str:
         return f"{self.producer} <{self.layer}> {self.consumer}"
@@ -138,7 +144,12 @@ class ROperator:
     def holds_operand(self) -> bool:
         """True if a contraction reads a tile that its task holds on chip."""
         contractions = {c.name for c in self.computes if c.kind == "contraction"}
-        return any(e.layer == "veu" and e.consumer in contractions for e in self.connections)
+        return any(e.holds_tile and e.consumer in contractions for e in self.connections)
+
+    @cached_property
+    def held(self) -> Mapping[str, Scope]:
+        """The layers of the tiles that a task holds, by Compute."""
+        return {e.producer: e.layer for e in self.connections if e.holds_tile}
 
     @property
     def flops(self) -> int:

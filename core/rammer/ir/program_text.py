@@ -165,7 +165,7 @@ _PATTERNS = {
         "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
         rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
         "compute": r"(.*)",
-        "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
+        "connect": rf"{_NAME} <([A-Za-z_]\w*)> {_NAME}",
         "writes": r"(.*)",
         "skip": r"(.*)",
         "reduce_bound": r"(.*)",
@@ -276,7 +276,7 @@ class _Reader:
         self.computes.append(Compute.parse(text))
 
     def _connect(self, producer: str, layer: str, consumer: str) -> None:
-        self.connections.append(Connection(producer, consumer, layer))  # type: ignore[arg-type]
+        self.connections.append(Connection(producer, consumer, layer))
 
     def _writes(self, names: str) -> None:
         if self.pending is None:

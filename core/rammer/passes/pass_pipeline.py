@@ -16,6 +16,7 @@ from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.compute.blocked_scan import scan_in_blocks
 from rammer.passes.compute.group_norm_epilogue import in_rows
 from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
+from rammer.passes.compute.pad_channels import pad_channels
 from rammer.passes.compute.rfactor import split_deep
 from rammer.passes.compute.simplify import simplify_graph
 from rammer.passes.compute.slice_time_steps import slice_steps
@@ -237,6 +238,7 @@ def default_passes(extra: Sequence[AnyPass] = ()) -> tuple[AnyPass, ...]:
         ComputePass("inline_decodings", lambda graph, _: inline_decodings(graph)),
         ComputePass("group_norm_epilogue", lambda graph, _: in_rows(graph)),
         *extra,
+        ComputePass("pad_channels", lambda graph, target: pad_channels(graph, target.device)),
         ComputePass(BATCH, lambda graph, target: target.batch(graph)),
         ComputePass("slice_time_steps", lambda graph, target: slice_steps(graph, target.device)),
         ComputePass("blocked_scan", lambda graph, _: scan_in_blocks(graph)),

@@ -28,16 +28,16 @@ Price: TypeAlias = Callable[[ROperator, Mapping[str, Storage]], float]
 #: Measurements are not more repeatable. Without it, two tunings of MobileNetV2 on a CPU moved three buffers each, not the same
 #: ones, and the model took 0.4 and 3% longer.
 LEAST_GAIN = 0.05
-#: Types of 8-bit codes. Multiply instructions for them need four or more adjacent elements of the sum, i.e. channels.
-CODES: Final = ("uint8", "int8")
+#: Types whose multiply instructions need two or more adjacent elements of the sum, i.e. channels: 8-bit codes and float16.
+NARROW: Final = ("uint8", "int8", "float16")
 
 
 def assign_layouts(
-    plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None, codes: bool = False
+    plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None, narrow: bool = False
 ) -> StoragePlan:
     """Return ``plan`` with image buffers in NHWC, chosen to minimise ``price``. Without ``price``, all possible buffers move;
-    with ``codes``, only those that hold 8-bit codes."""
-    moves = _Moves(plan, operators, codes)
+    with ``narrow``, only those of types in ``NARROW``."""
+    moves = _Moves(plan, operators, narrow)
     return replace(plan, storages=moves.storages(moves.buffers if price is None else moves.cheapest(price)))
 
 
@@ -53,7 +53,7 @@ class _Moves:
 
     plan: StoragePlan
     operators: Sequence[ROperator]
-    codes: bool = False
+    narrow: bool = False
     prices: dict[tuple[str, frozenset[str]], float] = field(default_factory=dict)
 
     @cached_property
@@ -62,20 +62,20 @@ class _Moves:
         tenants: dict[str, list[Storage]] = {}
         for storage in self.plan.storages.values():
             tenants.setdefault(storage.buffer, []).append(storage)
-        images = {self.plan.storages[t].buffer for o in self.operators for t in _image_tensors(o)}
+        images = {self.plan.storages[t].buffer for o in self.operators for t in _image_tensors(o, self.narrow)}
         graph = self.plan.graph
         fixed = {self.plan.storages[t].buffer for t in (*graph.inputs, *graph.outputs, *graph.constants)}
         found = {}
-        for buffer in (b for b in tenants if b in images - fixed and not (self.codes and self._has_uncoded_tensor(tenants[b]))):
+        for buffer in (b for b in tenants if b in images - fixed and not (self.narrow and self._has_wide_tensor(tenants[b]))):
             moved = [_to_channels_last(s, self.plan.storages[buffer].shape) for s in tenants[buffer]]
             known = [m for m in moved if m is not None]
             if len(known) == len(moved):
                 found[buffer] = {m.tensor: m for m in known}
         return found
 
-    def _has_uncoded_tensor(self, storages: Sequence[Storage]) -> bool:
-        """Return True if a tensor there has no 8-bit codes."""
-        return any(self.plan.graph.types[s.tensor].dtype not in CODES for s in storages)
+    def _has_wide_tensor(self, storages: Sequence[Storage]) -> bool:
+        """Return True if a tensor there is of no type in ``NARROW``."""
+        return any(self.plan.graph.types[s.tensor].dtype not in NARROW for s in storages)
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -119,9 +119,20 @@ class _Moves:
         return best
 
 
-def _image_tensors(operator: ROperator) -> tuple[str, ...]:
-    """Return the tensors that an operator with a convolution reads and writes; () for other operators."""
-    return (*operator.inputs, *operator.outputs) if any(map(_is_convolution, operator.computes)) else ()
+def _image_tensors(operator: ROperator, windows: bool) -> tuple[str, ...]:
+    """Return the tensors that an operator with a convolution reads and writes; () for other operators. With ``windows``, pooling
+    and depthwise convolutions count, too."""
+    found = any(_is_convolution(c) or (windows and _is_window(c)) for c in operator.computes)
+    return (*operator.inputs, *operator.outputs) if found else ()
+
+
+def _is_window(compute: Compute) -> bool:
+    """Return True if ``compute`` combines neighbours in a tensor (N, C, ..., W)."""
+    summed, kept = {a.name for a in compute.reduce}, {a.name for a in compute.axes}
+    return any(
+        len(ld.indices) >= 4 and any(ex.axes_of(i) & summed and ex.axes_of(i) & kept for i in ld.indices[2:])
+        for ld in compute.loads
+    )
 
 
 def _is_convolution(compute: Compute) -> bool:

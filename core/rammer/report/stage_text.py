@@ -36,8 +36,8 @@ def compute_text(compiled: Compiled, device: VDevice) -> str:
 
 
 def tile_text(compiled: Compiled, device: VDevice) -> str:
-    """Return the tile graph with the device's memory layers and the log of connections tried."""
-    return _join_segments(compiled, lambda s: s.tile.describe(device) if s.tile else "")
+    """Return the tile graph with the device's memory layers, the use of each layer, and the log of connections tried."""
+    return _join_segments(compiled, lambda s: s.tile.describe(device, s.program) if s.tile else "")
 
 
 def kernel_text(compiled: Compiled, device: VDevice) -> str:

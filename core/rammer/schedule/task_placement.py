@@ -15,6 +15,8 @@ from rammer.schedule.policy import OperatorGraph
 
 #: Replaces a task time of zero, so that unmeasured tasks still spread evenly (seconds).
 TINY = 1e-12
+#: Maximum delay, as a fraction of a wave, for which a staged device gets an operator's tasks on all vEUs, not only on idle ones.
+EVEN = 0.1
 
 Row = list[tuple[str, int]]
 #: Static operands, tile and grid: operators with equal values have equal tasks.
@@ -49,6 +51,13 @@ def spread_tasks(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDAr
     # Less than one slot for each vEU at ``level`` remains: first the cheapest slots, then the emptiest vEUs.
     left, at = tasks - int(counts.sum()), np.flatnonzero(whole <= level)
     counts[at[np.lexsort((counts[at], part[at]))[:left]]] += 1
+    return counts
+
+
+def _spread_evenly(loads: NDArray[np.float64], tasks: int) -> NDArray[np.int64]:
+    """Return the number of ``tasks`` for each vEU, equal but for one more on the least loaded ones."""
+    counts = np.full(len(loads), tasks // len(loads), np.int64)
+    counts[np.argsort(loads, kind="stable")[: tasks % len(loads)]] += 1
     return counts
 
 
@@ -134,7 +143,11 @@ def side_by_side(
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
             free = np.maximum(loads, ready)
             placed = affinity.place(kernel, free, seconds) if affinity.shared.get(name) and kernel.spread == 1 else None
-            counts = spread_tasks(free, kernel.shares, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
+            counts = np.bincount(placed, minlength=len(loads)) if placed else spread_tasks(free, kernel.shares, seconds)
+            if device.staged and placed is None:
+                # All operands of a wave arrive before it, so many short tasks on the few idle vEUs would lengthen the transfer.
+                even = _spread_evenly(free, kernel.shares)
+                counts = even if float((free + even * seconds).max()) <= float(loads.max()) * (1 + EVEN) else counts
             used = counts > 0
             loads[used] = free[used] + counts[used] * seconds
             finish[name] = max(float(loads[used].max(initial=ready)), ready + _least_latency(kernel))
@@ -155,7 +168,9 @@ def predict_latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str
         for seconds, kernel in sorted(timed, key=lambda pair: -pair[0]):
             name = kernel.operator.name
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
-            loads, end = _shared_out(loads, ready, kernel.shares, seconds)
+            greedy = _shared_out(loads, ready, kernel.shares, seconds)
+            even = _shared_evenly(loads, ready, kernel.shares, seconds) if device.staged else greedy
+            loads, end = even if max(even[0]) <= max(loads) * (1 + EVEN) else greedy
             finish[name] = max(end, ready + _least_latency(kernel))
     return max(*loads, *finish.values()) + len(levels) * device.launch
 
@@ -187,6 +202,21 @@ def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: f
         for count, many in ((max(level - whole, 0) + 1, more), (max(level - whole, 0), n - more)):
             if many:
                 then = at + count * seconds if count else load
+                after[then] = after.get(then, 0) + many
+                end = max(end, then) if count else end
+    return after, end
+
+
+def _shared_evenly(loads: Mapping[float, int], ready: float, tasks: int, seconds: float) -> tuple[dict[float, int], float]:
+    """Return the result of ``_shared_out`` for tasks placed as in ``_spread_evenly``."""
+    each, left = divmod(tasks, sum(loads.values()))
+    after, end = dict[float, int](), ready
+    for load, n in sorted(loads.items(), key=lambda item: max(item[0], ready)):
+        more = min(left, n)
+        left -= more
+        for count, many in ((each + 1, more), (each, n - more)):
+            if many:
+                then = max(load, ready) + count * seconds if count else load
                 after[then] = after.get(then, 0) + many
                 end = max(end, then) if count else end
     return after, end

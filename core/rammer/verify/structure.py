@@ -144,6 +144,8 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
     for edge in operator.connections:
         if edge.producer not in computes or edge.consumer not in computes:
             raise VerifyError(f"{edge} connects a tensor that {operator.name} does not compute", operator.name)
+        if edge.holds_tile and operator.held[edge.producer] != edge.layer:
+            raise VerifyError(f"a task holds {edge.producer} at two layers", operator.name)
 
 
 def _check_cut(operator: ROperator, output: str) -> None:

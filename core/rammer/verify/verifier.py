@@ -271,7 +271,11 @@ def _check_reuse(old: _ArenaUse, new: _ArenaUse, clocks: Clocks) -> None:
 
 
 def _check_resources(program: RProgram, device: VDevice, spinning: bool, local_bytes: Callable[[ROperator], int] | None) -> None:
-    layer = device.layer("veu")
+    layer, scopes = device.layer("veu"), {m.scope for m in device.tile_layers}
+    for operator in program.operators:
+        for edge in operator.connections:
+            if edge.holds_tile and edge.layer not in scopes:
+                raise VerifyError(f"{edge} meets at a layer that {device.name} lacks", f"operator {operator.name}")
     if local_bytes is not None and layer.capacity:
         for operator in program.operators:
             need = local_bytes(operator)

@@ -19,9 +19,9 @@ from rammer_testing.search import Search
 from rammer_testing.single import Trial, UntiledOperator, images, judge, placed, subjects, trial_of
 
 from . import host_wgmma
+from .emulator.launch import HostKernel, launch_on_host
 from .warps import WARPS
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.emulator.launch import HostKernel, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -45,6 +45,7 @@ template <class T> static void rm_later(T *to, const T *from, bool valid, int by
 static void rm_later4(float *to, const float *from, bool valid) { rm_later(to, from, valid, 4); }
 template <class T> static void rm_later16(T *to, const T *from, bool valid) { rm_later(to, from, valid, 16); }
 static void rm_later4(unsigned char *to, const unsigned char *from, bool valid) { rm_later(to, from, valid, 4); }
+static void rm_later8(unsigned short *to, const unsigned short *from, bool valid) { rm_later(to, from, valid, 8); }
 static void rm_later8(unsigned char *to, const unsigned char *from, bool valid) { rm_later(to, from, valid, 8); }
 #define RM_FILLED(bytes) \
   static void rm_later##bytes(unsigned char *to, const unsigned char *from, bool valid, unsigned fill) { \

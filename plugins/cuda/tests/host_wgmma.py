@@ -15,7 +15,7 @@ from dataclasses import replace
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
+from .emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are switches. Shared addresses are offsets into ``rm_arena``.
@@ -25,6 +25,7 @@ _HOST = """
 #define RM_COPIES
 #define RM_CLUSTER
 #define RM_COPIES_I8
+#define RM_COPIES_F16
 struct int4 { int x, y, z, w; };
 static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 #define RM_WGMMA

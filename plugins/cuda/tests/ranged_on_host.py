@@ -30,8 +30,8 @@ from rammer_testing.bounds import bounded_results
 from rammer_testing.nonempty import some
 
 from .cuda_on_host import MOST_THREADS, on_host
+from .emulator.launch import HostKernel, run_on_host
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.emulator.launch import HostKernel, run_on_host
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel

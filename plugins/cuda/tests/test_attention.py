@@ -16,7 +16,7 @@ from rammer.ir.types import TensorType
 from rammer_testing.host_c import Array
 from rammer_testing.nonempty import some
 
-from rammer_cuda.emulator.launch import COMPILER
+from .emulator.launch import COMPILER
 
 pytest.importorskip("cuda.bindings")
 

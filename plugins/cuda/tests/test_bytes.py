@@ -33,11 +33,11 @@ from rammer_testing.nonempty import some
 
 from .cuda_choices import choices
 from .cuda_on_host import on_host
+from .emulator.launch import COMPILER, HostKernel, find_race, run_on_host
 from .host_wgmma import run_warpgroups
 from .test_single import alone
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction.choose import PRODUCTS
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race, run_on_host
 from rammer_cuda.source import task_kernel
 
 Case = tuple[ROperator, Binding]

@@ -14,7 +14,7 @@ from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.single import subjects, trial_of
 
 from .cuda_on_host import HostSearch, problem_of
-from rammer_cuda.emulator.launch import COMPILER
+from .emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
 #: Codes of 4 bits in blocks of 32.

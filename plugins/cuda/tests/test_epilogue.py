@@ -14,8 +14,8 @@ from rammer_testing.cases import NetCase
 from rammer_testing.single import UntiledOperator, subjects, trial_of
 
 from .cuda_on_host import HostSearch, planted, problem_of
+from .emulator.launch import COMPILER
 from rammer_cuda.contraction.choose import PRODUCTS
-from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

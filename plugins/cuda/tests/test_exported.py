@@ -18,7 +18,7 @@ from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.single import UntiledOperator, trial_of
 
 from .cuda_on_host import planted, problem_of
-from rammer_cuda.emulator.launch import COMPILER
+from .emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
 GUARD = [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n", "zero", "p"], ["g"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
 
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -122,9 +123,10 @@ def test_forms_refuse() -> None:
     with pytest.raises(Unsuited, match="two matrices"):
         matvec_of(*matvec(16, 64, 64))
     operator_, binding = matvec(1, 64, 64)
-    halves = {n: TensorType("float16", t.shape) if n in "xw" else t for n, t in binding.types.items()}
-    with pytest.raises(Unsuited, match="not float32"):
-        matvec_of(operator_, replace(binding, types=halves))
+    for names, refused in (("xw", False), ("x", True), ("w", True)):
+        halves = {n: TensorType("float16", t.shape) if n in names else t for n, t in binding.types.items()}
+        with pytest.raises(Unsuited, match="not float16") if refused else nullcontext():
+            assert matvec_of(operator_, replace(binding, types=halves)).half
     with pytest.raises(Unsuited, match="no long sum"):
         matvec_of(*matvec(1, 8, 64))
     with pytest.raises(Unsuited, match="no window"):

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from rammer_testing.nonempty import some
+
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
+from rammer.plan.image_layout import channels_last
 
 from .cuda_on_host import MOST_THREADS, HostSearch, on_host
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
+from rammer_cuda.contraction.choose import PRODUCTS
+from rammer_cuda.gpu import TARGETS
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel
+
+NONE: Mapping[str, tuple[int, ...]] = {}
 
 #: A product, and the squares of rows, whose results exceed 65504 before a map reduces some of them.
 OPERATORS: Mapping[str, tuple[str, ...]] = {
@@ -37,14 +49,59 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def operator_of(lines: tuple[str, ...]) -> tuple[ROperator, Binding]:
-    """Return the lines as one untiled operator of connected Computes."""
+#: Matrices times a few vectors: (lines, shapes of the inputs). ``w`` is a constant, ``c`` is computed.
+VECTORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]] = {
+    "packed": (("y: f16[m:1, n:300] = sum[k:256] x[m, k] * w[k, n]",), {"x": (1, 256), "w": (256, 300)}),
+    "residual": (
+        ("p: f16[m:3, n:100] = sum[k:200] x[m, k] * w[n, k]", "y: f16[m:3, n:100] = max(p[m, n] + r[m, n], 0.0)"),
+        {"x": (3, 200), "w": (100, 200), "r": (3, 100)},
+    ),
+    "odd": (("y: f16[m:2, n:37] = sum[k:77] x[m, k] * w[n, k]",), {"x": (2, 77), "w": (37, 77)}),
+    "keys": (("y: f16[h:3, m:1, n:57] = sum[k:64] x[h, m, k] * c[h, n, k]",), {"x": (3, 1, 64), "c": (3, 57, 64)}),
+    "values": (("y: f16[h:3, m:1, n:64] = sum[k:57] x[h, m, k] * c[h, k, n]",), {"x": (3, 1, 57), "c": (3, 57, 64)}),
+    "float32": (("y: f32[m:8, n:40] = sum[k:512] x[m, k] * w[n, k]",), {"x": (8, 512), "w": (40, 512)}),
+}
+
+#: Convolutions of channels-last images: the lines and the shapes of the inputs. ``w`` is a constant.
+CONVOLUTIONS: Mapping[str, tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]] = {
+    "residual": (
+        (
+            "p: f16[n:2, c:48, h:6, w:7] = sum[k:64, i:3, j:3] pad(x[n, k, h + i + -1, w + j + -1], 0.0) * w[c, k, i, j]",
+            "y: f16[n:2, c:48, h:6, w:7] = max(p[n, c, h, w] + r[n, c, h, w], 0.0)",
+        ),
+        {"x": (2, 64, 6, 7), "w": (48, 64, 3, 3), "r": (2, 48, 6, 7)},
+    ),
+    "stride": (
+        ("y: f16[n:2, c:40, h:5, w:6] = sum[k:128, i:3, j:3] pad(x[n, k, h * 2 + i + -1, w * 2 + j + -1], 0.0) * w[c, k, i, j]",),
+        {"x": (2, 128, 10, 11), "w": (40, 128, 3, 3)},
+    ),
+    "rows": (
+        ("y: f16[n:3, c:20, h:7, w:7] = sum[k:192, i:1, j:3] pad(x[n, k, h + i, w + j + -1], 0.0) * w[c, k, i, j]",),
+        {"x": (3, 192, 7, 7), "w": (20, 192, 1, 3)},
+    ),
+    "few channels": (
+        ("y: f16[n:2, c:24, h:9, w:11] = sum[i:5, j:5, k:4] pad(x[n, k, h * 2 + i, w * 2 + j], 0.0) * pad(w[c, k, i, j], 0.0)",),
+        {"x": (2, 4, 22, 25), "w": (24, 3, 5, 5)},
+    ),
+}
+
+
+def written(binding: Binding, candidates: Iterable[ROperator]) -> Iterator[tuple[ROperator, TaskKernel]]:
+    """Yield the candidates that have a kernel, with it."""
+    for tiled in candidates:
+        with suppress(DeviceFailure):
+            yield tiled, task_kernel(tiled, binding)
+
+
+def operator_of(lines: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]] = NONE) -> tuple[ROperator, Binding]:
+    """Return the lines as one untiled operator of connected Computes; inputs without a shape are 32 x 32."""
     computes = [Compute.parse(line) for line in lines]
     names = {c.name for c in computes}
     links = tuple(Connection(n, c.name, "thread") for c in computes for n in c.reads if n in names)
     operator = ROperator("y", tuple(computes), links, ("y",))
-    types = {n: TensorType("float16", (32, 32)) for n in operator.inputs} | {c.name: c.type for c in computes}
-    return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")})
+    types = {n: TensorType("float16", shapes.get(n, (32, 32))) for n in operator.inputs} | {c.name: c.type for c in computes}
+    storages = {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")}
+    return operator, Binding(types, storages, frozenset(("w",)) & {*operator.inputs})
 
 
 @pytest.mark.slow
@@ -70,3 +127,47 @@ def test_results_read_in_place_are_rounded(name: str, rng: np.random.Generator) 
         host = HostKernel.of(kernel, binding, values, on_host(kernel), tiled.task_count)
         np.testing.assert_array_equal(run_on_host(host, values)["y"], want, err_msg=f"family {tiled.family}")
     assert len(tried) >= 2, tried
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not here")
+@pytest.mark.parametrize("name", list(VECTORS))
+def test_matrices_times_vectors_agree_with_float64(name: str, rng: np.random.Generator) -> None:
+    """Check kernels of ``gemv`` with tiles that do not divide the result, and a result rounded once."""
+    operator, binding = operator_of(*VECTORS[name])
+    values = {n: rng.standard_normal(binding.types[n].shape).astype(np.float16) for n in operator.inputs}
+    want = run_graph(ComputeGraph("g", tuple(values), ("y",), operator.computes, binding.types), values, precise=True)["y"]
+    found = [(o, k) for o, k in written(binding, (c.operator for c in GEMV.candidates(operator, binding, TARGETS["sm_90a"])))]
+    found = [(o, k) for o, k in found if k.threads <= MOST_THREADS]
+    for place in some(rng.choice(len(found), min(4, len(found)), replace=False)):
+        tiled, kernel = found[int(place)]
+        have = run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), tiled.task_count), values)["y"]
+        rounding = 2.0**-11 if operator.main.dtype == "float16" else 1e-6
+        steps = 2 * rounding * (len(operator.computes) - 1)  # an intermediate result is rounded, too
+        bound = rounding * np.abs(want) + (steps + 1e-5) * np.abs(want).max()
+        assert (np.abs(have.astype(np.float64) - want) <= bound).all(), tiled.head()
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not here")
+@pytest.mark.parametrize("halo", [0, 1])
+@pytest.mark.parametrize("name", list(CONVOLUTIONS))
+def test_channels_last_convolutions_agree_with_float64(name: str, halo: int, rng: np.random.Generator) -> None:
+    """Check rings with and without a halo, with tiles that do not divide the result; results are stored four at a time."""
+    operator, binding = operator_of(*CONVOLUTIONS[name])
+    images = {n for n in (*operator.inputs, "y") if n != "w"}
+    last = {n: replace(binding.storages[n], strides=channels_last(binding.types[n].shape)) for n in images}
+    binding = replace(binding, storages={**binding.storages, **last})
+    values = {n: rng.standard_normal(binding.types[n].shape).astype(np.float16) for n in operator.inputs}
+    want = run_graph(ComputeGraph("g", tuple(values), ("y",), operator.computes, binding.types), values, precise=True)["y"]
+    tiled = (o for f in PRODUCTS for o in (c.operator for c in f.candidates(operator, binding, TARGETS["sm_90a"])))
+    found = [(o, k) for o, k in written(binding, tiled) if dict(o.config).get("halo", 0) == halo]
+    found = [(o, k) for o, k in found if k.threads <= MOST_THREADS and k.blocks == 1]
+    assert bool(found) == (name != "few channels" or not halo)
+    for place in rng.choice(len(found), min(3, len(found)), replace=False) if found else ():
+        chosen, kernel = found[int(place)]
+        have = run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), chosen.task_count), values)["y"]
+        assert np.abs(have.astype(np.float64) - want).max() <= 2.0**-10 * np.abs(want).max(), chosen.head()
+        assert "four columns" in kernel.body or chosen.tile[1] % 4, chosen.head()

@@ -18,9 +18,9 @@ from rammer.runtime.host_memory import HostMemory
 from rammer_testing.nonempty import some
 
 from .cuda_on_host import on_host, told
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 from .ranged_on_host import MODELS, RangedSearch, Step, points, runs_here, searched
 from rammer_cuda.compile import compile_all
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launch_planning import plan_launches
 from rammer_cuda.source import Writer, translation_unit

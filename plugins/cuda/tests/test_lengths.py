@@ -15,10 +15,10 @@ from rammer.ir.at_length import PARTS, ending_axes, part_of, shrink_to_parts
 from rammer.ir.operator import ROperator
 from rammer_testing.nonempty import some
 
+from .emulator.launch import COMPILER
 from .ranged_on_host import MODELS, RangedSearch, Step, lot_of, points, searched
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_all
-from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.families import family_of
 from rammer_cuda.horizontal_fusion import combine_kernels
 from rammer_cuda.kernels.lengths import ended

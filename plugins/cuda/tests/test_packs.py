@@ -19,7 +19,7 @@ from rammer.report.measured_trace import summarise_run
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 

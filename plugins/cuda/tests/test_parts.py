@@ -24,7 +24,7 @@ from rammer_testing.cases import KINDS, NetCase, Sampler
 from rammer_testing.nonempty import some
 from rammer_testing.single import Trial, subjects, trial_of
 
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race
+from .emulator.launch import COMPILER, HostKernel, find_race
 
 pytest.importorskip("cuda.bindings")
 

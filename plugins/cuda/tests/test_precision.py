@@ -101,9 +101,11 @@ def test_families_refuse_other_element_types() -> None:
     with pytest.raises(Unsuited, match="a mixture of float16, float64"):
         product_of(tiled, double, "float16")
     device = TARGETS["sm_90a"]
-    assert GEMV.candidates(*CASES["row"], device), "or the next line says nothing"
-    assert not GEMV.candidates(*asked("row", "float16"), device)
-    assert not cell_candidates(*asked("row", "float16"), device)
+    row, halves = asked("row", "float16")
+    assert GEMV.candidates(*CASES["row"], device) and GEMV.candidates(row, halves, device), "or the next lines say nothing"
+    for name in row.computes[0].reads:
+        assert not GEMV.candidates(row, replace(halves, types={**halves.types, name: CASES["row"][1].types[name]}), device)
+    assert not cell_candidates(row, halves, device)
 
 
 def test_rounding_to_tf32_is_to_nearest_halves_away() -> None:

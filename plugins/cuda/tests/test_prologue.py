@@ -22,7 +22,7 @@ from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
 
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 

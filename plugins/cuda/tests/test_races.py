@@ -20,6 +20,7 @@ from rammer.ir.types import TensorType
 
 from .cuda_choices import WARPGROUPS, WARPS, choices, others
 from .cuda_on_host import planted
+from .emulator.launch import COMPILER, HostArgument, HostKernel, find_race
 from .host_wgmma import race_of_warpgroups
 from .test_attention import CASES as ATTENTIONS
 from .test_attention import SMALL, blocks
@@ -29,7 +30,6 @@ from .test_prologue import backend_of, ffma_on_host
 from .test_single import ALL, TF32, alone, backend, given, kinds
 from .warps import race_of_warps
 from rammer_cuda.attention.cost import ATTENTION
-from rammer_cuda.emulator.launch import COMPILER, HostArgument, HostKernel, find_race
 from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 

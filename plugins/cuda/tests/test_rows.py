@@ -23,8 +23,8 @@ from rammer_testing.cases import Sampler
 from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
 
+from .emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.rows.cost import row_traffic
 from rammer_cuda.rows.rowshape import RowShape, rows_of, shape_of

@@ -14,7 +14,7 @@ from rammer_testing.cases import NetCase, Sampler
 from rammer_testing.single import Trial, subjects, trial_of
 
 from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
-from rammer_cuda.emulator.launch import COMPILER
+from .emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

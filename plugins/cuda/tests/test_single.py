@@ -26,13 +26,13 @@ from rammer.codegen.products.packing import rounded_to_tf32, to_core_matrices
 from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
+from .emulator.launch import COMPILER
 from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.kernel import Contraction, Producers, contraction_kernel
 from rammer_cuda.contraction.staging import HALF_CORES
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
-from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]

@@ -17,11 +17,11 @@ from rammer.ir.compute import Axis
 from rammer_testing.nonempty import some
 
 from .cuda_choices import WARPGROUPS, choices
+from .emulator.launch import COMPILER
 from .host_wgmma import run_warpgroups
 from .test_single import TOLERANCE, alone, backend, given, reference
 from rammer_cuda.contraction.block import warpgroup_shape
 from rammer_cuda.contraction.cost import WGMMA_TF32X3_COST
-from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
 #: Sums of a float32 convolution of 5 x 66 pixels: a row is two groups of 64, pieces of 5 x 12 are one.

@@ -1,4 +1,4 @@
-"""Warp-wide matrix instructions and asynchronous copies for ``rammer_cuda.emulator.launch``: tensor core kernels on the host.
+"""Warp-wide matrix instructions and asynchronous copies for ``emulator.launch``: tensor core kernels on the host.
 
 An instruction multiplies according to its fragments, which map threads to elements (``contraction.instruction``, after the PTX
 ISA). ldmatrix follows the PTX ISA. A copy that would be misaligned on a GPU aborts. Products are exact in float, so differences
@@ -15,8 +15,8 @@ import numpy as np
 from rammer.device.manifest import Binding
 from rammer_testing.host_c import Array
 
+from .emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, Mma
-from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """
@@ -30,6 +30,7 @@ WARPS = """
 #define RM_PAIR
 #define RM_I8
 #define RM_COPIES_I8
+#define RM_COPIES_F16
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
 static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
@@ -46,6 +47,7 @@ template <class T> static void rm_move(T *to, const T *from, bool valid, int byt
   if (valid) memcpy(to, from, bytes); else memset(to, 0, bytes);
 }
 static void rm_copy2(unsigned short *to, const unsigned short *from, bool valid) { rm_move(to, from, valid, 2); }
+static void rm_copy8(unsigned short *to, const unsigned short *from, bool valid) { rm_move(to, from, valid, 8); }
 static void rm_copy4(float *to, const float *from, bool valid) { rm_move(to, from, valid, 4); }
 template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_move(to, from, valid, 16); }
 template <class T> static void rm_filled(T *to, const T *from, bool valid, int bytes, unsigned fill) {

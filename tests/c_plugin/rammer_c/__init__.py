@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -109,8 +110,13 @@ compiler_of = cache(Compiler)
 
 def with_entry(function: CFunction) -> str:
     """Return the function and an entry of a common type: pointers come in an array, in the order of its arguments."""
-    operands = "".join(f"p[{i}], " for i in range(len(function.arguments)))
-    return f"{function.text}void {function.name}_entry(void **p, char *s, int t) {{ {function.name}({operands}s, t); }}\n"
+    operands = "".join(f"p[{i}], " for i in range(len(function.arguments))) + "".join(f"s + {n}, " for n in starts(function)[:-1])
+    return f"{function.text}void {function.name}_entry(void **p, char *s, int t) {{ {function.name}({operands}t); }}\n"
+
+
+def starts(function: CFunction) -> list[int]:
+    """Return the offsets of a task's tiles at each layer in its row's memory, and their end: here, all layers are caches."""
+    return [0, *accumulate(-(-size // 64) * 64 for size in (function.scratch, *dict(function.outer).values()))]
 
 
 # 3. A program on the device. Buffers, pointers and the table are created once; a run fills inputs and starts the threads.
@@ -125,7 +131,7 @@ class CProgram(Loaded):
         self.pointers = {n: self._pointers(f) for n, f in functions.items()}
         self.kernels_of = {n: entries[f.name] for n, f in functions.items()}
         # 64 bytes: `emit` aligns the tiles in scratch to this, relative to its start.
-        size = max((f.scratch for f in functions.values()), default=0) + 64
+        size = max((starts(f)[-1] for f in functions.values()), default=0) + 64
         self.scratch = [np.zeros(size, np.uint8) for _ in program.rows]
         self.place = {c.name: i for i, c in enumerate(program.counters)}
         self.counters = np.zeros(max(1, len(program.counters)), np.int32)

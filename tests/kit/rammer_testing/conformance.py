@@ -42,6 +42,7 @@ from rammer_testing.clock_checks import check_clocks, check_trace
 from rammer_testing.judge import TOLERANCE as TOLERANCE
 from rammer_testing.judge import reference as reference
 from rammer_testing.judge import relative_error as relative_error
+from rammer_testing.layer_checks import check_shared_layers
 from rammer_testing.lifetime_checks import check_closed, check_device_closed, check_own_outputs, check_resident
 from rammer_testing.long_checks import check_long_tables, check_side_by_side
 from rammer_testing.place_checks import check_lanes, check_places, check_types
@@ -261,6 +262,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "precisions": check_precisions,
     "odd operators": check_odd_operators,
     "large tiles": check_large_tiles,
+    "shared layers": check_shared_layers,
     "types": check_types,
     "places": check_places,
     "lanes": check_lanes,

@@ -17,7 +17,6 @@ from rammer.child_processes import find_program, run_program
 from rammer.codegen.c_target import CFunction, CTarget
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit_operator, scratch_bytes
-from rammer.codegen.guarded_buffer import GuardedBuffer
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.compute import Compute
@@ -100,7 +99,7 @@ def case(
         for read in c.reads:
             if read in names:
                 layer = layers if isinstance(layers, str) else layers.get((read, c.name), "thread")
-                connections.append(Connection(read, c.name, layer))  # type: ignore[arg-type]
+                connections.append(Connection(read, c.name, layer))
     tile = tuple(tile) if tile or not parsed[-1].axes else parsed[-1].shape
     operator = ROperator("op", parsed, tuple(connections), tuple(outputs) or (parsed[-1].name,), tile)
     types = {n: TensorType(str(v.dtype), v.shape) for n, v in values.items()}
@@ -139,6 +138,34 @@ def _entry(f: CFunction, target: CTarget) -> str:
     one = f"void one_{f.name}(void **p, char *scratch, int task) {{ {f.name}({pointers}scratch, task); }}\n"
     group = f"one_{f.name}(p, scratch, task)" if target.single else f"rm_group(one_{f.name}, p, scratch, task, threads)"
     return f"{one}void call_{f.name}(void **p, char *scratch, int task, int threads) {{ {group}; }}\n"
+
+
+class GuardedBuffer:
+    """A tensor placed by its storage in a buffer of sentinel values."""
+
+    def __init__(self, storage: Storage, value: Array | None, dtype: str, rng: np.random.Generator) -> None:
+        size = max(storage.span()[1], 1)
+        self.buffer = rng.integers(1, 100, size + 16).astype(dtype)
+        kind = np.dtype(dtype).itemsize
+        strides = tuple(s * kind for s in storage.strides)
+        self.view = np.lib.stride_tricks.as_strided(self.buffer[storage.offset :], storage.shape, strides)
+        if value is not None:
+            self.view[...] = value
+        self.before = self.buffer.copy()
+        self.pointer = ctypes.c_void_p(self.buffer.ctypes.data + storage.offset * kind)
+
+    def untouched_outside(self) -> bool:
+        """Return True if only the elements of the tensor changed."""
+        after = self.buffer.copy()
+        saved = self.view.copy()
+        self.view[...] = 0
+        blank = self.buffer.copy()
+        self.buffer[...] = self.before
+        self.view[...] = 0
+        same = bool(np.array_equal(blank, self.buffer, equal_nan=blank.dtype.kind == "f"))
+        self.buffer[...] = after
+        assert np.array_equal(self.view, saved, equal_nan=saved.dtype.kind == "f")
+        return same
 
 
 def run(item: HostCase, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3) -> dict[str, Array]:

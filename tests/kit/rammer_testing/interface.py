@@ -64,6 +64,12 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.codegen.vector_text",
         "rammer.codegen.writer",
     ),
+    "To write fusion rules": (
+        "rammer.fusion.fusion_rules",
+        "rammer.fusion.connect",
+        "rammer.fusion.group_prices",
+        "rammer.fusion.tile_graph",
+    ),
     "To write operators, passes and policies": (
         "rammer.device.custom_operators",
         "rammer.frontend.lower.lowering_registry",

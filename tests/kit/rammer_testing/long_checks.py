@@ -57,7 +57,7 @@ def program_of_operators(
 def operator_of(*lines: str, tile: tuple[int, ...], layer: str = "veu") -> ROperator:
     """Return an operator of a chain of Computes; each reads the previous one at ``layer``."""
     computes = tuple(map(Compute.parse, lines))
-    links = tuple(Connection(a.name, b.name, layer) for a, b in pairwise(computes))  # type: ignore[arg-type]
+    links = tuple(Connection(a.name, b.name, layer) for a, b in pairwise(computes))
     return ROperator(computes[-1].name, computes, links, (computes[-1].name,), tile)
 
 

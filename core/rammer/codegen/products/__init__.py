@@ -8,8 +8,18 @@ from rammer.codegen.products.block import Shape, shape_of
 from rammer.codegen.products.depth import Depth, ceiling_quotient, depth_of, stopped_axes, taps_of
 from rammer.codegen.products.operand import Piece, Staged
 from rammer.codegen.products.packing import DEEP, Cores, Rows, Turned, to_core_matrices
-from rammer.codegen.products.ring_choice import Config, copy_bytes, find_roles, ring_choices, ring_time
-from rammer.codegen.products.ring_cost import BLOCKS, MAPS_STEP, PRODUCER_MAPS, REGISTERS, DepthWalk, LaunchCycles, RingCost, Work
+from rammer.codegen.products.ring_choice import Config, copied_together, end_bytes, find_roles, ring_choices, ring_time
+from rammer.codegen.products.ring_cost import (
+    BLOCKS,
+    MAPS_STEP,
+    PRODUCER_MAPS,
+    REGISTERS,
+    DepthWalk,
+    LaunchCycles,
+    RingCost,
+    Work,
+    halo_elements,
+)
 from rammer.codegen.products.staging import PLAIN, Staging
 from rammer.codegen.products.strips import Strips, contiguous_tile, moved_bytes
 from rammer.codegen.products.tiles import at_lengths, one_tile, patch_tiles, task_count, tile_parts
@@ -25,7 +35,7 @@ from rammer.codegen.products.window_strips import (
 
 __all__ = ["BLOCKS", "DEEP", "MAPS_STEP", "PLAIN", "PRODUCER_MAPS", "REGISTERS", "WARP", "Config", "Cores", "Depth"]
 __all__ += ["DepthWalk", "LaunchCycles", "Piece", "RingCost", "Rows", "Shape", "Staged", "Staging", "Strips", "Turned"]
-__all__ += ["Window", "WindowWriter", "Work", "at_lengths", "ceiling_quotient", "contiguous_tile", "copy_bytes", "depth_of"]
-__all__ += ["find_roles", "moved_bytes", "one_tile", "patch_tiles", "ring_choices", "ring_time", "shape_of", "stopped_axes"]
-__all__ += ["taps_of", "task_count", "thread_count", "tile_parts", "to_core_matrices", "window_of", "window_seconds"]
-__all__ += ["window_tilings"]
+__all__ += ["Window", "WindowWriter", "Work", "at_lengths", "ceiling_quotient", "contiguous_tile", "copied_together"]
+__all__ += ["depth_of", "end_bytes", "find_roles", "halo_elements", "moved_bytes", "one_tile", "patch_tiles", "ring_choices"]
+__all__ += ["ring_time", "shape_of", "stopped_axes", "taps_of", "task_count", "thread_count", "tile_parts"]
+__all__ += ["to_core_matrices", "window_of", "window_seconds", "window_tilings"]

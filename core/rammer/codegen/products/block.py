@@ -10,7 +10,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices. With
-    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores."""
+    ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores. With ``halo``, a convolution's input is
+    staged with its halo."""
 
     bm: Any
     bn: Any
@@ -22,6 +23,7 @@ class Shape:
     slice_k: Any
     tensor: bool = False
     items: int = 0
+    halo: bool = False
 
     @property
     def group(self) -> Any:
@@ -58,4 +60,5 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
         config.get("slice_k", 1),
         tensor,
         items,
+        bool(config.get("halo", 0)),
     )

@@ -87,7 +87,8 @@ class Staged:
                 self.packing, self.coordinates = pack_common(self.p, self.operand, self.along, blocks, self.common)
             else:
                 self.packing, self.coordinates = pack_operand(self.p, self.operand, self.along, blocks)
-        lots = (16, 8, 4) if s.kind == "int8" and not s.whole else (s.products,)
+        narrow = {"int8": (16, 8, 4), "float16": (8, 4)}.get(s.kind, ()) if not s.whole else ()
+        lots = narrow or (s.products,)
         deep = next((n for n in lots if self._is_deep(n)), 0) if self.packing is None else 0
         #: Products of a deep copy, and elements of any.
         self.products = deep or s.products
@@ -137,7 +138,7 @@ class Staged:
             return 1 not in sides and self.threads % self.depth.block == 0
         whole = all(s % lot == 0 for a, s in o.steps.items() if a != inner.name) and o.constant % lot == 0
         inside = inner.extent % lot == 0 and not any(inner.name in g.steps for g in o.guards)
-        return whole and inside and o.aligned and not self.depth.flat
+        return whole and inside and o.aligned
 
     def _has_vector_copies(self) -> bool:
         """Return True if neighbours of the unit always form 16 aligned bytes that are valid together."""

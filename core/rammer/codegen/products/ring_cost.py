@@ -5,16 +5,20 @@ of its tile. In a step, instruction issue, reads of local memory and copies add 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from rammer.codegen.contraction_form import Product
+from rammer.codegen.halo import length_under
 from rammer.codegen.products.block import Shape
 from rammer.codegen.products.depth import Depth
 from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
 #: A number, or an array of numbers for many blocks at once.
@@ -96,37 +100,40 @@ class ProductInstruction(Protocol):
 
 @dataclass(frozen=True)
 class DepthWalk:
-    """The parameters of one ``Depth``, or of many: the number of blocks, the flat order, the presence of outer axes."""
+    """The parameters of one ``Depth``, or of many: the number of blocks, the flat order, the presence of outer axes, and the
+    number of taps."""
 
     blocks: Numbers
     flat: Numbers
     outer: Numbers
+    taps: Numbers = 1
 
     @classmethod
     def of(cls, depth: Depth) -> DepthWalk:
         """Return the walk of one depth."""
-        return cls(depth.blocks, depth.flat, bool(depth.outer))
+        return cls(depth.blocks, depth.flat, bool(depth.outer), math.prod(a.extent for a in depth.outer))
 
     @classmethod
     def each(cls, depths: Sequence[Depth]) -> DepthWalk:
         """Return the walks of many depths as arrays."""
-        return cls(*(np.array(n) for n in zip(*((d.blocks, d.flat, bool(d.outer)) for d in depths), strict=True)))
+        walks = map(cls.of, depths)
+        return cls(*(np.array(n) for n in zip(*((w.blocks, w.flat, w.outer, w.taps) for w in walks), strict=True)))
 
 
 @dataclass(frozen=True)
 class Work:
     """The work of a launch, or of many: its tasks and the results of each (``cells``).
 
-    ``changed`` is the operand with maps before the contraction ("a", "b" or ""). With ``together``, float16 columns are copied 16
-    bytes at a time. ``halo`` is the elements of one channel under a task's windows. ``lots`` are the elements of rows and of
-    columns copied at a time, for byte operands."""
+    ``changed`` is the operand with maps before the contraction ("a", "b" or ""). ``halo`` is the elements of one channel under a
+    task's windows. ``lots`` are the elements of rows and of columns copied at a time. ``ends`` are the bytes of all tasks that
+    the maps after the sums store, and load from what earlier kernels wrote."""
 
     tasks: Numbers
     cells: Numbers
     changed: str = ""
-    together: bool = True
-    halo: int = 0
-    lots: tuple[Numbers, Numbers] = (16, 16)
+    halo: Numbers = 0
+    lots: tuple[Numbers, Numbers] = (4, 4)
+    ends: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +159,10 @@ class RingCost:
     ``store`` per element of a thread in the epilogue. ``read`` is per shared-memory read of an operand, including rounding or
     splitting. ``reads`` counts reads for a tile's rows and columns; with ``port`` their cost is of a whole SM. ``l2`` applies to
     each cycle in which staging would keep L2 busy, ``peer`` to each byte read from others of a cluster. ``products`` is the
-    number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores. ``threads`` are
-    the least and the most threads that multiply, of a block of ``items`` threads (0: as many warps as it needs). The block has at
-    most ``local`` bytes of local memory (0: any)."""
+    number of instructions for one product. ``write`` is the cycles of a thread for each element that it stores, ``ends`` applies
+    to each cycle in which the maps' loads and stores would keep L2 busy. ``threads`` are the least and the most threads that
+    multiply, of a block of ``items`` threads (0: as many warps as it needs). The block has at most ``local`` bytes of local
+    memory (0: any). A convolution's input may be staged with its halo, ``halo`` channels at a time (0: never)."""
 
     instruction: ProductInstruction
     tiles: tuple[tuple[int, int], ...]
@@ -174,6 +182,8 @@ class RingCost:
     threads: tuple[int, int] = (64, 512)
     items: int = 0
     local: int = 0
+    ends: float = 0.0
+    halo: int = 0
 
     @property
     def tensor(self) -> bool:
@@ -215,19 +225,24 @@ class RingCost:
         return self.issue(part, tm, tn) + self.read * self.reading(part, tm, tn)
 
 
-#: Additional cycles of a thread for a copy of one byte: it loads, waits and stores.
-BYTE_COPY = 2.0
+#: The additional cost of a copy of one byte, and of one float16, as a factor: a thread loads, waits and stores. Not fitted.
+BYTE_COPY, HALF_COPY = 2.0, 1.0
 
 
 def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, unit: Processor) -> Numbers:
     """Return the seconds of one launch, or of many."""
     threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
-    warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
-    copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and work.together else 1)) * s.bk / threads
-    if cost.item == 1:
-        copies = sum((1 + BYTE_COPY * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
+    warps, steps = threads / 32, -(-walk.blocks // s.split_k)
+    if s.halo:
+        steps = -(-(walk.blocks // walk.taps) // s.split_k) * walk.taps
+    rows = work.halo / walk.taps if s.halo else s.bm
+    if cost.item == 4:  # as in the fit
+        copies = (s.bm / 4 + s.bn) * s.bk / threads
+    else:
+        alone = BYTE_COPY if cost.item == 1 else HALF_COPY
+        copies = sum((1 + alone * (n == 1)) * e / n for n, e in zip(work.lots, (rows, s.bn), strict=True)) * s.bk / threads
     per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, unit))
-    resident = np.minimum(per_sm, _resident_blocks(cost, s, unit))
+    resident = np.minimum(per_sm, _resident_blocks(cost, s, walk, work.halo, unit))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slice_k
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
@@ -238,14 +253,35 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, unit: Pr
     if work.changed:
         step = step + MAPS_STEP + MAPS * busiest * (s.bm if work.changed == "a" else s.bn) * s.bk / threads
     store = cost.store * elements + cost.write * resident * cells / threads + cost.peer * 4 * resident * cells * (s.split_k > 1)
-    staged = work.tasks * s.split_k * steps * s.bk * (s.bm + s.bn) * cost.item
-    cycles = cost.launch.cycles(walk, s.split_k, -(-per_sm // resident), step, store)
-    return (cycles + cost.l2 * staged / (unit.delivered * unit.sms)) / unit.model_clock + unit.launch
+    staged = work.tasks * s.split_k * steps * s.bk * (rows + s.bn) * cost.item
+    cycles = cost.launch.cycles(replace(walk, blocks=steps * s.split_k), s.split_k, -(-per_sm // resident), step, store)
+    cycles = cycles + (cost.l2 * staged + cost.ends * work.ends) / (unit.delivered * unit.sms)
+    return cycles / unit.model_clock + unit.launch
 
 
-def _resident_blocks(cost: RingCost, s: Shape, unit: Processor) -> Numbers:
+def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
+    """Return the elements of one channel under a task's windows, or 0 without taps."""
+    taps = {a.name: a.extent for a in depth.outer}
+    if depth.flat or not taps:
+        return 0
+    count = 1
+    for index in read.indices:
+        form = ex.affine_form(index)
+        if form is not None and depth.inner.name not in form[0]:
+            count *= length_under(form[0], {**tile, **taps})
+    return count
+
+
+def halo_bytes(s: Shape, item: int, walk: DepthWalk, halo: Numbers) -> Numbers:
+    """Return the bytes of a ring's halos of ``halo`` positions: one, or two if there are several blocks of channels."""
+    return item * np.minimum(2, walk.blocks // walk.taps) * halo * (s.bk + 8)
+
+
+def _resident_blocks(cost: RingCost, s: Shape, walk: DepthWalk, halo: Numbers, unit: Processor) -> Numbers:
     """Return the blocks that fit an SM together."""
-    shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slice_k)
+    ring = cost.item * s.stages * s.bk * (s.bn if s.halo else s.bm + s.bn)
+    ring = ring + halo_bytes(s, cost.item, walk, halo) if s.halo else ring
+    shared = np.maximum(ring, 4 * s.bm * s.bn * s.slice_k)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
     most = np.minimum(unit.shared // (shared + 1024), unit.registers // (s.threads * each))
     return np.maximum(1, np.minimum(most, unit.threads // s.threads))

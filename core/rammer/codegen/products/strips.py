@@ -47,10 +47,13 @@ class Frame(Protocol[Code]):
 
 @dataclass(frozen=True)
 class Strips:
-    """Strips of ``sizes`` elements (one number per axis of the anchor) over the tile of ``operator``."""
+    """Strips of ``sizes`` elements (one number per axis of the anchor) over the tile of ``operator``.
+
+    Neighbouring strips are neighbours along the last axis of ``order``, a permutation of the axes ((): their own order)."""
 
     operator: ROperator
     sizes: tuple[int, ...]
+    order: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -75,12 +78,13 @@ class Strips:
     def base(self, frame: Frame[object], number: str) -> list[Expr]:
         """Define variables ``x0, x1, ...``: the first element of strip ``number``. Strips past the tensor's end are moved back to
         end on it."""
-        result: list[Expr] = []
+        axes, along = self.operator.anchor.axes, self.along
+        result: list[Expr] = [integer(0)] * len(axes)
         below, first = self.count, True
-        for d, (axis, count) in enumerate(zip(self.operator.anchor.axes, self.along, strict=True)):
+        for d in self.order or range(len(axes)):
+            axis, count = axes[d], along[d]
             below //= count
             if axis.extent == self.sizes[d]:
-                result.append(integer(0))
                 continue
             text = f"{number} / {below}" if below > 1 else number
             parts = [] if self.operator.grid[d] == 1 else [f"o{d}"]
@@ -93,7 +97,7 @@ class Strips:
                 start = f"min({start}, {axis.extent - self.sizes[d]})"
             ref = frame.variable(f"x{d}", start, axis.extent)
             frame.unit.ranges[ref.axis] = (0, axis.extent - self.sizes[d])
-            result.append(ref)
+            result[d] = ref
         return result
 
     def points(self, base: list[Expr]) -> list[tuple[Expr, ...]]:

@@ -1,15 +1,15 @@
 """Windows on groups of threads: pooling and depthwise convolution, a strip of neighbouring outputs per thread.
 
 A thread keeps in registers every input that its ``high x wide`` outputs share. A 5 by 5 window thus loads 40 elements for a
-column of 4 outputs instead of 100. Neighbouring threads read neighbouring columns. Weights are loaded before the kernel waits for
-others. The core's emitter writes all expressions, including the following maps.
+column of 4 outputs instead of 100. Neighbouring threads have neighbouring outputs: columns, or channels of a channels-last image.
+Weights are loaded before the kernel waits for others. The core's emitter writes all expressions, including the following maps.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -40,13 +40,15 @@ AHEAD = 64
 @dataclass(frozen=True)
 class Window:
     """A short reduction with maps over its shape. ``high`` and ``wide`` are the positions of the axes that a strip runs along;
-    ``high`` is None if only one slides."""
+    ``high`` is None if only one slides. ``order`` has the axes as the result is stored, the innermost last; it is () if that is
+    their own order."""
 
     operator: ROperator
     main: Compute
     after: tuple[Compute, ...]
     high: int | None
     wide: int
+    order: tuple[int, ...] = ()
 
     @property
     def taps(self) -> int:
@@ -76,7 +78,15 @@ def window_of(operator: ROperator, binding: Binding) -> Window:
     sliding = [d for d, a in enumerate(main.axes) if a.extent > 1 and _is_sliding_axis(main, a.name)]
     if not sliding:
         raise Unsuited("no axis slides")
-    return Window(operator, main, after, sliding[-2] if len(sliding) > 1 else None, sliding[-1])
+    order = _stored_order(main, binding.storages[operator.outputs[-1]].strides)
+    return Window(operator, main, after, sliding[-2] if len(sliding) > 1 else None, sliding[-1], order)
+
+
+def _stored_order(main: Compute, strides: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes by descending strides of the result, or () if that is their order."""
+    live = [d for d, a in enumerate(main.axes) if a.extent > 1]
+    found = sorted(live, key=lambda d: -abs(strides[d]))
+    return () if found == live else (*(d for d in range(len(main.axes)) if d not in live), *found)
 
 
 def _is_sliding_axis(main: Compute, axis: str) -> bool:
@@ -91,7 +101,7 @@ def strips_of(w: Window) -> Strips:
     for d, name in ((w.high, "high"), (w.wide, "wide")):
         if d is not None:
             size[d] = config.get(name, 1)
-    return Strips(w.operator, tuple(size))
+    return Strips(w.operator, tuple(size), w.order)
 
 
 class WindowWriter(Generic[Code]):
@@ -181,7 +191,11 @@ def _is_supported(w: Window) -> bool:
 def _tile_shape(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
     """Return a contiguous tile of about ``size`` outputs in whole strips."""
     strips = {w.wide: wide, w.high: high}
-    return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
+    if not w.order:
+        return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
+    grid = [-(-w.main.shape[d] // strips.get(d, 1)) for d in w.order]
+    found = dict(zip(w.order, contiguous_tile(grid, -(-size // (high * wide))), strict=True))
+    return tuple(min(extent, found[d] * strips.get(d, 1)) for d, extent in enumerate(w.main.shape))
 
 
 def window_seconds(w: Window, binding: Binding, unit: Processor) -> float:
@@ -199,7 +213,9 @@ def window_seconds(w: Window, binding: Binding, unit: Processor) -> float:
 
 
 def _input_stride(w: Window, strips: Strips) -> int:
-    """Return the elements from one thread's input to its neighbour's along the innermost sliding axis."""
+    """Return the elements from one thread's input to its neighbour's: along the innermost sliding axis, or 1 along another."""
+    if w.order and w.order[-1] != w.wide:
+        return 1
     axis = w.main.axes[w.wide].name
     forms = [form for ld in w.main.loads for i in ld.indices if (form := ex.affine_form(i)) is not None]
     return strips.sizes[w.wide] * max((abs(form[0].get(axis, 0)) for form in forms), default=1)

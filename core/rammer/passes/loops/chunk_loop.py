@@ -242,14 +242,19 @@ class OpenLoop:
     steps: str
 
 
-def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
-    """Return the steps of a chunk of a loop of ``least`` to ``most`` steps; ``between`` is the cost between chunks, in steps."""
+def best_steps(limit: int, least: int, most: int, between: int) -> int:
+    """Return the steps of a chunk, at most ``limit``, that minimise the time of loops of ``least`` to ``most`` steps, at their
+    mean. A run computes whole chunks, so half a chunk is wasted on average. ``between`` is the cost between chunks, in steps."""
+    steps = max(min(limit, isqrt(between * (max(least, 1) + most)), most), 1)
+    return -(-most // -(-most // steps))
+
+
+def most_steps(node: Node) -> int:
+    """Return the maximum steps of a chunk of a loop, by its operators."""
     body = graph_of(node.attributes["body"])
     found = [n for g in model_checks.graphs_below([body]) for n in g.node]
     size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
-    turn = min(MOST_STEPS, max(MOST_UNROLLED // size, 1), isqrt(between * (max(least, 1) + most)), most)
-    turn = max(turn, 1)
-    return -(-most // -(-most // turn))
+    return min(MOST_STEPS, max(MOST_UNROLLED // size, 1))
 
 
 def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import isqrt
 from typing import Final
 
 import numpy as np
@@ -23,20 +22,13 @@ from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
-from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
+from rammer.passes.loops.chunk_loop import best_steps, forward_loops, is_loop, loop_title, most_steps, opened_loop
 from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order, valid_steps
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
 
 #: The input of a chunk that holds the total number of steps.
 _STEPS: Final = "turn.steps"
-
-
-def turn_for(least: int, most: int, between: int) -> int:
-    """Return the steps of a chunk that minimise the time of sequences of ``least`` to ``most`` steps, at their mean. A run
-    computes whole chunks, so half a chunk is wasted on average. ``between`` is the cost between two chunks, in steps."""
-    turn = max(min(MOST_TURN, isqrt(between * (max(least, 1) + most)), most), 1)
-    return -(-most // -(-most // turn))
 
 
 def split_layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
@@ -63,9 +55,8 @@ def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, betwee
     """Return the size of a layer or loop in ``graph`` whose steps are in ``span``."""
     least, most = span
     loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
-    if loop is None:
-        return OpenSize(most, turn_for(least, most, between.cells), plain)
-    return OpenSize(most, steps_of_turn(loop, least, most, between.light), plain)
+    limit, cost = (MOST_TURN, between.cells) if loop is None else (most_steps(loop), between.light)
+    return OpenSize(most, best_steps(limit, least, most, cost), plain)
 
 
 @dataclass(frozen=True)

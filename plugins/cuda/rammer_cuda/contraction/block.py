@@ -8,18 +8,17 @@ from typing import Any
 from rammer.codegen import Unsuited
 from rammer.codegen.products import Shape
 
-#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand: 128
-#: results and as many partial sums a thread would not fit its registers.
+#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand of
+#: float32: 128 results and as many partial sums a thread would not fit its registers.
 GROUP, THREADS, MOST = 64, 128, 128
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupShape(Shape):
-    """A block of warpgroups. With ``down``, a warpgroup's 64 are the tile's rows, otherwise its columns. With ``halo``, a
-    convolution's input is staged with its halo. ``producers`` warpgroups only copy."""
+    """A block of warpgroups. With ``down``, a warpgroup's 64 are the tile's rows, otherwise its columns. ``producers`` warpgroups
+    only copy."""
 
     down: bool = False
-    halo: bool = False
     producers: int = 1
 
     @property
@@ -48,13 +47,15 @@ class WarpgroupShape(Shape):
         return (self.stages - 2) // self.producers
 
 
-def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool, sixteens: bool = False) -> WarpgroupShape:
-    """Return the block of a task of ``rows x width``. Raise Unsuited if the undivided side is too long. With ``sixteens``, the
-    undivided side of an instruction is at most 24 elements or a multiple of 16."""
+def warpgroup_shape(
+    rows: int, width: int, config: dict[str, int], down: bool, most: int = MOST, sixteens: bool = False
+) -> WarpgroupShape:
+    """Return the block of a task of ``rows x width``. Raise Unsuited if the undivided side is longer than ``most``. With
+    ``sixteens``, the undivided side of an instruction is at most 24 elements or a multiple of 16."""
     through, fixed = (rows, width) if down else (width, rows)
     through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
     fixed = -(-fixed // 16) * 16 if sixteens and fixed > 24 else fixed
-    if fixed > MOST:
+    if fixed > most:
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)
     return WarpgroupShape(

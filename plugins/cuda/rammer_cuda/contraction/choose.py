@@ -15,9 +15,11 @@ from rammer.codegen.products import (
     Depth,
     Work,
     at_lengths,
-    copy_bytes,
+    copied_together,
     depth_of,
+    end_bytes,
     find_roles,
+    halo_elements,
     one_tile,
     patch_tiles,
     ring_choices,
@@ -30,8 +32,8 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import GROUP, MOST, WarpgroupShape, warpgroup_shape
-from rammer_cuda.contraction.cost import RING_COSTS, WARPGROUP_COSTS, WarpgroupCost, halo_elements, warpgroup_seconds
+from rammer_cuda.contraction.block import GROUP, WarpgroupShape, warpgroup_shape
+from rammer_cuda.contraction.cost import RING_COSTS, WARPGROUP_COSTS, WarpgroupCost, warpgroup_seconds
 from rammer_cuda.contraction.instruction import RING, Instruction
 from rammer_cuda.contraction.kernel import contraction_kernel
 from rammer_cuda.family import Family
@@ -43,7 +45,7 @@ STAGES, PRODUCERS = (6, 5, 4, 3), (1, 2)
 MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
 #: The least share of a warpgroup's rows that a tile fills.
 FILLED = 0.7
-#: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs suggests.
+#: Splits of warpgroups: clusters of 3, 6 or 7 blocks measured up to twice as slow as their number of SMs suggests.
 EVEN_SPLITS = (1, 2, 4, 8)
 
 Candidates: TypeAlias = Callable[[ROperator, Binding, Gpu], Iterable[Choice]]
@@ -60,7 +62,8 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
-    found = [p for down in _row_orientations(cost, roles, binding) for p in _predict_configs(cost, roles, mains, down, gpu)]
+    lengths = [(c, end_bytes(c, roles.after, operator, binding)) for c in mains]
+    found = [p for down in _row_orientations(cost, roles, binding) for p in _predict_configs(cost, roles, lengths, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -92,20 +95,21 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     if operand.packable:
         return True
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
-    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
+    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0
     if cost.item == 1:
-        return copy_bytes(operand, depth) == lot
+        return bool(copied_together(operand, depth, [], 0, 1) == lot)
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
 def _predict_configs(
-    cost: WarpgroupCost, roles: Roles, mains: Sequence[Compute], down: bool, gpu: Gpu
+    cost: WarpgroupCost, roles: Roles, lengths: Sequence[tuple[Compute, int]], down: bool, gpu: Gpu
 ) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
+    mains, ends = zip(*lengths, strict=True)
     shapes = dict.fromkeys((roles.main.shape, mains[-1].shape))
-    for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down)):
+    for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down, cost.instruction.most)):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = tuple(task_count(c.shape, tile) for c in mains)
         sizes = dict(zip(names, tile, strict=True))
@@ -113,8 +117,8 @@ def _predict_configs(
         key = (rows, width, *tasks, halo)
         if key not in known:
             known[key] = []
-            work = [Work(count, rows * width, roles.changed, halo=halo) for count in tasks]
-            block = partial(warpgroup_shape, rows, width, down=down, sixteens=cost.item == 1)
+            work = [Work(n, rows * width, roles.changed, halo=halo, ends=e) for n, e in zip(tasks, ends, strict=True)]
+            block = partial(warpgroup_shape, rows, width, down=down, most=cost.instruction.most, sixteens=cost.item == 1)
             for config in _fitting_configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
                 times = [
@@ -125,9 +129,9 @@ def _predict_configs(
             yield seconds, tile, config
 
 
-def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
-    """Yield tiles of a result of this ``shape``: whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other
-    side."""
+def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool, most_fixed: int) -> Iterator[tuple[int, ...]]:
+    """Yield tiles of a result of this ``shape``: whole warpgroups of rows (``down``) or columns by up to ``most_fixed`` of the
+    other side."""
     through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
     groups = frozenset() if down else roles.groups
     whole, most = [shape[d] for d in through], MOST_GROUPS * GROUP
@@ -136,7 +140,7 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
         size = math.prod(long)
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue
-        for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
+        for short in tile_parts([shape[d] for d in fixed], FEWEST, most_fixed, groups):
             yield one_tile(len(shape), (*through, *fixed), (*long, *short))
 
 
@@ -170,7 +174,8 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
     depth, read = depth_of(p.main.reduce, s.bk), p.a.load if s.down else p.b.load
     halo = halo_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
     changed = "a" if operator.prologue else ""
-    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo)
+    ends = end_bytes(p.main, p.after, operator, binding)
+    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo, ends=ends)
     return warpgroup_seconds(cost, s, depth, work, gpu) - gpu.launch
 
 
@@ -200,7 +205,7 @@ def _make_family(i: Instruction, keys: Sequence[str], candidates: Candidates, se
     )
 
 
-_RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
+_RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages", "halo")
 _WARPGROUPS = ("bk", "stages", "split_k", "halo", "producers", "down")
 #: Families of single threads and warps, then families of warpgroups.
 PRODUCTS: Final = (

@@ -8,16 +8,17 @@ offset of (i, j) steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen import Operand, Product, Side, Text, Unsuited, format_sum, sides_of, split_digits, weighted_terms
-from rammer.codegen.products import Depth, Piece, Staged
+from rammer.codegen.products import Depth, Piece, Staged, Staging
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 
 from rammer_cuda.contraction.prologue import OperandPrologue
+from rammer_cuda.contraction.staging import HALVES
 
 
 def checked_sides(stage: Staged, binding: Binding) -> tuple[Side, ...]:
@@ -80,12 +81,16 @@ class InputHalo:
         self.lanes = self.threads // across
         self.groups = -(-self.unit // across)
         text.line(f"const int {n}k = tid / {across};")
+        self._define_elements(text, lambda g: f"tid % {across}" + (f" + {g * across}" if g else ""), across)
+
+    def _define_elements(self, text: Text, place: Callable[[int], str], across: int) -> None:
+        """Write the offset and the validity of this thread's elements, of ``across`` that all threads copy at a time."""
+        n = self.name
         fixed = {p.name: f"o{d}" for d, p in enumerate(self.p.main.axes)}
         inside = {a for s in self.sides for a in s.steps}
         rest = {a: s for a, s in self.operand.steps.items() if a not in inside and a != self.depth.inner.name}
         for g in range(self.groups):
-            place = f"tid % {across}" + (f" + {g * across}" if g else "")
-            text.line(f"const int {n}j{g} = {place};")
+            text.line(f"const int {n}j{g} = {place(g)};")
             tests = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
             offset = weighted_terms(rest, fixed)
             for i, (side, digit) in enumerate(
@@ -169,6 +174,53 @@ class InputHalo:
             result.append((s, below))
             below *= s.length
         return result
+
+
+@dataclass
+class ChannelsHalo(InputHalo):
+    """A halo of float16 in channels-last order, ``[positions][channels]``. Each copy is of 16 bytes, and rows of ldmatrix are
+    positions, which need not be neighbours."""
+
+    @property
+    def lots(self) -> int:
+        """The copies of a position's channels."""
+        return self.depth.block // self.staging.products
+
+    @property
+    def pitch(self) -> int:
+        """The elements from one position to the next: an odd number of 16 bytes, so that rows lie in different banks."""
+        return self.depth.block + self.staging.products
+
+    @property
+    def size(self) -> int:
+        """The elements of a block of channels."""
+        return self.unit * self.pitch
+
+    staging: Staging = HALVES
+
+    def setup(self, text: Text) -> None:
+        n, lots, lot = self.name, self.lots, self.staging.products
+        text.line(f"const int {n}k = tid % {lots} * {lot}, {n}j = tid / {lots};")
+        self.lanes = self.threads // lots
+        self.groups = -(-self.unit // self.lanes)
+        self._define_elements(text, lambda g: f"{n}j + {g * self.lanes}" if g else f"{n}j", self.lanes)
+
+    def fetch(self, text: Text) -> None:
+        n, deep = self.name, self.depth.inner.extent
+        text.line(f"unsigned short *const {n}to = {n}s + {n}j * {self.pitch} + {n}k;")
+        text.line(f"const unsigned short *const {n}at = {n}g + c0 + {n}k;")
+        for g in range(self.groups):
+            guard = f"if ({n}j{g} < {self.unit}) " if (g + 1) * self.lanes > self.unit else ""
+            valid = [f"{n}v{g}"] + ([f"c0 + {n}k < {deep}"] if deep % self.depth.block else [])
+            text.line(f"{guard}rm_copy16({n}to + {g * self.lanes * self.pitch}, {n}at + {n}o{g}, {' && '.join(valid)});")
+
+
+def channels_halo_of(stage: Staged, binding: Binding) -> ChannelsHalo:
+    """Return the channels-last halo of a staged operand. Raise Unsuited for an operand without one."""
+    if not stage.deep or stage.products != HALVES.products or stage.depth.block % HALVES.products:
+        raise Unsuited("channels that are not copied 16 bytes at a time")
+    known = stage.name, stage.p, stage.operand, stage.axes, stage.depth, stage.threads
+    return ChannelsHalo(*known, checked_sides(stage, binding))
 
 
 def halo_of(stage: Staged, binding: Binding) -> InputHalo:

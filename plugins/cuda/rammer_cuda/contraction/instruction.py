@@ -248,6 +248,14 @@ class Mma(Instruction):
             f"  ashared + {self._lane_place(s, a, 'lt', 'ty + lg')}, bshared + {self._lane_place(s, b, 'lt', 'tx + lg')}, acc);",
         ]
 
+    def multiply_rows(self, s: Shape, halo: str, b: Staged) -> list[str]:
+        """Return the multiplication of a tap: rows at the offsets ``ahalo`` from the address ``halo``."""
+        _, turned = self.flags(b, b)
+        return [
+            f"rm_multiply_rows_f16<{s.tm}, {s.tn}, {s.bk // s.slice_k}, {b.pitch}, {str(turned).lower()}>(",
+            f"  {halo}, ahalo, bshared + {self._lane_place(s, b, 'lt', 'tx + lg')}, acc);",
+        ]
+
     def _lane_place(self, s: Shape, stage: Staged, k: str, e: str) -> str:
         """Return the start of this lane's reads in a buffer."""
         if self.blocks or isinstance(stage.arrangement, Turned):

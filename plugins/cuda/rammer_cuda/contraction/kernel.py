@@ -24,7 +24,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import THREADS, WarpgroupShape
-from rammer_cuda.contraction.halo import InputHalo, halo_of
+from rammer_cuda.contraction.halo import ChannelsHalo, InputHalo, channels_halo_of, halo_of
 from rammer_cuda.contraction.instruction import RING
 from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.contraction.warpgroup import WARPGROUPS, Wgmma
@@ -37,25 +37,52 @@ from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines
 
 
 class SharedRing:
-    """A pipeline in which every thread copies and multiplies."""
+    """A pipeline in which every thread copies and multiplies. ``halo`` stages a convolution's input once for all taps: the blocks
+    of products then have the taps innermost, and the ring holds the other operand only."""
 
     def __init__(self, kernel: Contraction) -> None:
         self.k, self.s, self.text, self.a, self.b = kernel, kernel.s, kernel.text, kernel.a, kernel.b
         s, item = self.s, self.a.staging.item
         self.device = kernel.i.device
-        self.dynamic = max(item * s.stages * (self.a.size + self.b.size), 4 * s.bm * kernel.line * s.slice_k)
+        self.halo = channels_halo_of(self.a, kernel.binding) if s.halo else None
+        self.readable = s.stages * self.a.size
+        if self.halo is not None:
+            self.readable = kernel.depth.halos * self.halo.size
+            if (
+                self.halo.taps < s.stages - 1
+                or self.b.packing is None
+                or self.b.common is not None
+                or kernel.i.dtype != "float16"
+            ):
+                raise Unsuited(f"{self.halo.taps} taps for {s.stages} buffers, or weights that are not packed")
+        self.dynamic = max(item * (self.readable + s.stages * self.b.size), 4 * s.bm * kernel.line * s.slice_k)
 
     def declare(self) -> None:
         """Write shared memory, this thread's position in the tile, and the copy functions."""
         text, kind, k = self.text, self.a.staging.ctype, self.k
         text.all(k.pointers())
         text.all(k.i.places(self.s, self.a, self.b))
-        text.line(f"{kind} *const ashared = ({kind} *)shared; {kind} *const bshared = ashared + {self.s.stages * self.a.size};")
-        self.a.setup(text)
+        text.line(f"{kind} *const ashared = ({kind} *)shared; {kind} *const bshared = ashared + {self.readable};")
+        (self.halo or self.a).setup(text)
         self.b.setup(text)
         if k.prologue:
             k.prologue.declare(text, k.tables)
-        k.fetches()
+        if self.halo is None:
+            k.fetches()
+        else:
+            self._declare_halo(self.halo)
+
+    def _declare_halo(self, halo: ChannelsHalo) -> None:
+        """Write the copy functions, and the rows of the halo that this lane names to ldmatrix."""
+        s, k, text, kind = self.s, self.k, self.text, self.a.staging.ctype
+        k.functions(halo, "block", [f"{kind} *const as = ashared + slot * {halo.size};", f"const int c0 = block * {s.bk};"])
+        kb = f"const int kb = step % {halo.taps} * {k.depth.per_tap} + step / {halo.taps};"
+        k.functions(self.b, "step", [f"{kind} *const bs = bshared + slot * {self.b.size};", kb])
+        text.line(f"int ahalo[{s.tm}];")
+        for i in range(s.tm):
+            with text.block(""):
+                text.line(f"const int row = min(ty + {16 * i} + l8 + lb, {k.p.row_count - 1});")
+                text.line(f"ahalo[{i}] = ({halo.place('row')}) * {halo.pitch} + slice * {s.bk // s.slice_k} + lc;")
 
     def start(self) -> None:
         """Write the fill of the ring. Constants are copied before the wait for earlier kernels."""
@@ -69,6 +96,10 @@ class SharedRing:
         unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
         text.all([unroll, head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
         text.line("rm_after();")
+        if self.halo is not None:
+            text.line(f"if (begin < end) afetch(begin / {self.halo.taps}, 0);")
+            text.all(["rm_commit();"] * (s.stages - 1))
+            return
         text.line(unroll)
         with text.block(head):
             text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
@@ -80,8 +111,11 @@ class SharedRing:
         """Write the loop: wait for each block, start the copies of a later one, multiply."""
         s, text, k = self.s, self.text, self.k
         text.line("// Multiply a block, copy a later one.")
-        text.all([f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1"])
+        text.all([f"int use = 0, fill = {s.stages - 1};{' int tap = 0, turn = 0;' if self.halo else ''}", "#pragma unroll 1"])
         with text.block("for (int kb = begin; kb < end; ++kb)"):
+            if self.halo is not None:
+                self._multiply_tap(self.halo)
+                return
             text.line(f"rm_arrived<{s.stages - 2}>();")
             text.all([f"{k.prologue.name}prologue(kb, use);"] if k.prologue else [])
             text.line("__syncthreads();")
@@ -90,6 +124,18 @@ class SharedRing:
             text.line("rm_commit();")
             text.all(k.i.multiply(s, self.a, self.b))
             text.all(f"{n} = {n} == {s.stages - 1} ? 0 : {n} + 1;" for n in ("use", "fill"))
+
+    def _multiply_tap(self, halo: ChannelsHalo) -> None:
+        """Write one step: the copies of later weights and, with the first tap, of the next channels, then a tap's products."""
+        s, text, ahead = self.s, self.text, f"kb + {self.s.stages - 1}"
+        text.all([f"rm_arrived<{s.stages - 2}>();", "__syncthreads();"])
+        text.line(f"if ({ahead} < end) bfetch({ahead}, fill);")
+        text.line(f"if (tap == 0 && kb + {halo.taps} < end) afetch(kb / {halo.taps} + 1, turn ^ 1);")
+        text.line("rm_commit();")
+        place = f"ashared + turn * {halo.size} + ({halo.tap('tap')}) * {halo.pitch}"
+        text.all(self.k.i.multiply_rows(s, place, self.b))
+        text.all(f"{n} = {n} == {s.stages - 1} ? 0 : {n} + 1;" for n in ("use", "fill"))
+        text.line(f"if (++tap == {halo.taps}) {{ tap = 0; turn ^= 1; }}")
 
 
 class Producers:
@@ -296,7 +342,7 @@ class Contraction:
     def _make_depth(self) -> Depth:
         """Return the walk over the products, up to the run's length if only zeros are staged after it."""
         p, depth = self.p, depth_of(self.p.main.reduce, self.s.bk)
-        if p.a.fill or p.b.fill or (isinstance(self.s, WarpgroupShape) and self.s.halo):
+        if p.a.fill or p.b.fill or self.s.halo:
             return depth
         ends = replace(depth, stopped=stopped_axes(p.operator, p.main, p.main.reduce, length_names(p.operator), CUDA))
         if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, at any padding
@@ -324,7 +370,12 @@ class Contraction:
         self._sum()
         bytes_ = self.i.dtype == BYTE
         end = self._make_epilogue()
-        copies = ["copies", *["copies_i8"] * bytes_, *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1)]
+        copies = [
+            "copies",
+            *["copies_i8"] * bytes_,
+            *["copies_f16", "halves"] * (self.i.dtype == "float16"),
+            *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1),
+        ]
         before = device_source(*copies), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(
@@ -337,7 +388,7 @@ class Contraction:
     def _make_epilogue(self) -> Epilogue:
         """Return the writer of the maps after the sums and of the stores."""
         i, known = self.i, (self.p, self.s, self.binding, self.arguments, self.text, self.split_k, self.line)
-        if i.dtype == BYTE:
+        if i.dtype != "float32":
             quads = Quads(*known, i.unroll, i.number, i.totals)
             if quads.possible:
                 return quads
@@ -396,7 +447,11 @@ class Contraction:
         s, text, blocks, rows = self.s, self.text, self.depth.end, self.p.row_count
         if self.split_k > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split_k};")
-            text.line(f"const int begin = {blocks} * rank / {self.split_k}, end = {blocks} * (rank + 1) / {self.split_k};")
+            first, last = (f"{blocks} * {r} / {self.split_k}" for r in ("rank", "(rank + 1)"))
+            if s.halo and isinstance(self.pipeline, SharedRing):  # whole blocks of channels
+                taps = self.depth.blocks // self.depth.per_tap
+                first, last = (f"{self.depth.per_tap} * {r} / {self.split_k} * {taps}" for r in ("rank", "(rank + 1)"))
+            text.line(f"const int begin = {first}, end = {last};")
             text.line(f"const int low = {rows} * rank / {self.split_k}, high = {rows} * (rank + 1) / {self.split_k};")
         else:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {rows};")

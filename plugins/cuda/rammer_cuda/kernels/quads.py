@@ -1,8 +1,8 @@
-"""The epilogue of products of bytes, four neighbouring columns per thread: quantised values are stored by words.
+"""The epilogue of products of bytes and of float16, four neighbouring columns per thread, which are stored as one word.
 
 With one byte per thread, a warp's stores would be 32 bytes. Every byte would need separate instructions for address, test and
-store. It applies if four columns form aligned words in the results and in other kernels' outputs. Otherwise ``Epilogue`` writes
-column by column.
+store, and so would every float16. It applies if four columns form aligned words in the results and in other kernels' outputs.
+Otherwise ``Epilogue`` writes column by column.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ _WORDS: Final = {
     "int8": ("unsigned", [f"(signed char)({{0}} >> {8 * e})" for e in range(WIDE)], _BYTES),
     "int32": ("int4", [f"{{0}}.{c}" for c in "xyzw"], "make_int4({0}, {1}, {2}, {3})"),
     "float32": ("float4", [f"{{0}}.{c}" for c in "xyzw"], "make_float4({0}, {1}, {2}, {3})"),
+    "float16": (
+        "uint2",
+        [f"rm_half({{0}}.{c}{shift})" for c in "xy" for shift in ("", " >> 16")],
+        "make_uint2(rm_two_halves({0}, {1}), rm_two_halves({2}, {3}))",
+    ),
 }
 
 
@@ -160,10 +165,10 @@ class Quads(Epilogue):
         """Write the maps and stores of row ``i`` at the four points."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
-            slices = s.slice_k if self.split_k == 1 else 1
-            parts = [f"*(const int4 *)({self.totals} + (i + {q * s.bm}) * {self.line} + j)" for q in range(slices)]
-            text.line(f"int4 sum = {parts[0]};")
-            text.all(f"{{ const int4 v = {v}; {' '.join(f'sum.{c} += v.{c};' for c in 'xyzw')} }}" for v in parts[1:])
+            slices, kind = s.slice_k if self.split_k == 1 else 1, f"{self.number}4"
+            parts = [f"*(const {kind} *)({self.totals} + (i + {q * s.bm}) * {self.line} + j)" for q in range(slices)]
+            text.line(f"{kind} sum = {parts[0]};")
+            text.all(f"{{ const {kind} v = {v}; {' '.join(f'sum.{c} += v.{c};' for c in 'xyzw')} }}" for v in parts[1:])
             own = Block(self.unit, block)
             for point, c in zip(self.points, "xyzw", strict=True):
                 own.memo[Load(p.main.name, point)] = Val(f"sum.{c}", p.main.dtype, atom=True)

@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from rammer.child_processes import find_program, run_program
-from rammer.codegen import Argument, GuardedBuffer
+from rammer.codegen import Argument
 from rammer.codegen.dialects import helper_functions
 from rammer.device.manifest import Array, Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize
+from rammer_testing.host_c import GuardedBuffer
 
+from .block import HEAD, INCLUDES, TAIL
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
 from rammer_cuda.kernels.task import TaskKernel
 
 COMPILER = find_program("g++")

@@ -90,6 +90,7 @@ HEAD = (
 struct float4 {{ float x, y, z, w; }};
 static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, z, w}}; }}
 struct uint2 {{ unsigned x, y; }};
+static uint2 make_uint2(unsigned x, unsigned y) {{ return {{x, y}}; }}
 struct uint4 {{ unsigned x, y, z, w; }};
 static float __uint_as_float(unsigned bits) {{ float f; memcpy(&f, &bits, 4); return f; }}
 struct Place {{ int x; }};

@@ -12,7 +12,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind import evaluator
 from rammer.frontend.bind.evaluator import evaluate_proto, host_node
 from rammer.frontend.host import numpy_fast
-from rammer.frontend.host.operators import OPERATORS
+from rammer.frontend.host.operators import OPERATORS, order_elements
 
 OPSET = {"": 21}
 DTYPES = [np.float32, np.float64, np.int32, np.int64, np.bool_, np.uint8, np.float16]
@@ -147,3 +147,20 @@ def test_constants_of_a_body_are_made_once(monkeypatch: pytest.MonkeyPatch) -> N
         (y,) = evaluator.interpret_body(body, (), {"x": x})
         np.testing.assert_allclose(y, np.sin(np.unique(x * 2)))
     assert met == ["Constant", "Sin", "Sin"]
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"])
+def test_elements_are_ordered_as_numbers(dtype: str, largest: bool, rng: np.random.Generator) -> None:
+    x = rng.integers(0, 9, (3, 40)).astype(dtype)
+    if x.dtype.kind == "f":
+        x[:, :6] = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0]
+    else:
+        x[:, :2] = [np.iinfo(dtype).max, np.iinfo(dtype).min]
+    for count in (0, 1, 7, 40):
+        found = order_elements(x, count, largest)
+        assert found.dtype == np.int64 and found.shape == (3, count)
+        for row, places in zip(x, found, strict=True):
+            # NaN sorts last in NumPy. Of the reversed row, the last equal element is the first one.
+            order = 39 - np.argsort(row[::-1], kind="stable")[::-1] if largest else np.argsort(row, kind="stable")
+            assert places.tolist() == order[:count].tolist()

@@ -199,7 +199,7 @@ class Compiler:
             graph, reports = self.rewritten(graph, self.passes)
         print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments, uses = list[Segment](), SubgraphIndex(graph)
-        found = split_segments(graph, self.lowerings)
+        found = split_segments(graph, self.lowerings, self.backend.vdevice.sort_steps)
         kept = _alias_tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
             if why:

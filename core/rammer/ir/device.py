@@ -61,6 +61,8 @@ class VDevice:
     - ``doubt``: standard deviation between the predicted and the measured fraction of time that fusion saves. An operator with a
       smaller predicted gain may be slower.
     - ``start``: seconds of an operator's time that operators in one launch share.
+    - ``sort_steps``: comparisons of the longest sort that runs on the device if its length is fixed. The host, which has the
+      device's memory, is faster at longer sorts (0: at none).
     - ``channels``: values of float16 that its kernels read together. Images with fewer channels are padded to this number.
     - ``simulated``: times are never ranked with measured ones.
     """
@@ -85,6 +87,7 @@ class VDevice:
     doubt: float = 0.0
     start: float = 0.0
     map_flops: float = 0.0
+    sort_steps: int = 0
     channels: int = 1
 
     def __post_init__(self) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
+import rammer
 from rammer.device.manifest import Array, Backend, Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.compute import Compute
@@ -380,3 +382,18 @@ def test_a_kernel_that_does_not_compile_names_the_error() -> None:
     with pytest.raises(DeviceFailure, match="does not compile") as caught:
         build_program(backend.context, "__kernel void f(__global float *x) { x[0] = nonsense; }")
     assert "nonsense" in caught.value.where
+
+
+def test_long_sorts_run_on_the_host_of_a_cpu(backend: Backend, rng: np.random.Generator) -> None:
+    if backend.vdevice.threads > 1:
+        pytest.skip("a GPU has its own memory")
+    for extent, hosted in ((50, []), (5000, ["TopK"])):
+        x = rng.integers(0, 99, (2, extent)).astype(np.float32)
+        ports = [helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", 1, x.shape), ("v", 1, None), ("i", 7, None))]
+        nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("TopK", ["n", "k"], ["v", "i"])]
+        graph = helper.make_graph(nodes, "sort", ports[:1], ports[1:], [numpy_helper.from_array(np.array([40]), "k")])
+        with rammer.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), "rocm") as exe:
+            found = exe.run({"x": x})
+            assert [h.node.node.op for h in exe.prepare({"x": x}).host_nodes] == hosted
+        np.testing.assert_array_equal(found["i"], np.argsort(x, kind="stable")[:, :40])
+        np.testing.assert_array_equal(found["v"], -np.sort(x)[:, :40])

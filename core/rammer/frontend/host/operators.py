@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -73,8 +73,45 @@ def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | No
     return values, first, place[inverse.ravel()], counts[order]
 
 
-#: Boxes that are compared at once.
-_BLOCK: Final = 64
+#: Most boxes that are compared at once, and boxes that are ordered first of more.
+_BLOCK: Final = 128
+_FIRST: Final = 1024
+
+
+def _compute_top_k(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
+    """Return the largest (``largest=0``: smallest) elements along an axis in order, and their indices."""
+    x, count = operands[0], _scalar_operand(operands, 1)
+    if x is None or count is None or x.dtype.kind not in "iuf":
+        return None
+    axis = int(attributes.get("axis", -1))
+    rows = x.swapaxes(axis, -1)
+    index = order_elements(rows, int(count), bool(attributes.get("largest", 1)))
+    return [a.swapaxes(axis, -1) for a in (np.take_along_axis(rows, index, -1), index)]
+
+
+def order_elements(rows: Array, count: int, largest: bool = True) -> Array:
+    """Return the indices of the first ``count`` elements of each row (int64): the largest in descending order, or the smallest in
+    ascending order. Among equal elements the first one comes first; NaN is the largest number."""
+    wide, last = rows.dtype.itemsize == 8, rows.shape[-1] - 1
+    if rows.dtype.kind == "f":
+        numbers = np.add(rows, 0, dtype=np.float64 if wide else np.float32)  # -0 becomes 0
+        bits: Array = numbers.view(np.int64 if wide else np.int32)
+        most = (1 << (63 if wide else 31)) - 1
+        keys: Array = bits ^ ((bits >> (63 if wide else 31)) & most)
+        missing = np.isnan(numbers)
+        if missing.any():
+            keys[missing] = most
+    else:
+        keys = rows if wide else np.subtract(rows, 1 << 31 if rows.dtype == np.uint32 else 0, dtype=np.int64)
+    if wide:
+        return np.argsort(~keys if largest else keys, axis=-1, kind="stable")[..., :count]
+    # Sorting is fastest over numbers that contain the index.
+    packed: Array = (keys if largest else ~keys).astype(np.int64) << 32
+    packed += np.arange(last, -1, -1)
+    if 0 < count <= last:
+        packed = np.partition(packed, last + 1 - count, axis=-1)[..., last + 1 - count :]
+    packed.sort(axis=-1)
+    return np.asarray(last - (packed[..., ::-1][..., :count] & 0xFFFFFFFF))
 
 
 def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
@@ -84,33 +121,45 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     assert boxes is not None and scores is not None
     limit, overlap, least = (_scalar_operand(operands, i) for i in (2, 3, 4))
     corners = _box_corners(boxes, bool(attributes.get("center_point_box", 0)))
-    areas, chosen = np.prod(corners[..., 2:] - corners[..., :2], axis=-1), list[tuple[int, int, int]]()
-    for batch, label in np.ndindex(*scores.shape[:2]):
+    areas, chosen = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1]), list[Array]()
+    for batch, label in np.ndindex(*scores.shape[:2]) if limit is not None and limit > 0 else ():
         rated = scores[batch, label]
-        able = np.flatnonzero(~(rated <= least)) if least is not None else np.arange(rated.size)
-        order = able[np.argsort(-rated[able], kind="stable")]
-        kept = _select_boxes(corners[batch].T, areas[batch], order, np.float32(overlap or 0), int(limit or 0))
-        chosen += [(batch, label, box) for box in kept]
-    return (np.array(chosen, np.int64).reshape(-1, 3),)
+        kept = _select_boxes(corners[batch], areas[batch], rated, least, np.float32(overlap or 0), int(limit))
+        row = np.empty((len(kept), 3), np.int64)
+        row[:, 0], row[:, 1], row[:, 2] = batch, label, kept
+        chosen.append(row)
+    return (np.concatenate([np.empty((0, 3), np.int64), *chosen]),)
 
 
-def _select_boxes(corners: Array, areas: Array, order: Array, overlap: Any, limit: int) -> list[int]:
-    """Return at most ``limit`` boxes in ``order`` that overlap no selected box by more than ``overlap``. Boxes are compared in
-    blocks, since few of many boxes are compared at all."""
+def _select_boxes(corners: Array, areas: Array, rated: Array, least: Any, overlap: Any, limit: int) -> list[int]:
+    """Return at most ``limit`` boxes by descending score above ``least`` that overlap no selected box by more than ``overlap``.
+    Boxes are ordered and compared in blocks, since few of many boxes are compared at all."""
     kept = list[int]()
-    for start in range(0, order.size if limit > 0 else 0, _BLOCK):
-        block = order[start : start + _BLOCK]
+    for block in _boxes_by_score(rated, least, min(_BLOCK, -(-limit * 9 // 64) * 8)):
         if kept:
-            block = block[(_box_overlaps(corners, areas, np.array(kept), block) <= overlap).all(axis=0)]
-        rows = np.packbits(_box_overlaps(corners, areas, block, block) <= overlap, axis=1, bitorder="little")
-        free = (1 << block.size) - 1
-        while free:  # bit k: no selected box overlaps box k of the block
-            k = (free & -free).bit_length() - 1
-            kept.append(int(block[k]))
-            if len(kept) == limit:
-                return kept
-            free &= int.from_bytes(rows[k].tobytes(), "little") & ~((2 << k) - 1)
+            block = block[~_is_overlapping(corners, areas, np.array(kept), block, overlap).any(axis=0)]
+        earlier = np.triu(_is_overlapping(corners, areas, block, block, overlap), 1)  # row: the box before that of the column
+        hit = earlier.any(axis=0)
+        doubtful = np.flatnonzero(hit).tolist()
+        free = int.from_bytes(np.packbits(~hit, bitorder="little").tobytes(), "little")
+        columns = np.packbits(earlier[:, hit], axis=0, bitorder="little").T
+        for k, column in zip(doubtful, columns, strict=True):  # bit k: box k of the block is selected
+            if not free & int.from_bytes(column.tobytes(), "little"):
+                free |= 1 << k
+        kept += [box for k, box in enumerate(block.tolist()) if free >> k & 1]
+        if len(kept) >= limit:
+            return kept[:limit]
     return kept
+
+
+def _boxes_by_score(rated: Array, least: Any, size: int) -> Iterator[Array]:
+    """Yield boxes with a score above ``least`` by descending score, in blocks of ``size``."""
+    able = np.flatnonzero(~(rated <= least)) if least is not None else np.arange(rated.size)
+    scores = rated[able]
+    for count in dict.fromkeys((min(_FIRST, able.size), able.size)):
+        order = able[order_elements(scores, count)]
+        for start in range(0 if count <= _FIRST else _FIRST, count, size):
+            yield order[start : min(start + size, count)]
 
 
 def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
@@ -145,22 +194,30 @@ def _scalar_operand(operands: Sequence[Array | None], index: int) -> Any:
 
 
 def _box_corners(boxes: Array, centred: bool) -> Array:
-    """Return least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
-    one, two = boxes[..., :2], boxes[..., 2:]
+    """Return least and greatest coordinates of boxes, in four rows per batch. Boxes are given by any two opposite corners or by
+    centre and size."""
+    rows = np.ascontiguousarray(np.swapaxes(boxes, 1, 2))
+    one, two = rows[:, :2], rows[:, 2:]
     if centred:
         one, two = one - two / 2, one + two / 2
-    return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
+    return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=1)
 
 
-def _box_overlaps(corners: Array, areas: Array, ones: Array, others: Array) -> Array:
-    """Return the intersections over unions of boxes ``ones`` with boxes ``others`` (float32). ``corners`` are coordinates by box,
-    in four rows."""
-    (top, left, bottom, right), far = corners[:, ones, None], corners[:, None, others]
-    height = np.maximum(np.minimum(bottom, far[2]) - np.maximum(top, far[0]), 0)
-    width = np.maximum(np.minimum(right, far[3]) - np.maximum(left, far[1]), 0)
-    shared = (height * width).astype(np.float64)
-    rest = (areas[ones, None] + areas[others]).astype(np.float64) - shared
-    return np.asarray(np.divide(shared, rest, out=np.zeros_like(shared), where=rest > 0), np.float32)
+def _is_overlapping(corners: Array, areas: Array, ones: Array, others: Array, limit: Any) -> Array:
+    """Return True where the intersection over union of boxes ``ones`` and ``others`` exceeds ``limit``, in float32. ``corners``
+    are coordinates by box, in four rows."""
+    near, far = corners[:, ones, None], corners[:, None, others]
+    shared, union = np.empty((2, len(ones), len(others)), corners.dtype)
+    for low, high, overlap in ((0, 2, shared), (1, 3, union)):
+        np.minimum(near[high], far[high], out=overlap)
+        overlap -= np.maximum(near[low], far[low])
+        np.maximum(overlap, 0, out=overlap)
+    shared *= union
+    np.add(areas[ones, None], areas[others], out=union)
+    union -= shared
+    with np.errstate(invalid="ignore"):
+        shared /= union  # NaN, of two empty boxes, exceeds nothing
+    return np.asarray(shared > limit)
 
 
 def _make_optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
@@ -197,6 +254,7 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "CastMap": cast_map,
     "Unique": _compute_unique,
     "NonZero": _non_zero,
+    "TopK": _compute_top_k,
     "NonMaxSuppression": _non_max_suppression,
     "BitCast": _bit_cast,
     "Dropout": _compute_dropout,

@@ -18,6 +18,7 @@ from rammer.frontend.lower.operands import axis_of, make_literal, make_op
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
+from rammer.ir.graph import Graph, Node
 from rammer.ir.types import is_float, itemsize
 
 #: Limit of the steps of all counts together; the host sorts longer axes.
@@ -56,14 +57,29 @@ def top_k(ctx: Lowering) -> None:
 
 
 def _check_steps(ctx: Lowering, row: _Row, count: int, wide: bool) -> None:
+    steps = _count_steps(row, count, wide)
+    if steps > MOST_STEPS:
+        raise CannotLower(f"TopK of {count} among {row.extent} would take {steps} steps, more than {MOST_STEPS}")
+
+
+def count_sort_steps(graph: Graph, node: Node) -> int:
+    """Return the steps of all counts of a TopK with known ``k``, and 0 for other operators."""
+    known = graph.constants.get(node.inputs[1]) if node.op == "TopK" and not node.domain and len(node.inputs) > 1 else None
+    if known is None:
+        return 0
+    ctx = Lowering(graph, node)
+    row = _Row(ctx, axis_of(ctx, int(ctx.attr("axis", -1)), len(ctx.shape(node.inputs[0]))))
+    return _count_steps(row, int(known.item()), itemsize(ctx.type(node.inputs[0]).dtype) == 8)
+
+
+def _count_steps(row: _Row, count: int, wide: bool) -> int:
     n = row.extent
     steps = n * n + count * n
     if n > SHORT_AXIS and not wide:
         few = n if n < SPARSE * count else 4 * int(math.sqrt(n * count))  # after the block search, over the chosen blocks
         digits, blocks = -(-row.bits // DIGIT), -(-few // BLOCK)
         steps = n + digits * few * (1 << DIGIT) + few * BLOCK + blocks * blocks + count * (blocks + BLOCK) + 2 * count * count
-    if steps * row.rows > MOST_STEPS:
-        raise CannotLower(f"TopK of {count} among {n} would take {steps * row.rows} steps, more than {MOST_STEPS}")
+    return steps * row.rows
 
 
 def _emit_chosen(ctx: Lowering, row: _Row, index: str, count: int) -> None:

@@ -218,7 +218,8 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
             raise NoMachineCode(
                 f"machine code of {what} cannot be written", f"program {program.name}", "compile with --option executor=graph"
             )
-        return machine_code(compile_launches(program, constants, self.gpu, self.writer, kept=True), constants, self.code_target)
+        made = compile_launches(program, constants, self.gpu, self.writer, kept=True)
+        return machine_code(program, made, constants, self.code_target)
 
     def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:
         """Return the program with the kernels in ``code``."""

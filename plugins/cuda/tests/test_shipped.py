@@ -17,6 +17,7 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import MachineCode
 from rammer.errors import NoMachineCode
 from rammer.ir.program import RProgram
+from rammer_testing.c_runtime import COMPILERS, build_example, run_example
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
 
@@ -119,3 +120,38 @@ def test_machine_code_runs_without_the_compiler(name: str, tmp_path: Path, rng: 
     have = exe.run(inputs)
     assert all(np.array_equal(have[n], want[n]) for n in some(want))
     exe.close()
+
+
+def test_a_file_has_the_calls_of_every_launch(shipped: Path) -> None:
+    program, code, _ = code_of(shipped)
+    made, calls = shipped_launches(code, program), code.record["calls"]
+    entries = [calls["kernels"][kernel][1] for kernel, *_ in calls["launches"]]
+    assert entries == [made.kernels[x.operator].entry for x in made.plan]
+    for launch, (_, groups, threads, arguments) in zip(made.plan, some(calls["launches"]), strict=True):
+        kernel = made.kernels[launch.operator]
+        assert (groups, threads) == (len(launch.tasks) * kernel.blocks, kernel.threads)
+        assert len(arguments) == len(kernel.arguments) + 2
+    assert [port[0] for port in calls["inputs"]] == [p.tensor for p in program.inputs]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not all(COMPILERS.values()), reason="needs the C and C++ compilers gcc and g++")
+@pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.shapes == ({},)])
+def test_a_c_program_has_the_same_bits(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    onnx.save(MODELS[name].build(rng), tmp_path / "m.onnx")
+    inputs = MODELS[name].inputs(rng, {})
+    exe = rammer.compile(tmp_path / "m.onnx", "cuda", options={"executor": "graph"})
+    save_artifact(tmp_path / "m.rammer", exe.artifact(exe.with_code(exe.compile_whole({}))))
+    exe.close()
+    exe = rammer.compile(tmp_path / "m.rammer", trust=True)
+    want = {n: np.asarray(v) for n, v in exe.run(inputs).items()}
+    names = [p.name for p in exe.head.inputs], [p.name for p in exe.head.outputs]
+    exe.close()
+    have = run_example(
+        build_example("c", tmp_path),
+        tmp_path / "m.rammer",
+        {n: inputs[n] for n in names[0]},
+        {n: want[n] for n in names[1]},
+        tmp_path,
+    )
+    assert all(have[n].tobytes() == want[n].tobytes() for n in some(names[1]))

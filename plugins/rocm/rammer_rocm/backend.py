@@ -79,7 +79,7 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
         own = DeviceConstants(self.queue, self.vdevice.threads == 1)  # as in ``load_code``
         loaded = self.open_program(self.written, own, program, constants)
         try:
-            return machine_code(loaded, constants, self.code_target)
+            return machine_code(loaded, constants, self.code_target, self.builder.options)
         finally:
             loaded.close()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from rammer.device.driver_calls import Argument, DriverCalls, buffer_argument, int32, int64
 from rammer.device.manifest import Array
 from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
@@ -18,7 +19,7 @@ from rammer_rocm.constants import DeviceConstants, round_up
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement
 from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
-from rammer_rocm.resident import OpenClProgram
+from rammer_rocm.resident import BINARY, OpenClProgram
 from rammer_rocm.source import launch_text
 
 if TYPE_CHECKING:
@@ -111,6 +112,25 @@ class LaunchProgram(OpenClProgram):
         kernel.set_args(*values, *self.recorders(context, joined))
         threads = functions[0].threads
         return kernel, sum(map(self.groups_of, joined)) * threads, threads
+
+    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any]:
+        """Record the launches of a run, in order."""
+        partials, arrived = calls.allocate(self.partials.size), calls.allocate(self.arrived.size)
+        for joined in self.plan:
+            values = list[Argument]()
+            for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
+                f = self.functions[x.operator]
+                for number, start in (self.argument_address(a, self.memory.buffers) for a in f.arguments):
+                    values += [buffer_argument(constants[number - 1] if number else memory), int64(start)]
+                first = first_consecutive(x.tasks)
+                order = calls.allocate_table(np.array(x.tasks, np.int32)) if first is None else -1
+                values += [buffer_argument(order), int32(first or 0), int32(self.groups_of(x))]
+                if f.blocks > 1:
+                    values += [buffer_argument(partials), int64(place), buffer_argument(arrived), int32(counter)]
+            functions = [self.functions[x.operator] for x in joined]
+            entry = f"launch_{self.number[tuple(f.entry for f in functions)]}"
+            calls.launch((BINARY, entry), sum(map(self.groups_of, joined)), functions[0].threads, values)
+        return {}
 
     def pointer(self, argument: Pointer) -> tuple[Any, Any]:
         """Return the buffer and the byte offset of a kernel's argument."""

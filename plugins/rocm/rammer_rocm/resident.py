@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from rammer.device.driver_calls import DriverCalls
 from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
@@ -27,6 +28,8 @@ from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement
 from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 
+#: The array of machine code that has the binary.
+BINARY: Final = "binary"
 #: Note for run results: the rows that are printed do not determine the compute units.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
 
@@ -141,6 +144,11 @@ class OpenClProgram(Loaded):
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration of the program."""
         raise NotImplementedError
+
+    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any] | None:
+        """Record the launches of a run. ``memory`` and ``constants`` are the numbers of the program's allocations. Returns other
+        facts of the executor, or None if its calls cannot be recorded."""
+        return None
 
     def read_length(self, tensor: str, at: Placement) -> int:
         """Return the length that the scalar ``tensor`` holds in this run."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from rammer.device.driver_calls import EPOCH, LAUNCH, DriverCalls, buffer_argument, int32
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Task, waves
@@ -18,7 +19,7 @@ from rammer_rocm.memory import shared_memory, system_wide
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
 from rammer_rocm.program_kernels import Function, ProgramKernels
-from rammer_rocm.resident import OpenClProgram
+from rammer_rocm.resident import BINARY, OpenClProgram
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
 if TYPE_CHECKING:
@@ -124,6 +125,24 @@ class TableProgram(OpenClProgram):
         cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self.queue.finish()
         self.epoch = self.moved = self.launch = 0
+
+    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any]:
+        """Record the launches of a run: one for each wave, or one that is repeated until the last wave has finished."""
+        table, count = self.table, len(self.table.kernel_of_wave)
+        arguments = np.array([self.argument_address(a, self.memory.buffers) for a in self.pointers] or [(0, 0)], np.int64)
+        tables = [calls.allocate_table(t) for t in (arguments, table.starts, table.runs)]
+        common = [buffer_argument(n) for n in (memory, *tables, calls.allocate(self.spill.size), *constants)]
+        if not self.single:
+            for wave, number in enumerate(table.kernel_of_wave):
+                values = [*common, int32(wave * self.program.veus)]
+                calls.launch((BINARY, f"wave_{number}"), self.groups, 1, values)
+            return {}
+        filled, sync = calls.allocate_table(table.filled), calls.allocate(self.sync.size)
+        if not count:
+            return {}
+        values = [*common, buffer_argument(filled), buffer_argument(sync), EPOCH, LAUNCH, int32(count)]
+        calls.launch((BINARY, "program"), self.groups, 1, values)
+        return {"until": [sync, (count - 1) * LINE_WORDS * 4, int(table.filled[-1]), self.most_launches]}
 
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
         """Return the placement for a call with these arrays by port. Kernels use host arrays in place where possible, if the host

@@ -35,6 +35,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.device.lazy_sequence",
         "rammer.device.loader",
         "rammer.device.shared_constants",
+        "rammer.device.driver_calls",
         "rammer.device.shipped_kernels",
         "rammer.ir.constants",
         "rammer.ir.device",

@@ -218,7 +218,7 @@ def zip_changed(rng: random.Random, data: bytes, seal: bool = False) -> bytes:
     elif kind == 1:
         members.append((name, rng.choice(members)[1]))
     elif kind == 2:
-        members[at] = (rng.choice((*TEXTS[3:8], "head.json", "0.node", "9.program")), content)
+        members[at] = (rng.choice((*TEXTS[4:8], "head.json", "0.node", "9.program")), content)
     elif kind == 3:
         packing = rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
     elif kind == 4:

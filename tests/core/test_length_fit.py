@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rammer.frontend.ranges.dimension_ranges import probe_points
 from rammer.frontend.ranges.length_fit import LengthFit, MoreProbes
 from rammer.ir.extent import Dim, NoRange, Point, Ranged
+from rammer_testing.nonempty import some
 from rammer_testing.strided_ranges import Tally
 
 
@@ -25,7 +26,7 @@ def fitted(
             found = [fit.extent([extent(p) for p in points], f"extent {n}") for n, extent in enumerate(extents)]
             fit.settle()
         except MoreProbes as more:
-            assert not any(p in points for p in more.points)
+            assert not any(p in points for p in some(more.points))
             points = [*points, *more.points]
         else:
             return fit, found

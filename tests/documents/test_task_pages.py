@@ -22,6 +22,8 @@ import pytest
 from command import typed
 from onnx import helper, numpy_helper
 
+from rammer_testing.nonempty import some
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("deploy", "faster", "quantise", "serve", "wrong_number")
 #: Maximum words of a page.
@@ -56,7 +58,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_run(page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run, found, count = partial(typed, monkeypatch, capsys), dict[str, Any](), 0
-    for _, language, text in BLOCK.findall(text_of(page)):
+    for _, language, text in some(BLOCK.findall(text_of(page))):
         code = textwrap.dedent(text)
         if language == "python":
             exec(compile(code, f"{page}.md", "exec"), found)
@@ -116,7 +118,7 @@ def test_every_example_is_listed_and_run() -> None:
     run = "".join(
         p.read_text() for folder in ("documents", "devices", "from_torch") for p in (ROOT / "tests" / folder).glob("*.py")
     )
-    for path in sorted((ROOT / "docs/examples").glob("*.py")):
+    for path in some(sorted((ROOT / "docs/examples").glob("*.py"))):
         assert f"({path.name})" in listed, f"docs/examples/README.md does not list {path.name}"
         name = path.stem.removeprefix("onnxruntime_")
         assert f'"{path.stem}"' in run or f'"{name}"' in run or path.name in run, f"no test runs {path.name}"

@@ -127,7 +127,7 @@ def test_a_file_has_the_calls_of_every_launch(shipped: Path) -> None:
     made, calls = shipped_launches(code, program), code.record["calls"]
     entries = [calls["kernels"][kernel][1] for kernel, *_ in calls["launches"]]
     assert entries == [made.kernels[x.operator].entry for x in made.plan]
-    for launch, (_, groups, threads, arguments) in zip(made.plan, some(calls["launches"]), strict=True):
+    for launch, (_, groups, threads, arguments) in some(list(zip(made.plan, calls["launches"], strict=True))):
         kernel = made.kernels[launch.operator]
         assert (groups, threads) == (len(launch.tasks) * kernel.blocks, kernel.threads)
         assert len(arguments) == len(kernel.arguments) + 2

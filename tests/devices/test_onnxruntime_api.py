@@ -23,6 +23,7 @@ from rammer.jit.session import open_executable
 from rammer.onnxruntime_api import providers
 from rammer.onnxruntime_api.ort_value import ELEMENTS
 from rammer.onnxruntime_api.session_options import warn_once
+from rammer_testing.nonempty import some
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 ADD = """<ir_version: 8, opset_import: ["" : 17], producer_name: "kit", model_version: 3, doc_string: "sum", domain: "test",

@@ -72,7 +72,7 @@ def check_shape(shape: Iterable[int], where: str) -> None:
         raise BadInput(f"a tensor has {len(extents)} axes, more than {MAX_RANK}", where, "export the model with fewer axes")
     if any(n < 0 for n in extents):
         raise BadInput(f"a tensor has the negative extent {min(extents)}", where, "export the model again")
-    if any(n > MAX_EXTENT for n in extents) or math.prod(extents) > MAX_ELEMENTS:
+    if not is_allowed_shape(extents):
         shown = ",".join(map(str, extents[:8]))
         raise BadInput(
             f"a tensor of shape [{shown}] is beyond the limits of {MAX_EXTENT} elements along an axis and {MAX_ELEMENTS} in all",
@@ -82,12 +82,9 @@ def check_shape(shape: Iterable[int], where: str) -> None:
 
 
 def is_allowed_shape(shape: Iterable[int]) -> bool:
-    """Return True if the extents, as far as they are known, are within the limits."""
-    try:
-        check_shape((max(0, n) for n in shape), "")
-    except BadInput:
-        return False
-    return True
+    """Return True if the known extents are within the limits."""
+    extents = tuple(shape)
+    return max(extents, default=0) <= MAX_EXTENT and math.prod(extents) <= MAX_ELEMENTS
 
 
 def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:

@@ -89,7 +89,8 @@ def test_huge_numbers_in_a_head_are_bad_input(rammer: Command, model: Path, tmp_
                     archive.writestr(member, data)
                 archive.comment = seal_of({n: d for n, d in parts.items() if is_text(n)})
             done = rammer("run", bad)
-            assert done.code == 2, (change, done)
+            # Any text is the fingerprint of another version of the plugin, which runs the same program.
+            assert done.code == (0 if key == "fingerprint" and isinstance(change, str) else 2), (change, done)
             assert "Traceback" not in done.err and len(done.err) + len(done.out) < 6000
 
 

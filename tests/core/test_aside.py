@@ -106,7 +106,8 @@ def test_a_candidate_that_breaks_the_device_costs_itself(
     assert kept and all(k.operator.task_count % 3 != 1 and k.alone != os.getpid() for k in kept)
     told = capfd.readouterr().err
     assert said in told and "candidate left out: operator " in told
-    assert measurer.started == 1 + told.count("candidate left out")  # one process per lost candidate, and no other
+    lost = told.count("candidate left out")
+    assert measurer.started in (lost, lost + 1)  # one process per lost candidate, and one for those that follow the last of them
 
 
 @pytest.mark.slow

@@ -11,13 +11,19 @@ from random import Random
 import numpy as np
 import pytest
 
+from rammer.compile_options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compiler import Compiler
+from rammer.compiler.policy_choice import segment_opener
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable
+from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram
 from rammer.schedule.baselines import Sequential
 from rammer.tuning import fastest_program as choose
 from rammer.tuning.fastest_program import RACE, SAME, TimeCache, fastest_program
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.net import Net
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
 
@@ -143,3 +149,18 @@ def test_a_set_of_which_one_failed_is_measured_again() -> None:
     kept = TimeCache(Registry().open("toy"), KernelStore(None))
     broken, well = Bench({"a": 2.0, "b": 1.0}, failing="b"), Bench({"a": 2.0, "b": 1.0})
     assert [fastest_program(b.programs, b, kept)[0].policy for b in some([broken, well])] == ["a", "b"]
+
+
+def test_programs_are_timed_with_their_own_constants(rng: np.random.Generator) -> None:
+    """Check programs of one model whose constants of one name differ in shape, as after different passes."""
+    backend, segments = Registry().open("toy"), []
+    for width in (3, 5):
+        net = Net((), rng)
+        model = net.model(net.node("MatMul", net.input(2, 4), net.weight(4, width)))
+        (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments
+        assert isinstance(segment, ProgramSegment)
+        segments.append(segment)
+    assert {*segments[0].constants} == {*segments[1].constants} != set()
+    for segment in segments:
+        with segment_opener(backend, segments)(segment.program) as run:
+            assert run() > 0

@@ -10,11 +10,11 @@ from math import inf
 from rammer.codegen.writer import kinds_of
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.form_planning import FormPlanner
-from rammer.compiler.policy_choice import Chooser
+from rammer.compiler.policy_choice import Chooser, segment_opener
 from rammer.device.execution_forms import ExecutionForm
 from rammer.schedule.policy import Policy
 from rammer.schedule.wavefront import Wavefront
-from rammer.tuning.fastest_program import TimeCache, program_opener, time_programs
+from rammer.tuning.fastest_program import TimeCache, time_programs
 
 __all__ = ["FormChooser"]
 
@@ -59,16 +59,17 @@ class FormChooser:
     def _by_measurement(self, made: ProgramSegment, mine: _Rivals, raced: Sequence[_Rivals]) -> ProgramSegment:
         """Return the fastest program in any form. ``raced`` have the base programs that other forms are built for."""
         chooser, cache = self.chooser, TimeCache(self.chooser.backend, self.chooser.store)
-        opener = program_opener(chooser.backend, {n: v for r in raced for n, v in r.base.constants.items()})
+        bases = [r.base for r in raced]
         limited = any(f.limits.near < inf for r in raced for f in r.forms)
-        alone = time_programs([r.base.program for r in raced], opener, cache) if limited else None
+        opener = segment_opener(chooser.backend, bases)
+        alone = time_programs([b.program for b in bases], opener, cache) if limited else None
         if alone is not None and alone.absent:
             return self._by_prediction(made, mine)
         seconds = dict(enumerate([inf] * len(raced))) if alone is None else alone.seconds
         options = [made, *(p for i, r in enumerate(raced) if i in seconds for p in r.programs(seconds[i]))]
         if len(options) == 1:
             return made
-        times = time_programs([o.program for o in options], opener, cache)
+        times = time_programs([o.program for o in options], segment_opener(chooser.backend, options), cache)
         if times.absent:
             return self._by_prediction(made, mine)
         first = chooser.backend.forms[0].name

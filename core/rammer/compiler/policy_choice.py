@@ -11,11 +11,11 @@ from rammer.device.manifest import Backend
 from rammer.errors import print_warning
 from rammer.ir.program import RProgram
 from rammer.schedule.policy import Policy, Schedule
-from rammer.tuning.fastest_program import TimeCache, fastest_program, program_opener
+from rammer.tuning.fastest_program import Opener, TimeCache, fastest_program, program_opener
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.expressions import VerifyError
 
-__all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "tuned_or_not"]
+__all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "segment_opener", "tuned_or_not"]
 
 #: Reason for choosing a program with run-time lengths by prediction: no single length is representative.
 OPEN_LENGTHS = "each run has its own lengths"
@@ -63,9 +63,14 @@ class Chooser:
             return replace(first, choice=f"{first.program.policy}, by prediction: {self.unmeasured}")
         if len(options) == 1:
             return replace(first, choice=f"{first.program.policy}: no other schedule is legal and near it by prediction")
-        programs, values = [o.program for o in options], {n: v for o in options for n, v in o.constants.items()}
-        program, why = fastest_program(programs, program_opener(self.backend, values), TimeCache(self.backend, self.store))
+        programs, opener = [o.program for o in options], segment_opener(self.backend, options)
+        program, why = fastest_program(programs, opener, TimeCache(self.backend, self.store))
         return replace(next(o for o in options if o.program is program), choice=why)
+
+
+def segment_opener(backend: Backend, options: Sequence[ProgramSegment]) -> Opener:
+    """Return an opener for the programs of ``options``, each with its own constants."""
+    return program_opener(backend, lambda program: next(o.constants for o in options if o.program is program))
 
 
 def tuned_or_not(tuned: ProgramSegment, plain: ProgramSegment, backend: Backend, store: KernelStore) -> ProgramSegment:
@@ -76,7 +81,6 @@ def tuned_or_not(tuned: ProgramSegment, plain: ProgramSegment, backend: Backend,
     programs = [tuned.program, plain.program]
     if str(tuned.program) == str(plain.program):
         return tuned
-    opened = program_opener(backend, {**plain.constants, **tuned.constants})
-    program, why = fastest_program(programs, opened, TimeCache(backend, store), KERNELS)
+    program, why = fastest_program(programs, segment_opener(backend, (tuned, plain)), TimeCache(backend, store), KERNELS)
     chosen = tuned if program is tuned.program else plain
     return replace(chosen, choice=f"{chosen.choice or chosen.program.policy}; {why}")

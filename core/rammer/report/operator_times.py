@@ -12,7 +12,6 @@ from rammer.compiled.segments import HostSegment, ProgramSegment
 from rammer.device.guard import compile_lock
 from rammer.device.manifest import Array, Backend, Binding
 from rammer.errors import DeviceUnavailable
-from rammer.frontend.host.host_timing import collect_host_times
 from rammer.ir.operator import ROperator
 from rammer.jit.continuation import Continuation
 from rammer.report.measured_trace import union_length
@@ -48,6 +47,8 @@ class OperatorShare:
 
 def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
     """Return the time of each operator in a run on ``inputs``, longest first. Deferred parts are those of this run."""
+    from rammer.frontend.host.host_timing import collect_host_times  # other runs do not import the compiler
+
     feeds: dict[int, Mapping[str, Array]] = {}
     special.run(inputs)  # one-time work
     with collect_host_times() as spent:

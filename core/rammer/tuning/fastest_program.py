@@ -137,13 +137,13 @@ class Race:
         return times.best
 
 
-def program_opener(backend: Backend, constants: Mapping[str, Array]) -> Opener:
+def program_opener(backend: Backend, constants_of: Callable[[RProgram], Mapping[str, Array]]) -> Opener:
     """Return an opener for programs on ``backend``, with random inputs and one warm-up run. A simulated program runs once,
-    because its time repeats exactly."""
+    because its time repeats exactly. Programs of one model may have different constants of one name."""
 
     @contextmanager
     def opened(program: RProgram) -> Iterator[Callable[[], float]]:
-        values = {n: v for n, v in constants.items() if n in program.storage}
+        values = {n: v for n, v in constants_of(program).items() if n in program.storage}
         if backend.vdevice.simulated:
             seconds = backend.profiler.program_time(program, values, 1)
             yield lambda: seconds

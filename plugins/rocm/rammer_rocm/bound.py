@@ -67,7 +67,9 @@ class OpenClBound(Bound):
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
         self._program, self.stream, self._on_cpu = program, program.queue, program.threads == 1
-        if stream is not None and stream is not program.queue:
+        # On a CPU, a length variant has a queue of its own: its runs are complete on return.
+        beside = self._on_cpu and getattr(stream, "context", None) == program.queue.context
+        if stream is not None and stream is not program.queue and not beside:
             raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
         ports = program.program.inputs, program.program.outputs
         read = {p.external: self._bind_input(p, inputs[p.external]) for p in ports[0]}

@@ -59,10 +59,9 @@ class FormChooser:
     def _by_measurement(self, made: ProgramSegment, mine: _Rivals, raced: Sequence[_Rivals]) -> ProgramSegment:
         """Return the fastest program in any form. ``raced`` have the base programs that other forms are built for."""
         chooser, cache = self.chooser, TimeCache(self.chooser.backend, self.chooser.store)
-        bases = [r.base for r in raced]
         limited = any(f.limits.near < inf for r in raced for f in r.forms)
-        opener = segment_opener(chooser.backend, bases)
-        alone = time_programs([b.program for b in bases], opener, cache) if limited else None
+        opener = segment_opener(chooser.backend, [r.base for r in raced])
+        alone = time_programs([r.base.program for r in raced], opener, cache) if limited else None
         if alone is not None and alone.absent:
             return self._by_prediction(made, mine)
         seconds = dict(enumerate([inf] * len(raced))) if alone is None else alone.seconds

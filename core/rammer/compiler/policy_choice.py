@@ -63,7 +63,7 @@ class Chooser:
             return replace(first, choice=f"{first.program.policy}, by prediction: {self.unmeasured}")
         if len(options) == 1:
             return replace(first, choice=f"{first.program.policy}: no other schedule is legal and near it by prediction")
-        programs, opener = [o.program for o in options], segment_opener(self.backend, options)
+        opener, programs = segment_opener(self.backend, options), [o.program for o in options]
         program, why = fastest_program(programs, opener, TimeCache(self.backend, self.store))
         return replace(next(o for o in options if o.program is program), choice=why)
 

@@ -289,18 +289,15 @@ class Magnitudes:
         """Return the magnitude of DeformConv: a convolution of samples, which a mask may scale."""
         product = self._product(node)
         mask = self.of(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else Magnitude(0, 1, 0)
-        bound, degree = _multiply_or_zero(product.bound, max(mask.bound, 1.0)), _add_degrees(product.degree, mask.degree)
-        return replace(_symmetric_bound(bound, degree), weighed=product.weighed, open=product.open)
+        bound = _multiply_or_zero(product.bound, max(mask.bound, 1.0))
+        return replace(product, low=-bound, high=bound, degree=_add_degrees(product.degree, mask.degree))
 
     def _bound_batch_normalisation(self, node: Node) -> Magnitude:
         """Return the magnitude of BatchNormalization: a product with weights if scale and variance are constants."""
         data, scale, variance = (self.of(node.inputs[i]) for i in (0, 1, 4))
-        epsilon = float(node.attributes.get("epsilon", 1e-5))
-        if scale.constant and variance.constant:
-            known = [self.graph.constants.get(node.inputs[i]) for i in (1, 4)]
-            if known[0] is None or known[1] is None:
-                return _bound_weighed(data, 1.0, 1.0)
-            gains = np.abs(known[0].astype(np.float64)) / np.sqrt(np.maximum(known[1].astype(np.float64), 0) + epsilon)
+        epsilon, known = float(node.attributes.get("epsilon", 1e-5)), self.graph.constants
+        if node.inputs[1] in known and node.inputs[4] in known:
+            gains = np.abs(known[node.inputs[1]]) / np.sqrt(np.maximum(known[node.inputs[4]], 0) + epsilon)
             return _bound_weighed(data, *_norms(gains[:, None].astype(np.float32), (1,)))
         gain = scale.bound / math.sqrt(max(variance.low, 0.0) + epsilon)
         return _symmetric_bound(_multiply_or_zero(data.bound, gain), _add_degrees(data.degree, scale.degree))

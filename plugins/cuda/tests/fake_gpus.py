@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.device.arrays import HostRoom
 from rammer.device.manifest import Array, Backend
 from rammer.ir.program import RProgram
 
@@ -257,6 +258,10 @@ class HostBackend:
     """A backend that loads programs on another device."""
 
     backend: Backend
+
+    @property
+    def host_room(self) -> HostRoom:
+        return self.backend.host_room
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> HostProgram:
         return HostProgram(program, self.backend.load(program, constants))

@@ -18,7 +18,6 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.read.reader import read_model
-from rammer.ir import launches
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_store import KernelStore
@@ -28,7 +27,7 @@ from rammer_testing.nonempty import some
 pytest.importorskip("cuda.bindings")
 
 from .cuda_on_host import told
-from rammer_cuda import compile, kernel_cache
+from rammer_cuda import compile, kernel_cache, launch_cache
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import dataflow
@@ -150,9 +149,9 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Check malformed records with a valid checksum: kernels of other tensors, invalid names, unbounded sizes and counts."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
-    monkeypatch.setattr(launches, "CACHED_FROM", 1)
+    monkeypatch.setattr(launch_cache, "CACHED_FROM", 1)
     program, binding = small_nasnet()
-    made, plan = told(kernel_cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
+    made, plan = told(kernel_cache.cached_kernels(program, binding, Writer())), launch_cache.cached_launches(program)
     files = {p.parts[-3].removeprefix("cuda-"): p for p in entries(tmp_path)}
     for what, changes in {
         "kernels": (
@@ -171,7 +170,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
             assert change[0] in text
             store(files[what], text.replace(*change, 1))
             assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made, change
-            assert launches.cached_launches(program) == plan, change
+            assert launch_cache.cached_launches(program) == plan, change
             assert content(files[what]) == text, change
 
 

@@ -67,9 +67,10 @@ class OpenClBound(Bound):
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
         self._program, self.stream, self._on_cpu = program, program.queue, program.threads == 1
-        # On a CPU, a length variant has a queue of its own: its runs are complete on return.
-        beside = self._on_cpu and getattr(stream, "context", None) == program.queue.context
-        if stream is not None and stream is not program.queue and not beside:
+        #: The queue of a CPU that runs are ordered with, if it is not the program's: length variants have one each.
+        self._other = None if stream is program.queue else stream
+        same = self._on_cpu and getattr(stream, "context", None) == program.queue.context
+        if self._other is not None and not same:
             raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
         ports = program.program.inputs, program.program.outputs
         read = {p.external: self._bind_input(p, inputs[p.external]) for p in ports[0]}
@@ -134,11 +135,15 @@ class OpenClBound(Bound):
         """Queue one run. With the executor ``single`` it has finished on return."""
         program = self._program
         with program.failures():
+            if self._other is not None:
+                self._other.finish()
             for port in self._moved[0]:
                 self._copy_in(port.tensor, self.inputs[port.external])
             program.queue_run(self._at)
             for port in self._moved[1]:
                 self._copy_out(port.tensor, self.outputs[port.external])
+            if self._other is not None:
+                self.stream.finish()
 
     def _copy_in(self, tensor: str, array: Any) -> None:
         if isinstance(array, np.ndarray):

@@ -8,6 +8,14 @@ from bound_calls import TWICE, executable, normal
 
 from rammer.errors import BadInput
 
+LATE = """
+kernel void late(global float *x, int count, int turns) {
+  volatile int turn = 0;
+  while (turn < turns) turn = turn + 1;
+  for (int i = 0; i < count; i++) x[i] += 1.0f;
+}
+"""
+
 
 def test_opencl_arrays_are_copied_on_the_device(rng: np.random.Generator) -> None:
     arrays = pytest.importorskip("pyopencl.array")
@@ -28,4 +36,24 @@ def test_opencl_arrays_are_copied_on_the_device(rng: np.random.Generator) -> Non
         exe.bind({"x": on_device}, {"y": on_device})
     with pytest.raises(BadInput, match="programs run on the queue that their device was opened with"):
         exe.bind({"x": x}, stream=object())
+    exe.close()
+
+
+def test_a_run_on_another_queue_is_in_its_order(rng: np.random.Generator) -> None:
+    """Check that a run reads what the given queue writes before it, as a table does that runs after its length variant."""
+    cl, arrays = pytest.importorskip("pyopencl"), pytest.importorskip("pyopencl.array")
+    exe, x = executable("rocm", TWICE), normal(rng, 3, 4)
+    context = exe.bind({"x": x}).stream.context
+    queue = cl.CommandQueue(context)
+    given = arrays.to_device(queue, x)
+    bound = exe.bind({"x": given}, stream=queue)
+    late = cl.Kernel(cl.Program(context, LATE).build(), "late")
+    for _ in range(3):
+        late(queue, (1,), (1,), given.base_data, np.int32(12), np.int32(10**8))
+        x = x + np.float32(1)
+        bound.run()
+        assert np.array_equal(bound.to_host("y")["y"], x + x)
+    foreign = cl.Context(context.devices)
+    with pytest.raises(BadInput, match="programs run on the queue"):
+        exe.bind({"x": x}, stream=cl.CommandQueue(foreign))
     exe.close()

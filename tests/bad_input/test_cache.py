@@ -193,7 +193,7 @@ def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Captu
     """Check every number replaced by an impossible one, under a valid checksum."""
     kernels = KernelStore.default()
     check_result(rng, model())
-    (path,) = (p for p in entries(own_cache, "tuned") if content(p).startswith("["))
+    path = max((p for p in entries(own_cache, "tuned") if content(p).startswith("[")), key=lambda p: len(content(p)))
     assert kernels.cache is not None
     text = content(path)
     numbers = [m.span() for m in re.finditer(r"-?[0-9][0-9.e+-]*", text)]

@@ -112,7 +112,11 @@ LINES: dict[str, tuple[str, str, str]] = {
     "a table read past its end": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, table(int64, [0, 1], k)]", "a table of 2 values"),
     "a tile of other axes": (r"tile\[\w+=", "tile[evil=", "does not match its last compute"),
     "a tile of nothing": (r"tile\[(\w+)=\d+", "tile[<1>=0", "does not match its last compute"),
-    "a memory layer of its own": (r"connect (\w+) <\w+>", "connect <1> <moon>", "not a line of a program"),
+    "a memory layer of its own": (
+        r"connect (\w+) <\w+>",
+        "connect <1> <moon>",
+        "memory layer moon, which the device does not have",
+    ),
     "a time that is none": (r"predicted \S+ s", "predicted nan s", "a finite time"),
 }
 

@@ -116,8 +116,13 @@ def as_refusal(path: Path | None) -> Iterator[None]:
 
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
-    """Raise BadInput if a program names a kernel family or a configuration that the device does not have."""
-    families = backend.families
+    """Raise BadInput if a program names a memory layer, a kernel family or a configuration that the device does not have."""
+    families, scopes = backend.families, {"thread", *(m.scope for m in backend.vdevice.layers)}
+    for operator in (o for p in compiled.tables for o in p.operators):
+        for layer in {e.layer for e in operator.connections} - scopes:
+            raise _make_refusal(
+                path, f"operator {operator.name} holds a tile in memory layer {layer}, which the device does not have"
+            )
     if families is None:
         return
     for operator in (o for p in compiled.tables for o in p.operators):

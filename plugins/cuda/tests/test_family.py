@@ -178,7 +178,7 @@ def test_every_text_is_written_once(precision: str, monkeypatch: pytest.MonkeyPa
     program = RProgram.parse(str(segment.program))
     assert program == segment.program and program.precision == precision
     untiled = {replace(o, name="o", tile=(), family="", config=()) for o in program.operators}
-    asked = KEPT + 1  # the first offered choices, and the one that keeps the least of the GPU busy
+    asked = KEPT + 3  # the first offered choices, the one that keeps the least of the GPU busy, and those of few tasks
     assert len(written) == len(set(written)) <= asked * len(untiled)
     count, binding = len(written), Binding.of(program, segment.constants)
     for operator in program.operators:

@@ -104,7 +104,7 @@ def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0)
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
     library, arguments, binding = _load_library(kernel), kernel.arguments, kernel.binding
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     tensors = {
         a.tensor: GuardedBuffer(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng)
         for a in arguments

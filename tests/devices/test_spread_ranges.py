@@ -207,5 +207,5 @@ def test_processes_move_what_a_run_has(transport: str, rng: np.random.Generator,
     )
     assert done.returncode == 0, done
     moved = f"transport {transport} moves "
-    assert ("of dynamic shape, by mpi" in done.stdout) == (transport == "mpi"), done.stdout
+    assert ("of a run's own shape, by mpi" in done.stdout) == (transport == "mpi"), done.stdout
     assert (moved in done.stdout) == (transport == "messages") and "lengths   seq=" in done.stdout, done.stdout

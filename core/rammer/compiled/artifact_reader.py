@@ -39,7 +39,7 @@ from rammer.ir.names import LIMIT, check_identifier, shorten_name
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
 from rammer.ir.untrusted_json import load_json
-from rammer.verify.verifier import VerifyError, verify
+from rammer.verify.verifier import VerifyError, unknown_layers, verify
 
 Plugins: TypeAlias = "Callable[[], CustomOperators]"
 
@@ -117,12 +117,10 @@ def as_refusal(path: Path | None) -> Iterator[None]:
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
     """Raise BadInput if a program names a memory layer, a kernel family or a configuration that the device does not have."""
-    families, scopes = backend.families, {"thread", *(m.scope for m in backend.vdevice.layers)}
-    for operator in (o for p in compiled.tables for o in p.operators):
-        for layer in {e.layer for e in operator.connections} - scopes:
-            raise _make_refusal(
-                path, f"operator {operator.name} holds a tile in memory layer {layer}, which the device does not have"
-            )
+    families = backend.families
+    for operator, edge in (found for p in compiled.tables for found in unknown_layers(p, backend.vdevice)):
+        what = f"operator {operator.name} holds a tile in memory layer {edge.layer}, which the device does not have"
+        raise _make_refusal(path, what)
     if families is None:
         return
     for operator in (o for p in compiled.tables for o in p.operators):

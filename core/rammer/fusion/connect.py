@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from rammer.device.manifest import FusedForm
 from rammer.fusion.fusion_legality import memory_bound, move_tiles
 from rammer.fusion.group_prices import GroupPrices
-from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
+from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, edges_of
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
@@ -63,7 +63,7 @@ def connect(
     state = _Connector(graph, device, dict(aliases or {}), prices or GroupPrices.of(graph, device), fusion)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
     ordered = sort_topologically(operators, state.position, state.roots)
-    edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
+    edges = edges_of(graph, ordered)
     outcomes = {(e.producer, e.consumer): state.outcome(e) for e in edges}
     return TileGraph(graph, ordered, tuple(state.decisions), edges, outcomes, state.aliases)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator
-from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
+from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, edges_of
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir.operator import ROperator
 
@@ -55,8 +55,7 @@ def fall_back(
         # A region's neighbours may fill its waves, so the sum of regions is not the whole.
         settle(operators, plain.operators, "the whole graph", 0.0)
     ordered = sort_topologically(operators, position, full.roots)
-    edges = tuple(e for o in ordered for e in o.connections)
-    edges += device_edges(full.graph, {c.name: o.name for o in ordered for c in o.computes})
+    edges = edges_of(full.graph, ordered)
     undone = {(e.producer, e.consumer) for e in edges if e.layer == "device"}
     end = ConnectionTrial("", "veu", math.nan, math.nan, False, "less fusion is faster in this region")
     outcomes = {e: (*t, end) if e in undone and t[-1].kept else t for e, t in full.outcomes.items()}

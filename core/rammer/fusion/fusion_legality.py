@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +11,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, identity_load
 from rammer.ir.device import Scope
 from rammer.ir.expr import Const, Load, Ref
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import Connection, ROperator
 
 #: Maximum operations of a map that is as cheap to recompute as to read: an exponential exceeds it.
 CHEAP: Final = 4
@@ -67,6 +67,30 @@ def _reduction_names(operator: ROperator) -> set[str]:
     for e in sorted(operator.connections, key=lambda e: places[e.producer]):
         found |= {e.consumer} if e.layer == "thread" and e.producer in found else set()
     return found
+
+
+def join_connections(
+    members: Sequence[ROperator],
+    computes: Sequence[Compute],
+    roots: Callable[[str], tuple[str, ...]],
+    meeting: Callable[[str, Compute], Scope | None],
+) -> tuple[Connection, ...] | None:
+    """Return the connections of one operator of all ``computes`` of ``members``. Those of members keep their layers; ``meeting``
+    returns the layer of a new one, by producer and consumer. Return None if it has none, or if a Compute reads a view of another
+    result, which is in memory only after that finishes."""
+    inside = {c.name for c in computes}
+    layers = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
+    held = {name: layer for o in members for name, layer in o.held.items()}
+    links = list[Connection]()
+    for c in computes:
+        if any(r in inside for n in c.reads if n not in inside for r in roots(n)):
+            return None
+        for name in (n for n in c.reads if n in inside):
+            layer = layers.get((name, c.name)) or meeting(name, c)
+            if layer is None:
+                return None
+            links.append(Connection(name, c.name, layer if layer == "thread" else held.get(name, layer)))
+    return tuple(links)
 
 
 def find_meeting_layer(inside: Collection[str], c: Compute) -> Scope | None:

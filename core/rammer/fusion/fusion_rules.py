@@ -6,20 +6,19 @@ the device's schedule like all fusions, or measured with ``--tune``, and accepte
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import nan
 from typing import Protocol
 
 from rammer.errors import attribute_errors
 from rammer.fusion.fall_back import LEAST_GAIN, fall_back
-from rammer.fusion.fusion_legality import find_meeting_layer
+from rammer.fusion.fusion_legality import find_meeting_layer, join_connections
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator
-from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
+from rammer.fusion.tile_graph import TileGraph, regroup
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
-from rammer.ir.device import VDevice
-from rammer.ir.operator import Connection, ROperator
+from rammer.ir.compute import Compute
+from rammer.ir.device import Scope, VDevice
+from rammer.ir.operator import ROperator
 
 __all__ = ["FusionRule", "join_operators", "list_siblings"]
 
@@ -42,24 +41,21 @@ def join_operators(tile: TileGraph, members: Sequence[ROperator]) -> ROperator |
     writes every value that others read. Its tasks cut all results alike, so these must have a common axis to cut."""
     position = {c.name: i for i, c in enumerate(tile.graph.computes)}
     computes = sorted((c for o in members for c in o.computes), key=lambda c: position[c.name])
-    inside, layers = {c.name for c in computes}, {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
-    held = {name: layer for o in members for name, layer in o.held.items()}
-    links = list[Connection]()
-    for c in computes:
-        if any(r in inside for n in c.reads if n not in inside for r in tile.roots(n)):
-            return None  # it reads a view of another result
-        for name in (n for n in c.reads if n in inside):
-            loads = [ld for ld in c.loads if ld.tensor == name]
-            if (name, c.name) not in layers and not all(ex.affine_form(i) is not None for ld in loads for i in ld.indices):
-                return None  # data decide which elements it reads
-            layer = layers.get((name, c.name)) or find_meeting_layer(inside, c) or "veu"
-            links.append(Connection(name, c.name, layer if layer == "thread" else held.get(name, layer)))
+    inside = {c.name for c in computes}
+
+    def meeting(name: str, c: Compute) -> Scope | None:
+        known = all(ex.affine_form(i) is not None for ld in c.loads if ld.tensor == name for i in ld.indices)
+        return (find_meeting_layer(inside, c) or "veu") if known else None  # else data decide which elements it reads
+
+    links = join_connections(members, computes, tile.roots, meeting)
+    if links is None:
+        return None
     escaping = {*tile.graph.outputs, *(r for roots in tile.aliases.values() for r in roots)}
     read = {n for c in tile.graph.computes if c.name not in inside for n in c.reads}
     outputs = tuple(c.name for c in computes if c.name in escaping or c.name in read)
     if computes[-1].name not in outputs:
         return None
-    joined = ROperator(computes[-1].name, tuple(computes), tuple(links), outputs)
+    joined = ROperator(computes[-1].name, tuple(computes), links, outputs)
     cut = any(n > 1 for d, n in enumerate(joined.anchor.shape) if d not in joined.uncut)
     return joined if cut or joined.even else None
 
@@ -86,12 +82,7 @@ def apply_rule(rule: FusionRule, tile: TileGraph, device: VDevice, prices: Group
         operators = sort_topologically([*others, proposed], position, tile.roots)
         if not whole or len(operators) <= len(others):  # an accepted proposal overlaps it, or it would wait for itself
             continue
-        edges = tuple(e for o in operators for e in o.connections)
-        edges += device_edges(tile.graph, {c.name: o.name for o in operators for c in o.computes})
-        joined = {(e.producer, e.consumer): ConnectionTrial(e.consumer, e.layer, nan, nan, True, rule.name) for e in edges}
-        fused = {(e.producer, e.consumer) for e in proposed.connections}
-        outcomes = {e: (*t, joined[e]) if e in fused and not t[-1].kept else t for e, t in tile.outcomes.items()}
-        wide = replace(tile, operators=operators, edges=edges, outcomes=outcomes)
+        wide = regroup(tile, operators, [proposed], rule.name)
         tile = fall_back(wide, tile, prices, latency, rule.name, -max(LEAST_GAIN, prices.doubt))
     return tile
 

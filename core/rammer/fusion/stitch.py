@@ -16,19 +16,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, islice
-from math import nan
 from typing import Final
 from weakref import proxy
 
 from rammer.fusion.connect import LONGEST_CHAIN
-from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, move_tiles, read_in_place, recompute_maps
+from rammer.fusion.fusion_legality import (
+    CHEAP,
+    find_meeting_layer,
+    join_connections,
+    memory_bound,
+    move_tiles,
+    read_in_place,
+    recompute_maps,
+)
 from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.stitch_latency import Evaluator, Members, RegionTimes
-from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
+from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, regroup
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Connection, ROperator
+from rammer.ir.operator import ROperator
 
 #: Beam width of the search, and the maximum number of results of one operator.
 BEAM, MOST_RESULTS = 4, 8
@@ -63,15 +70,7 @@ def stitch(
     kept = [o for i, o in enumerate(tile.operators) if i not in inside]
     made = [o for o in map(search.operator, joined) if o is not None]
     operators = sort_topologically([*kept, *made], search.position, tile.roots)
-    owner = {c.name: o.name for o in operators for c in o.computes}
-    edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
-    stitched = {
-        (e.producer, e.consumer): ConnectionTrial(e.consumer, e.layer, nan, nan, True, "stitched")
-        for o in made
-        for e in o.connections
-    }
-    outcomes = {e: (*tried, stitched[e]) if e in stitched and not tried[-1].kept else tried for e, tried in tile.outcomes.items()}
-    return replace(tile, operators=operators, decisions=(*tile.decisions, *search.decisions), edges=edges, outcomes=outcomes)
+    return replace(regroup(tile, operators, made, "stitched"), decisions=(*tile.decisions, *search.decisions))
 
 
 @dataclass(frozen=True)
@@ -188,18 +187,10 @@ class _Stitcher:
         outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
         if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
-        links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
-        held = {name: layer for o in members for name, layer in o.held.items()}
-        connections = list[Connection]()
-        for c in computes:
-            if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
-                return None  # it reads a view of the other results, which are in memory only after they finish
-            for name in (n for n in c.reads if n in inside):
-                kept = links.get((name, c.name)) or find_meeting_layer(inside, c)
-                if kept is None:
-                    return None
-                connections.append(Connection(name, c.name, held.get(name, kept) if kept == "veu" else kept))
-        made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
+        connections = join_connections(members, computes, self.roots, lambda name, c: find_meeting_layer(inside, c))
+        if connections is None:
+            return None
+        made = ROperator(computes[-1].name, tuple(computes), connections, outputs)
         if not made.even and not _is_cuttable(made):
             return None
         return read_in_place(made) if self.device.spills else made

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Final, Literal, TypeAlias
 
 from rammer.fusion.tile_traffic import task_cost
@@ -135,12 +136,24 @@ def format_chain(operator: ROperator, device: VDevice) -> str:
     return " ".join(parts)
 
 
-def device_edges(graph: ComputeGraph, owner: Mapping[str, str]) -> tuple[Connection, ...]:
-    """Return the edges between different operators, which meet at the device layer."""
+def regroup(tile: TileGraph, operators: tuple[ROperator, ...], joined: Sequence[ROperator], why: str) -> TileGraph:
+    """Return ``tile`` with other ``operators`` in topological order. The edges inside the ``joined`` ones are kept for the
+    reason ``why``."""
+    kept = {
+        (e.producer, e.consumer): ConnectionTrial(e.consumer, e.layer, nan, nan, True, why) for o in joined for e in o.connections
+    }
+    outcomes = {e: (*tried, kept[e]) if e in kept and not tried[-1].kept else tried for e, tried in tile.outcomes.items()}
+    return replace(tile, operators=operators, edges=edges_of(tile.graph, operators), outcomes=outcomes)
+
+
+def edges_of(graph: ComputeGraph, operators: Sequence[ROperator]) -> tuple[Connection, ...]:
+    """Return the edges inside ``operators``, and those between them, which meet at the device layer."""
     produced: dict[str, Compute] = graph.producers
-    return tuple(
+    owner = {c.name: o.name for o in operators for c in o.computes}
+    between = (
         Connection(name, c.name, "device")
         for c in graph.computes
         for name in c.reads
         if name in produced and owner[name] != owner[c.name]
     )
+    return (*(e for o in operators for e in o.connections), *between)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rammer.ir.device import VDevice
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, RProgram
 from rammer.ir.task_arrays import distinct_values
 from rammer.verify.happens_before import Clocks, Deadlock, compute_clocks
@@ -270,12 +270,16 @@ def _check_reuse(old: _ArenaUse, new: _ArenaUse, clocks: Clocks) -> None:
 # --- resources --------------------------------------------------------------------------------
 
 
+def unknown_layers(program: RProgram, device: VDevice) -> Iterator[tuple[ROperator, Connection]]:
+    """Yield the connections at memory layers that ``device`` lacks, with their operators."""
+    scopes = {"thread", *(m.scope for m in device.layers)}
+    return ((o, e) for o in program.operators for e in o.connections if e.layer not in scopes)
+
+
 def _check_resources(program: RProgram, device: VDevice, spinning: bool, local_bytes: Callable[[ROperator], int] | None) -> None:
-    layer, scopes = device.layer("veu"), {m.scope for m in device.tile_layers}
-    for operator in program.operators:
-        for edge in operator.connections:
-            if edge.holds_tile and edge.layer not in scopes:
-                raise VerifyError(f"{edge} meets at a layer that {device.name} lacks", f"operator {operator.name}")
+    layer = device.layer("veu")
+    for operator, edge in unknown_layers(program, device):
+        raise VerifyError(f"{edge} meets at a layer that {device.name} lacks", f"operator {operator.name}")
     if local_bytes is not None and layer.capacity:
         for operator in program.operators:
             need = local_bytes(operator)

@@ -13,10 +13,10 @@ from rammer.frontend.bind.loop_body import bound_turn, rolled_turn
 from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.host.host_node import HostNode
 from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.loop_chunk import STATES
 from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.ir.graph import Graph, Node
 from rammer.passes.loops.chunk_loop import static_chunk
-from rammer.passes.loops.recurrent_stacks import STATES
 from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
 

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from onnx import GraphProto, helper
 
+from rammer.frontend.loops.loop_chunk import STATES, even_steps
 from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
 from rammer.ir.graph import Graph, Node
 from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.types import TensorType
-from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
+from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell
 from rammer.passes.loops.split_bidirectional import one_way
 
 #: Number of steps beyond which a recurrence is chunked, and maximum steps per chunk.
@@ -40,14 +41,8 @@ class ChunkRecurrent:
     def __call__(self, graph: Graph) -> Graph:
         graph = one_way(graph, self.max_steps)
         while (stack := first_stack(graph, self.max_steps)) is not None:
-            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.chunk, self.max_steps))).graph()
+            graph = Rolling(graph, stack, even_steps(stack.steps, min(self.chunk, self.max_steps))).graph()
         return graph
-
-
-def turn_of(steps: int, most: int = MOST_TURN) -> int:
-    """Return the steps of a chunk: ``most``, or a number from half of it that divides ``steps``."""
-    most = max(min(most, steps // 2), 1)
-    return next((n for n in range(most, most // 2, -1) if steps % n == 0), most)
 
 
 def cut_steps(made: NodeBuilder, name: str, first: int, last: int, kind: TensorType) -> str:

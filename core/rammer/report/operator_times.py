@@ -129,13 +129,10 @@ def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
 def _group_row(group: Sequence[OperatorShare], whole: float) -> list[str]:
     first, seconds = group[0], sum(s.seconds for s in group)
     names = [
-        _cut_text(text, most) for text, most in zip((first.operator, _share_label(first), first.family), WIDTHS, strict=True)
+        text if len(text) <= most else f"{text[: most - 2]}.."
+        for text, most in zip((first.operator, _share_label(first), first.family), WIDTHS, strict=True)
     ]
     return [format_duration(seconds), f"{seconds / whole:.1%}", str(len(group)), *names, str(first.tasks), first.how]
-
-
-def _cut_text(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
 def _share_label(share: OperatorShare) -> str:

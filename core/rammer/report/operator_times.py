@@ -47,7 +47,7 @@ class OperatorShare:
 
 def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
     """Return the time of each operator in a run on ``inputs``, longest first. Deferred parts are those of this run."""
-    from rammer.frontend.host.host_timing import collect_host_times  # other runs do not import the compiler
+    from rammer.frontend.host.host_node import collect_host_times  # other runs do not import the compiler
 
     feeds: dict[int, Mapping[str, Array]] = {}
     special.run(inputs)  # one-time work

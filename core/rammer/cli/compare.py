@@ -17,7 +17,7 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
-    complete_devices,
+    device_flag,
     input_options,
     tolerance_options,
 )
@@ -51,15 +51,7 @@ class Shown:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    required=True,
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Repeatable.",
-)
+@device_flag("devices", "Repeatable.", multiple=True, required=True)
 @click.option(
     "--against",
     default="onnxruntime",

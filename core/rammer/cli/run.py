@@ -18,7 +18,7 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
-    complete_devices,
+    device_flag,
     input_options,
     tolerance_options,
 )
@@ -70,14 +70,11 @@ class Wanted:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "--devices",
+@device_flag(
     "device",
+    "Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
+    "--devices",
     default="",
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
 )
 @compile_options
 @input_options

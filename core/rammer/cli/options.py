@@ -87,10 +87,7 @@ def device_flag(name: str, text: str, *others: str, **settings: Any) -> Callable
 
 
 #: The names that help texts list, by the registry that a declaration names.
-REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
-    "policies": policy_names,
-    "device options": device_options,
-}
+REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {"policies": policy_names, "device options": device_options}
 
 
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:

@@ -13,15 +13,7 @@ import click
 
 from rammer.cli.common import Array, collect_inputs, describe_array, open_model, show_progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
-from rammer.cli.options import (
-    COUNT,
-    InputChoice,
-    Tolerance,
-    compile_options,
-    device_flag,
-    input_options,
-    tolerance_options,
-)
+from rammer.cli.options import COUNT, InputChoice, Tolerance, compile_options, device_flag, input_options, tolerance_options
 from rammer.cli.several import (
     joining_options,
     opened_spread,

@@ -53,6 +53,7 @@ class Declaration:
     - ``flag``: the spelling on the command line, if it does not follow from the name. ``noun``: the name in messages.
     - ``parameter``: the parameter of ``rammer.compile``, if its name is not that of the field. ``convert`` converts its value;
       the conversion to a collection makes the option repeatable on the command line.
+    - ``least``: the option is a whole number of at least this.
     - ``key``: the option is part of the key of cached programs.
     - ``file``: a compiled file records the option, or fixes it, so that another value is refused."""
 
@@ -63,6 +64,7 @@ class Declaration:
     noun: str = ""
     parameter: str = ""
     convert: Callable[[Any], Any] = lambda value: value
+    least: int | None = None
     key: bool = False
     file: Literal["", "recorded", "fixed"] = ""
 
@@ -234,10 +236,10 @@ class Request(Options[str | None]):
     trust_key: str = option(
         "", "Run the machine code in a compiled file if this public key (PEM, Ed25519) signed it.", "FILE", convert=str
     )
-    resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.")
-    cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.")
-    memory: int = option(0, "Most bytes that loaded programs may take on the device; 0: all that it has.")
-    copies: int = option(1, "Copies of a program on the device; so many runs of it execute side by side.")
+    resident: int = option(RESIDENT, "Number of sets of input shapes whose programs stay on the device.", least=1)
+    cores: int = option(0, "Most cores that programs use, on a device with the option cores; 0: all.", least=0)
+    memory: int = option(0, "Most bytes that loaded programs may take on the device; 0: all that it has.", least=0)
+    copies: int = option(1, "Copies of a program on the device; so many runs of it execute side by side.", least=1)
     progress: Progress | None = option(None, "Called with (step, detail) while compiling.")  # noqa: RUF009 - a field
 
     @classmethod
@@ -265,14 +267,12 @@ def check_choices(request: Request) -> None:
         value = getattr(request, entry.name)
         if value is not None:
             _check_choice(entry, value)
-    for name, least in (("resident", 1), ("cores", 0), ("memory", 0), ("copies", 1)):
-        value = getattr(request, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadInput(f"{name} is {value!r}, not a whole number of at least {least}")
 
 
-def _check_choice(entry: Field[Any], value: str) -> None:
-    declared = declaration_of(entry)
+def _check_choice(entry: Field[Any], value: Any) -> None:
+    declared, least = declaration_of(entry), declaration_of(entry).least
+    if least is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise BadInput(f"{entry.name} is {value!r}, not a whole number of at least {least}")
     if declared.choices and value not in declared.choices:
         noun = declared.noun or entry.name
         raise BadInput(f"unknown {noun} {value!r}", flag_of(entry), f"one of: {', '.join(declared.choices)}")

@@ -1,5 +1,5 @@
-"""Time per operator of a model: from the device's trace if it records one, else from its profiler, which runs each operator
-alone. Host operators are listed by operator type."""
+"""Time per operator of a model (``rammer bench --per-operator``): from the device's trace if it records one, else from its
+profiler, which runs each operator alone. Host operators are listed by operator type."""
 
 from __future__ import annotations
 

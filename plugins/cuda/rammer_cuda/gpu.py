@@ -1,4 +1,4 @@
-"""GPU descriptions: the features and sizes of each architecture.
+"""GPU descriptions: the features, sizes and launch costs of each architecture.
 
 The predefined GPUs serve ``--target``; ``rammer_cuda.hardware`` queries the driver for real ones. Families read their limits
 here. Figures fitted to measured kernels stay with the fitted cost, and are marked there."""

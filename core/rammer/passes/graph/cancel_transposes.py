@@ -1,4 +1,4 @@
-"""Cancellation of transpositions around element-wise operators.
+"""Cancellation of transpositions: of inverse pairs, and of those around element-wise operators.
 
 Exporters of channels-last models (Keras, by tf2onnx) write every convolution as Transpose, Conv, Transpose. The operators after
 it are in channels-last order. A transposition is a free view, but results computed after it are stored in its order. Convolutions

@@ -400,7 +400,7 @@ def _refusal(subject: str, layer: Scope, why: str, kept: bool = False) -> Connec
 
 def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
     """Return the Computes of ``wide`` outside ``narrow`` as the operators that they would form: a product with the maps that read
-    it element by element, and row-wise Computes up to the next product."""
+    it element by element, and row-wise Computes up to the next product, one operator for each of their results."""
     inside, runs = {c.name for c in narrow.computes}, list[list[Compute]]()
     for c in wide.computes:
         if c.name not in inside:
@@ -409,7 +409,21 @@ def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
                 runs[-1].append(c)
             else:
                 runs.append([c])
-    return [_make_operator(tuple(run), _inner_connections(run, wide)) for run in runs]
+    results = [part for run in runs for part in _split_results(run)]
+    return [_make_operator(part, _inner_connections(part, wide)) for part in results]
+
+
+def _split_results(run: Sequence[Compute]) -> list[tuple[Compute, ...]]:
+    """Split Computes so that each part has one result, that all of the part lead to. What two results
+    need belongs to the part of the first."""
+    leads = {c.name: {c.name} for c in run}  # by Compute: itself and what it reads, directly or not
+    for c in run:
+        leads[c.name].update(*(leads[n] for n in c.reads if n in leads))
+    parts, taken = list[tuple[Compute, ...]](), set[str]()
+    for end in (c for c in run if not any(c.name in r.reads for r in run)):
+        parts.append(tuple(c for c in run if c.name in leads[end.name] - taken))
+        taken |= leads[end.name]
+    return parts
 
 
 def _inner_connections(run: Sequence[Compute], operator: ROperator) -> tuple[Connection, ...]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rammer.device.manifest import FusedForm
 from rammer.fusion.fusion_legality import memory_bound, move_tiles
@@ -147,8 +148,9 @@ class _Connector:
     def _grow_group(self, seed: Compute) -> ROperator:
         """Return the best legal and profitable group from ``seed``."""
         state, closed = _Growth(_make_operator((seed,), ()), (seed,)), set[str]()
+        passed = dict[str, int]()  # by Compute: the number of its first readers that are closed
         while True:
-            c = self._next_reader(state.group, closed)
+            c = self._next_reader(state.group, closed, passed)
             reached = None if c is None or state.uphill > UPHILL_STEPS else self._step(state, c)
             if reached is not None:
                 state = reached
@@ -162,9 +164,16 @@ class _Connector:
             else:
                 return state.best
 
-    def _next_reader(self, group: Sequence[Compute], closed: set[str]) -> Compute | None:
-        readers = self._outside_readers(group) - closed
-        return self.producers[min(readers, key=self.position.__getitem__)] if readers else None
+    def _next_reader(self, group: Sequence[Compute], closed: set[str], passed: dict[str, int]) -> Compute | None:
+        inside, found = {c.name for c in group}, list[Compute]()
+        for c in group:
+            readers, n = self.consumers[c.name], passed.get(c.name, 0)
+            while n < len(readers) and readers[n].name in closed:
+                n += 1
+            passed[c.name] = n
+            following = (readers[i] for i in range(n, len(readers)))
+            found += islice((r for r in following if r.name not in inside and r.name not in closed), 1)
+        return min(found, key=lambda r: self.position[r.name], default=None)
 
     def _step(self, state: _Growth, c: Compute) -> _Growth | None:
         """Return ``state`` with ``c`` at the highest layer at which that pays. A step that is not priced yet, or does not lose
@@ -356,9 +365,11 @@ class _Connector:
     def _awaits_product(self, group: Sequence[Compute]) -> bool:
         """Return True if only a product reads the group, which has reductions along the rows of another product. Such rows pay
         above all if they stay on chip between the two."""
-        last, readers = _last_product(group), self._outside_readers(group)
-        rows = last >= 0 and any(g.kind == "reduction" for g in group[last + 1 :])
-        return rows and len(readers) == 1 and self.producers[min(readers)].kind == "contraction"
+        last = _last_product(group)
+        if last < 0 or not any(g.kind == "reduction" for g in group[last + 1 :]):
+            return False
+        readers = self._outside_readers(group)
+        return len(readers) == 1 and self.producers[min(readers)].kind == "contraction"
 
     def _group_outputs(self, group: Sequence[Compute]) -> tuple[str, ...]:
         """Return the outputs of the group: its last value and partitioned values with outside readers. Returns () if another

@@ -199,7 +199,7 @@ def test_static_shared_memory_moves_into_the_block() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
 def test_rows_call_kernels_of_their_families(key: str) -> None:
-    """Check that callable kernels replace the core's emitter for every operator of a family, and that all blocks fit on the SMs."""
+    """Check that callable kernels replace the core's emitter for operators of families, and that all blocks fit on the SMs."""
     backend, segment = segment_of(key)
     program = rows_of(key)
     form = BY_NAME[program.form]

@@ -7,9 +7,10 @@ import pytest
 from recurrent_models import Net
 
 from rammer.frontend.bind.binder import bind
+from rammer.frontend.loops.loop_chunk import even_steps
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
-from rammer.passes.loops.chunk_recurrent import MOST_STEPS, ChunkRecurrent, turn_of
+from rammer.passes.loops.chunk_recurrent import MOST_STEPS, MOST_TURN, ChunkRecurrent
 from rammer_testing.nonempty import some
 
 
@@ -35,7 +36,7 @@ def test_layers_take_their_turns_together(direction: str) -> None:
 
 def test_turns() -> None:
     for steps in range(2, 600):
-        turn = turn_of(steps)
+        turn = even_steps(steps, MOST_TURN)
         assert 1 <= turn <= min(64, steps // 2) and (steps % turn == 0 or turn == min(64, steps // 2))
 
 

@@ -50,7 +50,7 @@ def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set limits that replace the clock, which the toy lacks. Every loop counts as long, and a program of 16 iterations is
     compiled soon."""
     monkeypatch.setattr(control_flow, "LONGEST", 1.0)
-    monkeypatch.setattr(control_flow, "MOST_TURNS", 16)
+    monkeypatch.setattr(made, "MOST_STEPS", 16)
 
 
 def counting(how: str) -> onnx.ModelProto:
@@ -82,21 +82,21 @@ def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long")
-def test_what_is_left_over_repeats_the_last_turn() -> None:
-    """Check that the body sees no index past the limit and no state after the end."""
+def test_steps_past_the_end_keep_the_states() -> None:
+    """Check steps past the limit, which divide by zero, and steps after the end of the loop."""
     exe = opened(proto := counting("data"))
     agree(proto, exe, {"limit": np.array(20), "x": np.array(0)})
     (key,) = (k for k in exe.bodies.residents.held if isinstance(k.what, made.LoopChunk))
     turns, special = key.what, exe.bodies.residents.held[key]
-    feeds = {"state0": np.array(0), "first": np.array(2), "left": np.array(5)}
+    feeds = {"state0": np.array(0), "first": np.array(2), "until": np.array(7)}
     found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(7)})[0]
     gathered = found[turns.name("gathered0")]
-    assert gathered[:5].tolist() == [100 // 5, 100 // 4, 100 // 3, 100 // 2, 100] and set(gathered[5:].tolist()) == {100}
+    assert gathered[:5].tolist() == [100 // 5, 100 // 4, 100 // 3, 100 // 2, 100]
     assert found[turns.name("after0")] == gathered[:5].sum()
-    feeds |= {"state0": np.array(970), "left": np.array(turns.count)}  # 970 + 10 + 11 + 12 is enough: three iterations
+    feeds |= {"state0": np.array(970), "until": np.array(2 + turns.count)}  # 970 + 10 + 11 + 12 is enough: three iterations
     found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(12)})[0]
-    assert found[turns.name("going")].tolist()[:3] == [True, True, False]
-    assert found[turns.name("gathered0")].tolist() == [10, 11] + [12] * (turns.count - 2)
+    assert found[turns.name("going")].tolist() == [True, True] + [False] * (turns.count - 2)
+    assert found[turns.name("gathered0")].tolist()[:3] == [10, 11, 12] and found[turns.name("after0")] == 1003
     exe.close()
 
 
@@ -143,7 +143,7 @@ def agrees(session: PeerSession, exe: Executable, feeds: Feeds) -> None:
 @pytest.mark.parametrize("number", range(200))
 def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check programs of 2, 4 or 8 iterations, used from the second or from a later iteration on."""
-    monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
+    monkeypatch.setattr(made, "MOST_STEPS", int(rng.choice([2, 4, 8])))
     model = drawn(rng)
     session, exe = PeerSession(model.proto), opened(model.proto, int(rng.choice([0, 3])))
     for _ in range(4):
@@ -166,7 +166,7 @@ def test_a_loop_without_a_count_is_few_programs() -> None:
 @pytest.mark.usefixtures("long")
 def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that loops run one after another, each as a whole, because their states share one pair of arrays."""
-    monkeypatch.setattr(control_flow, "MOST_TURNS", 4)
+    monkeypatch.setattr(made, "MOST_STEPS", 4)
     exe, proto = opened(counting("data")), counting("data")
     session = PeerSession(proto)
     given = [{"limit": np.array(30 + n), "x": np.array(n - 10**6)} for n in range(8)]
@@ -183,7 +183,7 @@ def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("long")
 def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST_SECONDS_VARIABLE, "0.3")
-    monkeypatch.setattr(control_flow, "MOST_TURNS", 4)
+    monkeypatch.setattr(made, "MOST_STEPS", 4)
     body = [node("Add", ["s", "one"], ["s2"]), node("Less", ["s2", "zero"], ["go"])]
     ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [], INT64)]
     graph = helper.make_graph(body, "body", ports, [tensor("go", [], BOOL), tensor("s2", [], INT64)])

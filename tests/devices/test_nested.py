@@ -9,8 +9,9 @@ from onnx import helper, numpy_helper
 
 import rammer
 from rammer.compiled.segments import Compiled
+from rammer.frontend.loops.loop_chunk import MOST_STEPS
 from rammer.ir.program import RProgram
-from rammer.passes.loops.chunk_loop import LEAST_STEPS, MOST_STEPS
+from rammer.passes.loops.chunk_loop import LEAST_STEPS
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 

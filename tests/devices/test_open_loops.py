@@ -14,7 +14,7 @@ from random_loops import CONSTANTS, Feeds, Kind, RandomBody, random_values
 from test_nested import scan
 
 import rammer
-from rammer.passes.loops import chunk_loop
+from rammer.frontend.loops import loop_chunk
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 
@@ -146,7 +146,7 @@ def test_random_loops_at_every_length(
     device: str, number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check chunks of a few steps, at the edges of the range and of chunks."""
-    monkeypatch.setattr(chunk_loop, "MOST_STEPS", int(rng.integers(1, 6)))
+    monkeypatch.setattr(loop_chunk, "MOST_STEPS", int(rng.integers(1, 6)))
     batch, most = bool(rng.integers(2)), int(rng.integers(4, 12))
     drawn = Drawing(rng, batch).model(most)
     reference = PeerSession(drawn.proto)

@@ -17,10 +17,10 @@ from recurrent_models import Net
 import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled
+from rammer.frontend.loops.loop_chunk import best_steps
 from rammer.ir.extent import AffineExtent
 from rammer.ir.parts import Move, Repeat
 from rammer.ir.program import RProgram
-from rammer.passes.loops.chunk_loop import best_steps
 from rammer.passes.loops.chunk_recurrent import MOST_TURN
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.host_c import COMPILER

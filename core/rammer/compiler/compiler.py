@@ -14,17 +14,25 @@ from typing import Final
 
 from rammer.compile_options import DEFAULT, MEASURED, CompileOptions, Progress, ignore_progress
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
-from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
-from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
+from rammer.compiler.compile_loops import (
+    DynamicSteps,
+    LoopSteps,
+    check_one,
+    in_common,
+    make_fallback_segment,
+    open_layers,
+    open_programs,
+    ports_of,
+)
 from rammer.compiler.form_choice import FormChooser
 from rammer.compiler.length_variants import verify_tables, with_cases
 from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, tuned_or_not
-from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, FusedForm, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.bind.partition import SubgraphIndex
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
@@ -220,9 +228,7 @@ class Compiler:
     def host_segment(self, graph: Graph, node: Node, why: str) -> Segment:
         """Return the segment of an operator without a tensor expression. ``why`` is the reason."""
         steps = LoopSteps(
-            self.lowerings,
-            lambda g: self.rewritten(g, self.passes)[0],
-            lambda g: self._compile_segment(g, NOTHING, form=False),
+            self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING, form=False)
         )
         made = make_fallback_segment(graph, node, why, steps if self.backend.iteration_cost is not None else None, self.custom)
         return self._in_form(made) if isinstance(made, ProgramSegment) else made
@@ -292,7 +298,7 @@ class Compiler:
             compute, reports = passes.run_computes(compute, ComputeTarget(self.backend.vdevice, batch))
         print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         with self.step("storage"):
-            plan = assign_storage(compute, kept)
+            plan = assign_storage(compute, kept, not ends)
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):

@@ -52,12 +52,7 @@ RIVALS: Final = 2
 WIDE: Final = 24
 
 
-def stitch(
-    tile: TileGraph,
-    device: VDevice,
-    latency: Evaluator,
-    prices: GroupPrices | None = None,
-) -> TileGraph:
+def stitch(tile: TileGraph, device: VDevice, latency: Evaluator, prices: GroupPrices | None = None) -> TileGraph:
     """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
     measured."""
     search = _Stitcher(tile, device, latency, prices or GroupPrices.of(tile.graph, device))
@@ -99,13 +94,7 @@ class _Plan:
 
 
 class _Stitcher:
-    def __init__(
-        self,
-        tile: TileGraph,
-        device: VDevice,
-        latency: Evaluator,
-        prices: GroupPrices,
-    ) -> None:
+    def __init__(self, tile: TileGraph, device: VDevice, latency: Evaluator, prices: GroupPrices) -> None:
         self.tile, self.device, self.latency, self.roots, self.modelled = tile, device, latency, tile.roots, prices.modelled
         self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
         self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}
@@ -184,7 +173,7 @@ class _Stitcher:
             return None
         computes = sorted((c for o in members for c in o.computes), key=lambda c: self.position[c.name])
         inside = {c.name for c in computes}
-        outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
+        outputs = tuple(c.name for c in computes if c.name in self.escaping or self.readers.get(c.name, set()) - group)
         if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
         connections = join_connections(members, computes, self.roots, lambda name, c: find_meeting_layer(inside, c))
@@ -194,9 +183,6 @@ class _Stitcher:
         if not made.even and not _is_cuttable(made):
             return None
         return read_in_place(made) if self.device.spills else made
-
-    def _used_outside(self, name: str, group: Members) -> bool:
-        return name in self.escaping or bool(self.readers.get(name, set()) - group)
 
     def _is_circular(self, plan: _Plan, group: Members) -> bool:
         """Return True if a path leads from ``group`` through other groups of ``plan`` or decided groups back to it."""

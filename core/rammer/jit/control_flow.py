@@ -7,7 +7,7 @@ values that devices do not support, or it meets too many shapes. Many iterations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from threading import Lock, RLock
@@ -37,8 +37,7 @@ Kind: TypeAlias = "tuple[Any, tuple[int, ...]] | type"
 MOST_FORMS: Final = 4
 #: Iterations of a body that run one by one before a chunk is compiled. Compilation needs seconds.
 WARM: Final = 512
-#: Maximum iterations of a program, and maximum predicted seconds. Longer programs save little and only waste iterations.
-MOST_TURNS: Final = 128
+#: Maximum predicted seconds of a program of several iterations. Longer programs save little and only waste iterations.
 LONGEST: Final = 1e-3
 #: The first iteration's index and condition.
 _INDEX: Final = np.array(0)
@@ -146,11 +145,9 @@ class BodyPrograms:
         # If the loop continued after its first iteration, a steady condition holds in every run.
         if body not in self.reached or not _is_chunk_worthwhile(ahead):
             return None
-        if body not in self.most and self._find_body_program(body) is None:
-            return None
         try:
             part = self._turns(body, ahead, outer)
-            if turned <= self.warm and not part.kept:  # cached programs need no warm-up
+            if part is None or (turned <= self.warm and not part.kept):  # cached programs need no warm-up
                 return None
             self._specialise_part(part)
         except BadInput:  # single iterations may still compile
@@ -176,21 +173,17 @@ class BodyPrograms:
                 self.turning = {k: t for k, t in self.turning.items() if k in held} | {part.key: found}
             return found
 
-    def _find_body_program(self, body: SubGraph) -> LoadedModel | None:
-        """Return a program of one iteration, or None."""
-        return next((s for k, s in self.residents.held.copy().items() if k.what == body), None)
-
     def _run_compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
         """Return the outputs of a program of one iteration. Raises BadInput if the body must be interpreted."""
         from rammer.frontend.loops.control_operators import exclude_time
 
         own, read, _ = _body_reads(body)
-        kinds = tuple(_value_kind(a) for n, a in zip(own, given, strict=True) if n in read)
+        feeds = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
+        kinds = tuple(map(_value_kind, feeds.values()))
         part = outer.ready.get((body, kinds))
         if part is None:
             with exclude_time():
-                part = outer.ready[body, kinds] = self._part(body, given, outer)
-        feeds = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
+                part = outer.ready[body, kinds] = self._part(body, feeds, outer)
         found = self._run(part, {**feeds, **part.feeds})
         return [found[o] for o in part.model.outputs]
 
@@ -198,83 +191,76 @@ class BodyPrograms:
         with self.residents.used(lambda: self._specialise_part(part)) as special:
             return special.run(feeds)[0]
 
-    def _part(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> BodyPart:
-        """Return a body as a model with these inputs. Raises BadInput if it must be interpreted."""
-        own, read, free = _body_reads(body)
-        named = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
-        ports, fixed, feeds = self._make_ports(named, free, outer)
-        key = BodyKey(body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
+    def _part(self, body: SubGraph, read: Mapping[str, Any], outer: OuterValues) -> BodyPart:
+        """Return a body as a model with the inputs that it reads. Raises BadInput if it must be interpreted."""
+        fixed, feeds = _split_outer(body, outer)
+        part = self._make_part(body, {**read, **feeds}, fixed)
+        forms = self.forms.setdefault(body, set())
+        forms.add(part.key.ports)
+        if len(forms) > MOST_FORMS:
+            raise BadInput("its shapes change between iterations")
+        return replace(part, feeds=feeds)
+
+    def _make_part(self, what: SubGraph | LoopChunk, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
+        """Return a body or chunk that reads the values ``given`` as a model; ``fixed`` are outer constants. Models are cached; if
+        the cache is full, models whose programs were freed are dropped."""
+        ports = tuple(map(_make_port, given.items()))
+        key = BodyKey(what, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             if not all(p.numeric for p in ports):
                 raise BadInput("it reads values that no device supports")
-            forms = self.forms.setdefault(body, set())
-            forms.add(ports)
-            if len(forms) > MOST_FORMS:
-                raise BadInput("its shapes change between iterations")
-            self._record_model(key, _as_model(body, ports, fixed))
-        return BodyPart(key, self.models[key], feeds)
+            if len(self.models) > MOST_MODELS:
+                self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
+            self.models[key] = _as_model(what, ports, fixed)
+        return BodyPart(key, self.models[key], {})
 
-    def _record_model(self, key: BodyKey, model: Model) -> None:
-        """Cache a model; if the cache is full, models whose programs were freed are dropped."""
-        if len(self.models) > MOST_MODELS:
-            self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
-        self.models[key] = model
-
-    def _make_ports(
-        self, named: Mapping[str, Any], free: Collection[str], outer: OuterValues
-    ) -> tuple[tuple[ModelPort, ...], dict[str, Any], dict[str, Any]]:
-        """Return the input ports, the outer constants, and the other outer values."""
-        fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
-        feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
-        return tuple(map(_make_port, {**named, **feeds}.items())), fixed, feeds
-
-    def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart:
-        """Return a chunk as a model, sized by the remaining iterations or, if unknown, by the loop's earlier iterations. Raises
-        BadInput if a chunk is not possible."""
+    def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart | None:
+        """Return a chunk as a model, sized by the remaining iterations or, if unknown, by the loop's earlier iterations. Returns
+        None before the first iteration with these shapes. Raises BadInput if a chunk is not possible."""
         from rammer.frontend.loops.control_operators import exclude_time
-        from rammer.frontend.loops.loop_chunk import LoopChunk, has_steady_condition
+        from rammer.frontend.loops.loop_chunk import MOST_STEPS
 
         scanned = len(ahead.slices)
-        if body not in self.most:
-            self.most[body] = self._most(LoopChunk(body, MOST_TURNS, scanned, bool(scanned) or has_steady_condition(body)))
-        wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _next_power_of_two(ahead.left)
-        count = min(self.most[body], wanted)
-        if count < 2:
-            raise BadInput("a chunk would have a single iteration")
-        own, _, free = _body_reads(body)
+        own, read, _ = _body_reads(body)
         first = () if scanned else (_INDEX, _YES)
         named = dict(zip(own, (*first, *ahead.state, *(np.asarray(x[0]) for x in ahead.slices)), strict=True))
-        fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
-        feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
+        fixed, feeds = _split_outer(body, outer)
+        if ahead.left is None:  # few sizes, as each is compiled
+            wanted = next((n for n in (8, 32) if max(ahead.first, self.reached[body]) <= n), MOST_STEPS)
+        else:
+            wanted = 1 << max(ahead.left - 1, 1).bit_length()
         kinds = tuple((n, _value_kind(a)) for n, a in (*named.items(), *feeds.items()))
-        key = (body, count, kinds, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        key = (body, min(self.most.get(body, wanted), wanted), kinds, tuple((n, SameArray(a)) for n, a in fixed.items()))
         part = self.parts.get(key)
         if part is None or part.key not in self.models:
-            turns = LoopChunk(body, count, scanned, bool(scanned) or has_steady_condition(body))
             with exclude_time():
-                part = self._turns_part(turns, {**named, **feeds}, fixed)
+                single = self._part(body, {n: _to_dense(a) for n, a in named.items() if n in read}, outer)
+                special = self.residents.find(single.key)
+                if special is None or not _keeps_shapes(special, body, ahead):
+                    return None
+                turns = self._sized_chunk(body, special, ahead, wanted)
+                part = self._make_part(turns, {**named, **feeds}, fixed)
+            part = replace(part, kept=self.kept(part.model))
+            key = (body, turns.count, *key[2:])
             self.parts = {**self.parts, key: part} if len(self.parts) < MOST_MODELS else {key: part}
         return replace(part, feeds=feeds)
 
-    def _turns_part(self, turns: LoopChunk, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
-        """Return a chunk of a body that reads the values ``given``; ``fixed`` are outer constants."""
-        ports = tuple(map(_make_port, given.items()))
-        if not all(p.numeric for p in ports):
-            raise BadInput("it reads values that no device supports")
-        key = BodyKey(turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
-        if key not in self.models:
-            self._record_model(key, turns.model({p.name: p for p in ports}, fixed))
-        return BodyPart(key, self.models[key], {}, self.kept(self.models[key]))
+    def _sized_chunk(self, body: SubGraph, special: LoadedModel, ahead: TurnsAhead, wanted: int) -> LoopChunk:
+        """Return a chunk of at most ``wanted`` iterations, by the operators and predicted time of the program ``special`` of
+        one. Raises BadInput if a chunk is not possible."""
+        from rammer.frontend.loops.loop_chunk import LoopChunk, has_steady_condition, most_steps
 
-    def _most(self, turns: LoopChunk) -> int:
-        """Return the iterations of a program, from the predicted time and the operators of one iteration."""
-        from rammer.frontend.bind.bind_state import MOST_UNROLLED
-
-        special = self._find_body_program(turns.body)
-        if special is None or special.compiled.host_nodes:
-            raise BadInput("an iteration does not compile to a single program")
-        predicted = sum(p.predicted for p in special.compiled.programs)
-        return max(min(MOST_TURNS, MOST_UNROLLED // turns.size, int(LONGEST / max(predicted, 1e-9))), 1)
+        scanned = len(ahead.slices)
+        turns = LoopChunk(body, 1, scanned, bool(scanned) or has_steady_condition(body))
+        if body not in self.most:
+            if special.compiled.host_nodes:
+                raise BadInput("an iteration does not compile to a single program")
+            predicted = sum(p.predicted for p in special.compiled.programs)
+            self.most[body] = max(min(most_steps(turns.step()), int(LONGEST / max(predicted, 1e-9))), 1)
+        count = min(self.most[body], wanted)
+        if count < 2:
+            raise BadInput("a chunk would have a single iteration")
+        return replace(turns, count=count)
 
     def _specialise_part(self, part: BodyPart) -> LoadedModel:
         from rammer.frontend.loops.control_operators import exclude_time
@@ -297,16 +283,6 @@ class BodyPrograms:
 def _is_chunk_worthwhile(ahead: TurnsAhead) -> bool:
     """Return True if enough iterations remain for a chunk."""
     return ahead.left is None or ahead.left >= 4
-
-
-def _next_power_of_two(turns: int) -> int:
-    """Return the least power of two that is at least 2 and at least ``turns``."""
-    return 1 << max(turns - 1, 1).bit_length()
-
-
-def _turns_of(reached: int) -> int:
-    """Return the chunk size for a loop that reached ``reached`` iterations; few sizes, as each is compiled."""
-    return next((n for n in (8, 32) if reached <= n), MOST_TURNS)
 
 
 def _value_kind(value: Any) -> Kind:
@@ -340,18 +316,28 @@ def _body_reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[
     return tuple(v.name for v in graph.input), frozenset(read), free
 
 
-def _as_model(body: SubGraph, ports: tuple[ModelPort, ...], known: Mapping[str, Any]) -> Model:
-    """Return a body as a separate model, with outer values as inputs and as ``known`` constants."""
-    from onnx import ModelProto, OperatorSetIdProto
-
+def _keeps_shapes(special: LoadedModel, body: SubGraph, ahead: TurnsAhead) -> bool:
+    """Return True if ``special``, an iteration of ``body``, returns states of the shapes of those ``ahead``."""
     from rammer.frontend.loops.control_operators import graph_of
-    from rammer.frontend.read.reader import Model
 
-    graph, opsets = graph_of(body), dict(body.opsets)
-    proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
-    proto.graph.CopyFrom(graph)
-    outputs = tuple(o.name for o in graph.output)
-    return Model(proto, None, graph.name or "body", ports, outputs, opsets.get("", 0), known=known)
+    names = [o.name for o in graph_of(body).output][0 if ahead.slices else 1 :]
+    shapes = {v.external or v.name: v.type.shape for v in special.compiled.graph.outputs}
+    return all(shapes[n] == np.shape(a) for n, a in zip(names, ahead.state, strict=False))
+
+
+def _split_outer(body: SubGraph, outer: OuterValues) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the outer constants and the other outer values that a body reads."""
+    free = _body_reads(body)[2]
+    fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
+    return fixed, {n: _to_dense(outer[n]) for n in free if n not in fixed}
+
+
+def _as_model(what: SubGraph | LoopChunk, ports: tuple[ModelPort, ...], known: Mapping[str, Any]) -> Model:
+    """Return a body or chunk as a separate model, with outer values as inputs and as ``known`` constants."""
+    from rammer.frontend.loops.control_operators import graph_of
+    from rammer.frontend.loops.loop_chunk import LoopChunk, body_model
+
+    return what.model(ports, known) if isinstance(what, LoopChunk) else body_model(what, graph_of(what), ports, known)
 
 
 # --- chunks of iterations ------------------------------------------------------------------------------
@@ -376,13 +362,12 @@ class TurningProgram:
         self._bounds = there, back
         self._after = [turns.name("after", i) for i in states]
         self._going = [] if turns.steady else [turns.name("going")]
-        self._gathered = [turns.name("gathered", i) for i in range(len(turns.results) - len(turns.states))]
 
     def run(self, ahead: TurnsAhead, outer: Mapping[str, Any]) -> TurnsDone:
         """Run all iterations ahead, until none remains or the condition fails. ``outer`` are outer values by name."""
         from rammer.frontend.loops.control_operators import TurnsDone
 
-        gathered: list[list[Any]] = [[] for _ in self._gathered]
+        gathered: list[list[Any]] = [[] for _ in self.turns.gathered]
         with self._lock:
             first, going, now = ahead.first, True, 0
             _write_inputs(self._bounds[0], {**outer, **{self.turns.name("state", i): a for i, a in enumerate(ahead.state)}})
@@ -404,12 +389,12 @@ class TurningProgram:
         most, name = self.turns.count, self.turns.name
         count = most if ahead.left is None else min(most, ahead.left - (first - ahead.first))
         given = {name("slices", i): _pad_slices(x, first, count, most) for i, x in enumerate(ahead.slices)}
-        given[name("left")] = np.array(count)
+        given[name("until")] = np.array(count if self.turns.scanned else first + count)
         if not self.turns.scanned:
             given[name("first")] = np.array(first)
         _write_inputs(bound, given)
         bound.run()
-        found = _copy_outputs(bound, [*self._going, *self._gathered])
+        found = _copy_outputs(bound, [*self._going, *self.turns.gathered])
         going = found.pop(self._going[0])[:count] if self._going else np.ones(0, bool)
         done = count if going.all() else int(going.argmin()) + 1
         return done, bool(going.all()), [a[:done] for a in found.values()]

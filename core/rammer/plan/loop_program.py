@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rammer.frontend.bind.loop_body import RolledTurn
 from rammer.ir.extent import AffineExtent
@@ -13,35 +13,22 @@ from rammer.ir.program import Buffer, BufferKind, Move, MoveTime, Port, Repeat, 
 from rammer.ir.types import TensorType
 
 
-@dataclass(frozen=True)
-class TurnPorts:
-    """The roles of the inputs and outputs of an iteration's program, by tensor name.
-
-    ``states`` are (input, first value, output, last value). ``slices`` and ``gathered`` are (tensor, value of all iterations,
-    True if backwards). ``fixed`` are (input, value). "" marks an absent or unread tensor."""
-
-    count: int
-    states: tuple[tuple[str, str, str, str], ...]
-    slices: tuple[tuple[str, str, bool], ...]
-    gathered: tuple[tuple[str, str, bool], ...]
-    fixed: tuple[tuple[str, str], ...]
-
-
-def turn_ports(turn: RolledTurn, program: RProgram) -> TurnPorts:
-    """Return the roles of a Scan's iteration in the program compiled from it, which may lack unused inputs."""
+def turn_ports(turn: RolledTurn, program: RProgram) -> RolledTurn:
+    """Return ``turn`` with the tensors of the program compiled from it as inputs and outputs. The program may lack unused
+    inputs: that of a state is then "", others are left out."""
     tensor = {p.external: p.tensor for p in (*program.inputs, *program.outputs)}
-    return TurnPorts(
-        turn.count,
-        tuple((tensor.get(i, ""), first, tensor[r], last) for i, first, r, last in turn.states),
-        tuple((tensor[i], value, back) for i, value, back in turn.slices if i in tensor),
-        tuple((tensor[r], value, back) for r, value, back in turn.gathered),
-        tuple((tensor[i], value) for i, value in turn.fixed if i in tensor),
+    return replace(
+        turn,
+        states=tuple((tensor.get(i, ""), first, tensor[r], last) for i, first, r, last in turn.states),
+        slices=tuple((tensor[i], value, back) for i, value, back in turn.slices if i in tensor),
+        gathered=tuple((tensor[r], value, back) for r, value, back in turn.gathered),
+        fixed=tuple((tensor[i], value) for i, value in turn.fixed if i in tensor),
     )
 
 
 def repeat_program(
     turn: RProgram,
-    ports: TurnPorts,
+    ports: RolledTurn,
     types: Mapping[str, TensorType],
     constants: Collection[str],
     until: AffineExtent | None = None,

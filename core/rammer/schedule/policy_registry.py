@@ -44,11 +44,6 @@ class Auto(Policy):
         if self.seconds < 0:
             raise ValueError(f"seconds must be at least 0, got {self.seconds}")
 
-    @property
-    def name(self) -> str:
-        """The spelling of this policy for ``--policy``."""
-        return str(self)
-
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return the schedule with the best prediction."""
         return self.proposals(graph, device)[0][1]
@@ -62,7 +57,7 @@ class Auto(Policy):
                 _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
                 continue
             for policy, mine in basic.proposals(graph, device):
-                if not any(_is_equal_schedule(mine, other) for _, other in kept):
+                if not any(replace(mine, predicted=0.0) == replace(other, predicted=0.0) for _, other in kept):
                     kept.append((policy, mine))
         best = min(schedule.predicted for _, schedule in kept)
         for policy, schedule in kept:
@@ -81,10 +76,6 @@ def _is_near_optimal(graph: OperatorGraph, device: VDevice, seconds: float) -> b
         return False
     launches, path, share = StageClock(graph, device).least(graph.names)
     return seconds <= GAIN * (launches + max(path, share))
-
-
-def _is_equal_schedule(first: Schedule, second: Schedule) -> bool:
-    return replace(first, predicted=0.0) == replace(second, predicted=0.0)
 
 
 _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper
+from onnx import NodeProto, ValueInfoProto, helper
 
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.loop_chunk import body_model
 from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
 from rammer.frontend.read.reader import Model
@@ -60,7 +61,7 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
     body, scanned = node.attributes["body"], int(node.attributes["num_scan_inputs"])
     if carried_dtypes(node) or any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
         raise BadInput("it scans along an axis other than the first")
-    names, results = _value_names(graph_of(body).input), [f"{_END}{i}" for i in range(len(graph_of(body).output))]
+    names, results = [v.name for v in graph_of(body).input], [f"{_END}{i}" for i in range(len(graph_of(body).output))]
     first = len(formal) - scanned
     lengths = {graph.types[n].shape[0] for n in formal[first:]}
     if len(lengths) != 1 or min(lengths) < 1 or len(names) != len(formal):
@@ -86,6 +87,20 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
         tuple(zip(names[first:], formal[first:], ways, strict=True)),
         tuple(zip(results[first:], wanted[first:], out_ways, strict=True)),
         tuple((n, outer[n]) for n in free),
+    )
+
+
+def chunk_turn(graph: Graph, scan: Node, values: Mapping[str, str], step: int) -> RolledTurn:
+    """Return one iteration of ``scan``, which runs ``step`` steps. ``values`` maps what it slices, and results that are read,
+    to their names in the graph outside."""
+    ends = tuple(Value(o, graph.types[o]) for o in scan.outputs if values.get(o))
+    turn = rolled_turn(replace(graph, nodes=(scan,), outputs=ends), scan)
+    return replace(
+        turn,
+        states=tuple((i, first, r, values.get(last, "")) for i, first, r, last in turn.states),
+        slices=tuple((i, values[value], back) for i, value, back in turn.slices),
+        gathered=tuple((r, values.get(value, ""), back) for r, value, back in turn.gathered),
+        step=step,
     )
 
 
@@ -129,17 +144,11 @@ def _prefix_values(graph: Graph, prefix: str) -> Graph:
 
 
 def _turn_model(body: SubGraph, ports: Sequence[ModelPort], known: Mapping[str, np.ndarray], results: Sequence[str]) -> Model:
-    graph, opsets = graph_of(body), dict(body.opsets)
-    proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
+    graph = graph_of(body)
     ends: list[NodeProto] = [helper.make_node("Identity", [o.name], [r]) for o, r in zip(graph.output, results, strict=True)]
-    whole = GraphProto(initializer=graph.initializer, node=[*graph.node, *ends])
-    whole.output.extend(ValueInfoProto(name=r) for r in results)
-    proto.graph.CopyFrom(whole)
-    return Model(proto, None, graph.name or "turn", tuple(ports), tuple(results), opsets.get("", 0), known=known)
-
-
-def _value_names(values: Sequence[ValueInfoProto]) -> list[str]:
-    return [v.name for v in values]
+    outputs = [ValueInfoProto(name=r) for r in results]
+    whole = helper.make_graph([*graph.node, *ends], graph.name or "turn", [], outputs, graph.initializer)
+    return body_model(body, whole, ports, known)
 
 
 def _read_names(graph: Graph) -> set[str]:

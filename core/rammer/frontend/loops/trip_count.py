@@ -29,21 +29,23 @@ def always_goes(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> 
     return name == body.input[1].name or (name in known and bool(known[name].all()))
 
 
+def loop_trips(
+    body: GraphProto, trips: np.ndarray | None, going: np.ndarray | None, always: bool, outer: Mapping[str, np.ndarray]
+) -> int | None:
+    """Return the constant trip count of a Loop, or None. ``trips`` and ``going`` are its operands if they are constant;
+    ``always`` is True if it has no condition."""
+    starts = always or (going is not None and bool(going.all()))
+    counted = trips is not None and trips.size == 1 and starts and always_goes(body, outer)
+    return max(int(trips.item()), 0) if counted and trips is not None else None
+
+
 def counted_types(
     proto: NodeProto, inferred: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray]
 ) -> dict[str, TypeProto]:
     """Return types of a Loop's gathered outputs if its trip count is constant, as far as ONNX infers the other extents."""
-    trips, going = (operands.get(n) if n else None for n in [*proto.input, "", ""][:2])
-    body = next(a.g for a in proto.attribute if a.name == "body")
-    held = not proto.input[1] if len(proto.input) > 1 else True
-    if (
-        trips is None
-        or trips.size != 1
-        or not (held or (going is not None and bool(going.all())))
-        or not always_goes(body, operands)
-    ):
-        return {}
-    count, found = int(trips.item()), dict[str, TypeProto]()
+    names, body = [*proto.input, "", ""], next(a.g for a in proto.attribute if a.name == "body")
+    count = loop_trips(body, operands.get(names[0]), operands.get(names[1]), not names[1], operands) or 0
+    found = dict[str, TypeProto]()
     for name in proto.output[len(body.input) - 2 :] if 0 < count <= MOST_GATHERED else ():
         kind = inferred.get(name)
         if name and kind is not None and kind.tensor_type.HasField("shape") and kind.tensor_type.shape.dim:
@@ -60,9 +62,9 @@ def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -
     for node in body.node:
         total += 1
         for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
-            trips = known.get(node.input[0]) if node.op_type == "Loop" and node.input else None
-            counted = trips is not None and trips.size == 1 and always_goes(inner, known)
-            total += (max(int(trips.item()), 0) if counted and trips is not None else 1) * unrolled_size(inner, known)
+            counted = node.op_type == "Loop" and node.input
+            trips = loop_trips(inner, known.get(node.input[0]), None, True, known) if counted else None
+            total += (1 if trips is None else trips) * unrolled_size(inner, known)
         if node.op_type == "Constant" and not node.domain:
             value = _scalar_values(a.t for a in node.attribute if a.name == "value")
             known |= dict(zip(node.output, value.values(), strict=False))

@@ -15,7 +15,7 @@ from onnx import GraphProto, NodeProto, helper
 from rammer.errors import BadInput
 from rammer.frontend.bind.bind_state import MOST_UNROLLED, BindState, Scope, TooManyOperators
 from rammer.frontend.loops.control_operators import CONTROL
-from rammer.frontend.loops.trip_count import always_goes, unrolled_size
+from rammer.frontend.loops.trip_count import loop_trips, unrolled_size
 from rammer.frontend.lower.contrib import FUNCTIONS
 from rammer.frontend.read import function_bodies, model_checks, schemas
 
@@ -36,10 +36,8 @@ def _steps_of(walk: BindState, proto: NodeProto, scope: Scope) -> int | None:
     attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
     names = [scope.values[n] if n else "" for n in proto.input]
     if proto.op_type == "Loop":
-        trips, going = walk.known.get(names[0]), walk.known.get(names[1])
-        held = not names[1] or (going is not None and bool(going.all()))
         known = {n: walk.known[v] for n in model_checks.node_reads(proto) if (v := scope.values[n]) in walk.known}
-        return max(int(trips.item()), 0) if trips is not None and held and always_goes(attributes["body"], known) else None
+        return loop_trips(attributes["body"], walk.known.get(names[0]), walk.known.get(names[1]), not names[1], known)
     first = names[-attributes["num_scan_inputs"]]
     shape = walk.known[first].shape if first in walk.known else walk.types[first].shape
     axis = (attributes.get("scan_input_axes") or [0])[0]

@@ -9,35 +9,29 @@ they are past the length."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import isqrt
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto
 
 from rammer.errors import BadInput
-from rammer.frontend.bind.bind_state import MOST_UNROLLED
-from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
+from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, chunk_turn
 from rammer.frontend.loops.control_operators import graph_of
-from rammer.frontend.loops.trip_count import always_goes
+from rammer.frontend.loops.loop_chunk import STATES, even_steps, most_steps, nested_scan, step_body, unused_prefix
+from rammer.frontend.loops.trip_count import loop_trips
 from rammer.frontend.read import model_checks
-from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
-from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
+from rammer.frontend.read.node_protos import captured_names, carried_dtypes
+from rammer.ir.graph import Graph, Node
+from rammer.ir.graph_rewriter import NodeBuilder, output_names, rebuild_graph
 from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.loops.chunk_recurrent import turn_of
-from rammer.passes.loops.recurrent_stacks import STATES
 
-#: Maximum steps of a chunk, and minimum steps that are worth a launch.
-MOST_STEPS: Final = 128
+#: Minimum steps of a chunk that are worth a launch.
 LEAST_STEPS: Final = 16
 #: Maximum trip count of a Loop that the host does not supervise.
 MOST_TRIPS: Final = 1 << 16
-#: Number of operators that an operator with inner steps counts as.
-HEAVY: Final = 32
 
 
 def is_loop(node: Node) -> bool:
@@ -67,18 +61,17 @@ def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
 
 def trip_count(graph: Graph, node: Node) -> int | None:
     """Return the constant trip count of a loop, or None if it is decided at run time."""
-    formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
+    first, states, formal = _split_inputs(node)
     body = graph_of(node.attributes["body"])
     if node.op == "Loop":
-        trips, going = (graph.constant(n) if n else None for n in formal[:2])
-        held = not formal[1] or (going is not None and bool(going.all()))
-        outer = zip(captured_names(node), node.inputs[len(formal) :], strict=True)
+        outer = zip(captured_names(node), node.inputs[formal:], strict=True)
         known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
-        return max(int(trips.item()), 0) if trips is not None and held and always_goes(body, known) else None
-    scanned = int(node.attributes["num_scan_inputs"])
-    axes = node.attributes.get("scan_input_axes") or (0,) * scanned
-    found = {graph.types[n].shape[a] for n, a in zip(formal[len(formal) - scanned :], axes, strict=True)}
-    return found.pop() if len(found) == 1 and len(formal) == len(body.input) else None
+        trips, going = (graph.constant(n) if n else None for n in node.inputs[:2])
+        return loop_trips(body, trips, going, not node.inputs[1], known)
+    sliced = node.inputs[first + states : formal]
+    axes = node.attributes.get("scan_input_axes") or (0,) * len(sliced)
+    found = {graph.types[n].shape[a] for n, a in zip(sliced, axes, strict=True)}
+    return found.pop() if len(found) == 1 and formal == len(body.input) else None
 
 
 class _Ahead:
@@ -145,7 +138,7 @@ class _Ahead:
 
 def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) -> RolledTurn:
     """Return one of ``count`` chunks of ``step`` steps of a Scan with ``states`` states. Values have their names in ``graph``."""
-    names, types = Names(graph.types), dict(graph.types)
+    names, types, body = Names(graph.types), dict(graph.types), node.attributes["body"]
     scanned = int(node.attributes["num_scan_inputs"])
     first, slices = node.inputs[:states], node.inputs[states : states + scanned]
 
@@ -156,45 +149,16 @@ def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) 
 
     given = {turned(n): n for n in slices}
     shown = [(turned(n) if n else "", n) for n in node.outputs[states:]]
-    stacked = dict(shown)
-    body = replace(node.attributes["body"], proto=_wrap_body(node).SerializeToString())
+    inner = nested_scan(graph_of(body), f"{node.name}.turn", {k: v for k, v in node.attributes.items() if k != "body" and v})
     outer = replace(
         node,
         inputs=(*first, *given, *node.inputs[states + scanned :]),
         outputs=(*node.outputs[:states], *(made for made, _ in shown)),
-        attributes={**node.attributes, "body": body},
+        attributes={**node.attributes, "body": replace(body, proto=inner.SerializeToString())},
     )
-    read = {i for n in graph.nodes for i in n.inputs} | {v.name for v in graph.outputs}
-    ends = tuple(Value(o, types[o]) for o in outer.outputs if stacked.get(o, o) in read)
-    found = rolled_turn(replace(graph, nodes=(outer,), outputs=ends, types=types), outer)
-    return replace(
-        found,
-        slices=tuple((i, given[value], back) for i, value, back in found.slices),
-        gathered=tuple((r, stacked.get(value, ""), back) for r, value, back in found.gathered),
-        step=step,
-    )
-
-
-def _wrap_body(node: Node) -> GraphProto:
-    """Return the body of a chunk: a Scan over its steps."""
-    body = graph_of(node.attributes["body"])
-    given, made = (_numbered_names(body, what, len(values)) for what, values in (("in", body.input), ("out", body.output)))
-    kept = {k: v for k, v in node.attributes.items() if k != "body" and v}
-    inner: NodeProto = helper.make_node("Scan", given, made, f"{node.name}.turn", body=body, **kept)
-    return helper.make_graph([inner], f"{body.name}_turn", _make_ports(given, body.input), _make_ports(made, body.output))
-
-
-def _numbered_names(body: GraphProto, what: str, count: int) -> list[str]:
-    return [f"{body.name}.turn.{what}{i}" for i in range(count)]
-
-
-def _make_ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
-    found = []
-    for name, port in zip(names, like, strict=True):
-        value = helper.make_empty_tensor_value_info(name)
-        value.type.tensor_type.elem_type = port.type.tensor_type.elem_type
-        found.append(value)
-    return found
+    read = {i for n in graph.nodes for i in n.inputs} | output_names(graph)
+    ends = {made: n for made, n in (*((n, n) for n in node.outputs[:states]), *shown) if n in read}
+    return chunk_turn(replace(graph, types=types), outer, {**given, **ends}, step)
 
 
 # --- constant trip counts ---------------------------------------------------------------------------
@@ -220,11 +184,10 @@ def static_chunk(graph: Graph, node: Node) -> tuple[Graph, RolledTurn]:
 
 def _chunk_steps(body: GraphProto, steps: int) -> int:
     """Return the steps of a chunk, or raise BadInput."""
-    nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
-    most = min(MOST_STEPS, MOST_UNROLLED // max(len(nodes), 1))
-    if any(n.op_type in (*STATES, "Loop", "Scan", "If") for n in nodes):
+    if any(n.op_type in (*STATES, "Loop", "Scan", "If") for g in model_checks.graphs_below([body]) for n in g.node):
         raise BadInput("its body has recurrent layers or control flow")
-    turn = turn_of(steps, most)
+    most = most_steps(body)
+    turn = even_steps(steps, most)
     if turn < LEAST_STEPS or steps < 2 * turn or steps % turn:
         raise BadInput(f"{steps} steps cannot be split into chunks of {LEAST_STEPS} to {most}")
     return turn
@@ -240,21 +203,6 @@ class OpenLoop:
     node: Node
     turn: RolledTurn
     steps: str
-
-
-def best_steps(limit: int, least: int, most: int, between: int) -> int:
-    """Return the steps of a chunk, at most ``limit``, that minimise the time of loops of ``least`` to ``most`` steps, at their
-    mean. A run computes whole chunks, so half a chunk is wasted on average. ``between`` is the cost between chunks, in steps."""
-    steps = max(min(limit, isqrt(between * (max(least, 1) + most)), most), 1)
-    return -(-most // -(-most // steps))
-
-
-def most_steps(node: Node) -> int:
-    """Return the maximum steps of a chunk of a loop, by its operators."""
-    body = graph_of(node.attributes["body"])
-    found = [n for g in model_checks.graphs_below([body]) for n in g.node]
-    size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
-    return min(MOST_STEPS, max(MOST_UNROLLED // size, 1))
 
 
 def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:
@@ -303,38 +251,13 @@ def _to_scan(node: Node, made: NodeBuilder, extent: int, left: str) -> tuple[Nod
     first, states, formal = _split_inputs(node)
     body = node.attributes["body"]
     index = made.add_constant(f"{loop_title(node) or node.name}_indices", np.arange(extent, dtype=np.int64))
-    proto = _scan_body(body, node.op == "Loop", states, bool(left)).SerializeToString()
-    captures = (*body.captures, *([f"{_prefix_of(body)}steps"] if left else ()))
+    until = f"{unused_prefix(body)}steps" if left else ""
+    proto = step_body(body, node.op == "Loop", states, until).SerializeToString()
+    captures = (*body.captures, *([until] if left else ()))
     scan = replace(
         node,
         op="Scan",
         inputs=(*node.inputs[first:formal], index, *node.inputs[formal:], *([left] if left else ())),
-        attributes={
-            "body": replace(body, proto=proto, captures=captures),
-            "num_scan_inputs": formal - first - states + 1,
-        },
+        attributes={"body": replace(body, proto=proto, captures=captures), "num_scan_inputs": formal - first - states + 1},
     )
     return scan, states
-
-
-def _prefix_of(body: SubGraph) -> str:
-    return model_checks.unused_prefix(graph_of(body), "open")
-
-
-def _scan_body(body: SubGraph, loop: bool, states: int, masked: bool) -> GraphProto:
-    """Return a body whose last input is the step's number. If ``masked``, its states are kept from the trip count on."""
-    made, prefix = GraphProto(), _prefix_of(body)
-    made.CopyFrom(graph_of(body))
-    formal, results = list(made.input)[2 if loop else 0 :], list(made.output)[1 if loop else 0 :]
-    at = helper.make_tensor_value_info(made.input[0].name if loop else f"{prefix}at", TensorProto.INT64, [])
-    nodes, ends = list(made.node), list[Any](results)
-    if loop:
-        yes = numpy_helper.from_array(np.array(True))
-        nodes.insert(0, helper.make_node("Constant", [], [made.input[1].name], value=yes))
-    if masked:
-        nodes.insert(0, helper.make_node("Less", [at.name, f"{prefix}steps"], [f"{prefix}on"]))
-    for i, (old, new) in enumerate(zip(formal[:states], results[:states], strict=True) if masked else ()):
-        ends[i] = helper.make_empty_tensor_value_info(f"{prefix}state{i}")
-        ends[i].type.CopyFrom(new.type)
-        nodes.append(helper.make_node("Where", [f"{prefix}on", new.name, old.name], [ends[i].name]))
-    return helper.make_graph(nodes, made.name or "body", [*formal, at], ends, made.initializer)

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from onnx import GraphProto, helper
 
+from rammer.frontend.loops.loop_chunk import STATES, even_steps
 from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
 from rammer.ir.graph import Graph, Node
 from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.types import TensorType
-from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
+from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell
 from rammer.passes.loops.split_bidirectional import one_way
 
 #: Number of steps beyond which a recurrence is chunked, and maximum steps per chunk.
@@ -40,14 +41,8 @@ class ChunkRecurrent:
     def __call__(self, graph: Graph) -> Graph:
         graph = one_way(graph, self.max_steps)
         while (stack := first_stack(graph, self.max_steps)) is not None:
-            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.chunk, self.max_steps))).graph()
+            graph = Rolling(graph, stack, even_steps(stack.steps, min(self.chunk, self.max_steps))).graph()
         return graph
-
-
-def turn_of(steps: int, most: int = MOST_TURN) -> int:
-    """Return the steps of a chunk: ``most``, or a number from half of it that divides ``steps``."""
-    most = max(min(most, steps // 2), 1)
-    return next((n for n in range(most, most // 2, -1) if steps % n == 0), most)
 
 
 def cut_steps(made: NodeBuilder, name: str, first: int, last: int, kind: TensorType) -> str:
@@ -81,7 +76,7 @@ class Rolling:
         self.made = NodeBuilder(Names(graph.types), version)
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
-        sliced += [(lens, way, True) for n, way in stack.cells if (lens := _sequence_lens(n))]
+        sliced += [(lens, way, True) for n, way in stack.cells if (lens := n.inputs[4] if len(n.inputs) > 4 else "")]
         #: Values that are sliced per chunk: name, True if sliced backwards, True if it holds lengths.
         self.sliced = list(dict.fromkeys(sliced))
 
@@ -229,10 +224,6 @@ def valid_steps(made: NodeBuilder, lens: str, starts: str, most: str, kind: Tens
     left = made.add_node("Sub", [lens, starts], made.new_value(f"{lens}_left", kind))
     some = made.add_node("Max", [left, zero], made.new_value(f"{lens}_some", kind))
     return made.add_node("Min", [some, most], made.new_value(f"{lens}_parts", kind))
-
-
-def _sequence_lens(cell: Node) -> str:
-    return cell.inputs[4] if len(cell.inputs) > 4 else ""
 
 
 def _layout_free_attributes(node: Node) -> Mapping[str, Any]:

@@ -16,13 +16,15 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
-from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
-from rammer.ir.graph import Graph, Node, Value
+from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, chunk_turn
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.loop_chunk import best_steps, most_steps
+from rammer.ir.graph import Graph, Node
 from rammer.ir.graph_rewriter import NodeBuilder, rebuild_graph
 from rammer.ir.names import Names
 from rammer.ir.port import ModelPort
 from rammer.ir.types import TensorType
-from rammer.passes.loops.chunk_loop import best_steps, forward_loops, is_loop, loop_title, most_steps, opened_loop
+from rammer.passes.loops.chunk_loop import forward_loops, is_loop, loop_title, opened_loop
 from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order, valid_steps
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
@@ -55,7 +57,10 @@ def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, betwee
     """Return the size of a layer or loop in ``graph`` whose steps are in ``span``."""
     least, most = span
     loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
-    limit, cost = (MOST_TURN, between.cells) if loop is None else (most_steps(loop), between.light)
+    limit, cost = MOST_TURN, between.cells
+    if loop is not None:
+        body = graph_of(loop.attributes["body"])
+        limit, cost = most_steps(body, len(body.output)), between.light
     return OpenSize(most, best_steps(limit, least, most, cost), plain)
 
 
@@ -110,7 +115,7 @@ def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple
     nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made.nodes, *made.nodes, node]
     known = {*graph.constants, *added, *made.constants, *(v.name for v in graph.inputs)}
     result = rebuild_graph(replace(graph, types=types), in_order(nodes, known), {**added, **made.constants})
-    found = _make_chunk(result, scan, types, outside, named, turn) if told else None
+    found = chunk_turn(replace(result, types={**types, **result.types}), scan, {**outside, **named}, turn) if told else None
     if found is not None and lens.starts:
         found = _count_remaining_steps(found, lens.starts, lens.steps, turn)
     return result, OpenStack(stack.cells[0][0].outputs[0], node, found, lens.steps)
@@ -119,22 +124,6 @@ def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple
 def _chunked_type(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
     """Return the type of a chunked value, with the chunks as its first axis."""
     return TensorType(kind.dtype, (count, *kind.shape) if lengths else (count, turn, *kind.shape[1:]))
-
-
-def _make_chunk(
-    graph: Graph, scan: Node, types: Mapping[str, TensorType], outside: Mapping[str, str], named: Mapping[str, str], step: int
-) -> RolledTurn:
-    """Return one chunk of ``step`` steps. Values have their names in ``graph``."""
-    ends = tuple(Value(o, types[o]) for o in scan.outputs if named.get(o))
-    alone = replace(graph, nodes=(scan,), outputs=ends, types={**types, **graph.types})
-    turn = rolled_turn(alone, scan)
-    return replace(
-        turn,
-        states=tuple((i, first, r, named.get(last, "")) for i, first, r, last in turn.states),
-        slices=tuple((i, outside[value], back) for i, value, back in turn.slices),
-        gathered=tuple((r, named.get(value, ""), back) for r, value, back in turn.gathered),
-        step=step,
-    )
 
 
 def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rammer.frontend.loops.loop_chunk import STATES
 from rammer.frontend.op_traits import Trait, operators
 from rammer.ir.graph import Graph, Node
 from rammer.ir.graph_rewriter import output_names
-
-#: Recurrent operators -> number of states. Initial states start at input 5, last states at output 1.
-STATES: Final[Mapping[str, int]] = {"LSTM": 2, "GRU": 1, "RNN": 1}
 
 
 def is_cell(node: Node) -> bool:

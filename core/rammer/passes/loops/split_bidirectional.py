@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rammer.frontend.loops.loop_chunk import STATES
 from rammer.frontend.lower.recurrence import PARAMETERS
 from rammer.ir.graph import Graph, Node
 from rammer.ir.graph_rewriter import GraphRewriter
 from rammer.ir.types import TensorType
-from rammer.passes.loops.recurrent_stacks import STATES, is_cell
+from rammer.passes.loops.recurrent_stacks import is_cell
 
 #: Inputs with one part per direction, and inputs whose batch comes first if ``layout`` is set.
 _BY_DIRECTION = (1, 2, 3, 5, 6, 7)

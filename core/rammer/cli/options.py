@@ -96,7 +96,7 @@ def _declared_option(entry: Field[Any]) -> Callable[[F], F]:
     if isinstance(default, bool):
         return click.option(flag_of(entry), parameter_of(entry), is_flag=True, help=declared.help)
     shown = {"default": default, "show_default": bool(default)} if isinstance(default, str) else {}
-    kind = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
+    kind: dict[str, object] = {"type": click.Choice(declared.choices)} if declared.choices else {"metavar": declared.values}
     kind |= {"type": click.IntRange(declared.least)} if declared.least is not None else {}
     facts = {
         **shown,

@@ -12,6 +12,7 @@ import click
 from rammer.cli.reach import measure_reach, reach_table, transport_table
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.device.plugin_output import stdout_to_stderr
+from rammer.distributed.joining import launched_processes
 from rammer.distributed.transport import mpi_launch
 from rammer.report.text_table import format_size, plain_table
 
@@ -29,7 +30,7 @@ def command(as_json: bool, no_test: bool) -> None:
     registry = Registry()
     with stdout_to_stderr():  # plugins may print while they are opened and run
         statuses = list(registry.statuses())
-        others = mpi_launch.launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
+        others = launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
         rows = [] if others else [row for status in statuses for row in _device_rows(registry, status, not no_test)]
         ways = [] if no_test else measure_reach(registry, statuses)
     if others:

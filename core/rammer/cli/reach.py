@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from rammer.device.loader import DeviceStatus, Registry
+from rammer.distributed.joining import launched_processes
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.measure_links import measured_links
 from rammer.distributed.transport.protocol import Party, Site
@@ -21,8 +22,8 @@ PATIENCE: Final = 10.0
 
 def measure_reach(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
     """Measure every pair of working units of this process, or every pair of processes under an MPI launcher."""
-    if mpi_launch.launched_processes() > 1:
-        names = [f"process {n}" for n in range(mpi_launch.launched_processes())]
+    if launched_processes() > 1:
+        names = [f"process {n}" for n in range(launched_processes())]
         return _measure_links(registry, [Site(name, "cpu", n, mpi_launch.is_multi_host()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
     return [row for pair in combinations(units, 2) for row in _measure_links(registry, [Site(*unit) for unit in pair])]

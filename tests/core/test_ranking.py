@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rammer.codegen.candidate_ranking import LEADING, NEAR, Queue, leaders_first
+from rammer.codegen.family_backend import LEADING, NEAR, Queue, leaders_first
 from rammer.codegen.kernel_family import Choice
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const

@@ -16,8 +16,7 @@ from rammer.ir.types import TensorType
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.split_reductions import LEAST, PARTS, PartedSum, split_sums
 from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
-from rammer.schedule.wave_kernels import CROWD, MOST_KINDS, choose_together
-from rammer.schedule.wavefront import Wavefront
+from rammer.schedule.wavefront import CROWD, MOST_KINDS, Wavefront, choose_together
 from rammer_testing.nonempty import some
 from rammer_testing.programs import device
 

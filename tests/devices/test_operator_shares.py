@@ -18,7 +18,7 @@ import rammer
 from rammer.cli.main import cli
 from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
-from rammer.frontend.host.host_timing import collect_host_times, time_operator
+from rammer.frontend.host.host_node import collect_host_times, time_operator
 from rammer.report import operator_times
 from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, operator_shares, table_rows
 from rammer.report.text_table import plain_table

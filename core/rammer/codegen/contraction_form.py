@@ -171,7 +171,7 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
         found = _assign_roles(main, operands[first], operands[second], live)
         choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
     last = live[-1:] if dtype == "float32" else _innermost_axis(operator, binding, live)
-    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _count_cells(main, r.columns)))
+    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, math.prod(main.axes[d].extent for d in r.columns)))
 
 
 def _innermost_axis(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
@@ -184,10 +184,6 @@ def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
     """Return the element type of both operands: ``BYTE`` for bytes of either sign, "" if they differ."""
     a, b = (binding.types[load.tensor].dtype for load in operands)
     return BYTE if a in BYTES and b in BYTES else a if a == b else ""
-
-
-def _count_cells(main: Compute, axes: tuple[int, ...]) -> int:
-    return math.prod(main.axes[d].extent for d in axes)
 
 
 def _assign_roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:

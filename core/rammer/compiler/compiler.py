@@ -14,17 +14,25 @@ from typing import Final
 
 from rammer.compile_options import DEFAULT, MEASURED, CompileOptions, Progress, ignore_progress
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
-from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
-from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
+from rammer.compiler.compile_loops import (
+    DynamicSteps,
+    LoopSteps,
+    check_one,
+    in_common,
+    make_fallback_segment,
+    open_layers,
+    open_programs,
+    ports_of,
+)
 from rammer.compiler.form_choice import FormChooser
 from rammer.compiler.length_variants import verify_tables, with_cases
 from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, tuned_or_not
-from rammer.compiler.subgraphs import SubgraphIndex
 from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, FusedForm, reused_constants
 from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.bind.partition import SubgraphIndex
 from rammer.frontend.bind.partition import split_segments as split_segments  # re-exported for plugins and tests
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY

@@ -184,7 +184,7 @@ class _Stitcher:
             return None
         computes = sorted((c for o in members for c in o.computes), key=lambda c: self.position[c.name])
         inside = {c.name for c in computes}
-        outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
+        outputs = tuple(c.name for c in computes if c.name in self.escaping or self.readers.get(c.name, set()) - group)
         if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
         connections = join_connections(members, computes, self.roots, lambda name, c: find_meeting_layer(inside, c))
@@ -194,9 +194,6 @@ class _Stitcher:
         if not made.even and not _is_cuttable(made):
             return None
         return read_in_place(made) if self.device.spills else made
-
-    def _used_outside(self, name: str, group: Members) -> bool:
-        return name in self.escaping or bool(self.readers.get(name, set()) - group)
 
     def _is_circular(self, plan: _Plan, group: Members) -> bool:
         """Return True if a path leads from ``group`` through other groups of ``plan`` or decided groups back to it."""

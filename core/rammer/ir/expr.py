@@ -126,7 +126,7 @@ class Op(Hashed):
         infix = INFIX.get(self.fn)
         if infix is None:
             return f"{self.fn}({', '.join(map(str, self.args))})"
-        left, right = (f"({a})" if _is_infix(a) else str(a) for a in self.args)
+        left, right = (f"({a})" if isinstance(a, Op) and a.fn in INFIX else str(a) for a in self.args)
         return f"{left} {infix} {right}"
 
 
@@ -158,10 +158,6 @@ OPS: dict[str, OpInfo] = {
     **{f"as_{n}": OpInfo(1, n, flops=0) for n in ("uint32", "float32", "uint64", "float64")},  # bit casts
 }
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
-
-
-def _is_infix(e: Expr) -> bool:
-    return isinstance(e, Op) and e.fn in INFIX
 
 
 # --- construction -----------------------------------------------------------------------------

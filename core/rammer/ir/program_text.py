@@ -183,10 +183,6 @@ _WAIT = re.compile(r"wait\((\w+)>=(\d+)\)", re.ASCII)
 _Folded: TypeAlias = "tuple[tuple[Wait, ...], str, int, int, int, int]"
 
 
-def _parse_ints(text: str) -> tuple[int, ...]:
-    return tuple([int(n) for n in text.split(",") if n.strip()])
-
-
 class _Reader:
     """A parser that collects lines into the parts of a program."""
 
@@ -251,7 +247,7 @@ class _Reader:
     def _storage(self, tensor: str, buffer: str, offset: str, shape: str, strides: str) -> None:
         for text in (shape, strides):
             if text not in self.numbers:
-                self.numbers[text] = _parse_ints(text)
+                self.numbers[text] = tuple([int(n) for n in text.split(",") if n.strip()])
         self.storages.append(Storage(tensor, buffer, int(offset), self.numbers[shape], self.numbers[strides]))
 
     def _repeat(self, count: str, step: str | None, until: str | None) -> None:

@@ -172,13 +172,10 @@ class _Assigner:
         found = []
         for position, compute in enumerate(self.graph.computes):
             parts = piecewise_regions(compute)
-            if parts and compute.points > 0 and self._same_type(compute, parts):
+            if parts and compute.points > 0 and all(self.graph.types[load.tensor].dtype == compute.dtype for _, load in parts):
                 found.append((-compute.points, -position, compute, parts))
         for *_, compute, parts in sorted(found, key=lambda f: f[:2]):
             yield compute, parts
-
-    def _same_type(self, compute: Compute, parts: Pieces) -> bool:
-        return all(self.graph.types[load.tensor].dtype == compute.dtype for _, load in parts)
 
     def concatenate(self, compute: Compute, parts: Pieces) -> None:
         """Place the parts of a concatenation, or make it a view if they are already in position."""

@@ -47,7 +47,7 @@ class OperatorShare:
 
 def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
     """Return the time of each operator in a run on ``inputs``, longest first. Deferred parts are those of this run."""
-    from rammer.frontend.host.host_timing import collect_host_times  # other runs do not import the compiler
+    from rammer.frontend.host.host_node import collect_host_times  # other runs do not import the compiler
 
     feeds: dict[int, Mapping[str, Array]] = {}
     special.run(inputs)  # one-time work
@@ -129,13 +129,10 @@ def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
 def _group_row(group: Sequence[OperatorShare], whole: float) -> list[str]:
     first, seconds = group[0], sum(s.seconds for s in group)
     names = [
-        _cut_text(text, most) for text, most in zip((first.operator, _share_label(first), first.family), WIDTHS, strict=True)
+        text if len(text) <= most else f"{text[: most - 2]}.."
+        for text, most in zip((first.operator, _share_label(first), first.family), WIDTHS, strict=True)
     ]
     return [format_duration(seconds), f"{seconds / whole:.1%}", str(len(group)), *names, str(first.tasks), first.how]
-
-
-def _cut_text(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
 def _share_label(share: OperatorShare) -> str:

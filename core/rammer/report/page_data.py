@@ -18,7 +18,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import shorten_name
 from rammer.ir.operator import ROperator
-from rammer.ir.program import RProgram, Storage, counters_by_operator
+from rammer.ir.program import RProgram, counters_by_operator
 from rammer.ir.program_text import group_rows
 from rammer.passes.pass_pipeline import PassReport
 from rammer.report.operator_times import OperatorShare
@@ -250,7 +250,7 @@ class BufferUses:
         writes, reads = dict[str, list[tuple[int, tuple[int, int]]]](), dict[str, list[tuple[int, tuple[int, int]]]]()
         for o in program.operators:
             for found, tensors in ((writes, o.outputs), (reads, o.inputs)):
-                for storage in _storages(program, tensors):
+                for storage in [program.storage[t] for t in tensors if t in program.storage]:
                     found.setdefault(storage.buffer, []).append((number[o.name], storage.span()))
         return BufferUses(writes, reads)
 
@@ -271,10 +271,6 @@ class BufferUses:
             for reader, (low, high) in self.reads.get(name, ()):
                 found |= {(w, reader): None for w, (first, last) in writes if first < high and low < last and w != reader}
         return [list(pair) for pair in found]
-
-
-def _storages(program: RProgram, tensors: Iterable[str]) -> list[Storage]:
-    return [program.storage[t] for t in tensors if t in program.storage]
 
 
 def schedule_data(program: RProgram, seconds: Mapping[str, float], number: Mapping[str, int]) -> Data:

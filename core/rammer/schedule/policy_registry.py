@@ -62,7 +62,7 @@ class Auto(Policy):
                 _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
                 continue
             for policy, mine in basic.proposals(graph, device):
-                if not any(_is_equal_schedule(mine, other) for _, other in kept):
+                if not any(replace(mine, predicted=0.0) == replace(other, predicted=0.0) for _, other in kept):
                     kept.append((policy, mine))
         best = min(schedule.predicted for _, schedule in kept)
         for policy, schedule in kept:
@@ -81,10 +81,6 @@ def _is_near_optimal(graph: OperatorGraph, device: VDevice, seconds: float) -> b
         return False
     launches, path, share = StageClock(graph, device).least(graph.names)
     return seconds <= GAIN * (launches + max(path, share))
-
-
-def _is_equal_schedule(first: Schedule, second: Schedule) -> bool:
-    return replace(first, predicted=0.0) == replace(second, predicted=0.0)
 
 
 _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))

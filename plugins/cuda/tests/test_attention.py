@@ -120,6 +120,8 @@ CASES = {
     "turned half": attend(2, 16, 40, 16, 16, "f16", "b, 0, m, n", turned=True),
     "norm": attend(2, 20, 24, 16, 32, softmax=False, following_map=True),
     "norm half": attend(2, 20, 24, 16, 32, "f16", softmax=False),
+    "one query": attend(3, 1, 37, 24, 40, mask="b, 0, 0, n"),
+    "one query half": attend(3, 1, 37, 24, 40, "f16", "b, 0, 0, n"),
     "long": attend(1, 40, 1024, 32, 32),
     "long half": attend(1, 40, 1000, 32, 32, "f16"),
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from rammer.codegen.products.block import Shape, shape_of
 from rammer.codegen.products.depth import Depth, ceiling_quotient, depth_of, stopped_axes, taps_of
-from rammer.codegen.products.operand import Piece, Staged
+from rammer.codegen.products.operand import PLAIN, Piece, Staged, Staging
 from rammer.codegen.products.packing import DEEP, Cores, Rows, Turned, to_core_matrices
 from rammer.codegen.products.ring_choice import Config, copied_together, end_bytes, find_roles, ring_choices, ring_time
 from rammer.codegen.products.ring_cost import (
@@ -20,7 +20,6 @@ from rammer.codegen.products.ring_cost import (
     Work,
     halo_elements,
 )
-from rammer.codegen.products.staging import PLAIN, Staging
 from rammer.codegen.products.strips import Strips, contiguous_tile, moved_bytes
 from rammer.codegen.products.tiles import at_lengths, one_tile, patch_tiles, task_count, tile_parts
 from rammer.codegen.products.window_strips import (

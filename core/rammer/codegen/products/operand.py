@@ -17,9 +17,49 @@ from rammer.codegen.c_target import CTarget, join_words
 from rammer.codegen.c_text import Text, combine_digits, format_sum, split_digits, weighted_terms
 from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, is_consecutive
 from rammer.codegen.products.depth import Depth
-from rammer.codegen.products.packing import Arrangement, Blocks, Common, common_order, pack_common, pack_operand
-from rammer.codegen.products.staging import Staging
+from rammer.codegen.products.packing import Arrangement, Blocks, Common, Rows, common_order, pack_common, pack_operand
 from rammer.codegen.task_parameters import Packing, Unsuited
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The shared-memory form of an operand for an instruction.
+
+    Elements are of ``kind`` ("float32", "tf32": constants are rounded when packed, "float16", "int8": bytes of either sign).
+    ``constant``, ``deep`` and ``along`` arrange constants, deep and other copies. A deep copy has at most ``products`` products.
+
+    ``down`` neighbouring threads copy neighbouring products before the next threads copy the next elements. With ``whole``, only
+    copies of 16 bytes are supported. Without ``across``, products of one element are always adjacent, so copies of several
+    elements are unsupported.
+    """
+
+    kind: str
+    constant: Arrangement
+    deep: Arrangement
+    along: Arrangement
+    products: int = 1
+    down: int = 1
+    whole: bool = False
+    across: bool = True
+
+    @property
+    def ctype(self) -> str:
+        """The C type of an element."""
+        return {"float16": "unsigned short", "int8": "unsigned char"}.get(self.kind, "float")
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return {"float16": 2, "int8": 1}.get(self.kind, 4)
+
+    @property
+    def lot(self) -> int:
+        """The number of elements in 16 bytes."""
+        return 16 // self.item
+
+
+#: For products of single threads.
+PLAIN = Staging("float32", Rows(), Rows(least=4), Rows())
 
 
 @dataclass(frozen=True, slots=True)

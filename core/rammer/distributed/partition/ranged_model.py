@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rammer.compiler.compile_dynamic_loop import in_common, open_layers
+from rammer.compiler.compile_loops import in_common, open_layers
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.partition.host_steps import lower_whole_graph
 from rammer.frontend.ranges.dimension_ranges import shapes_at

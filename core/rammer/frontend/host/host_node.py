@@ -1,12 +1,17 @@
-"""Operators without a tensor expression, run on the host by ``frontend.bind.evaluator``; they are always listed."""
+"""Operators without a tensor expression, run on the host by ``frontend.bind.evaluator``; they are always listed.
+
+Their times are recorded by type in ``collect_host_times``; other runs have no overhead."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
@@ -14,7 +19,6 @@ from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 from rammer.device.custom_operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind.evaluator import Unjudged, evaluate_node
-from rammer.frontend.host.host_timing import time_operator
 from rammer.frontend.loops.control_operators import BodyRunner
 from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import model_checks
@@ -33,6 +37,47 @@ from rammer.ir.graph import Graph, Node
 from rammer.ir.names import quote_text
 from rammer.ir.types import TensorType
 from rammer.ir.untrusted_json import load_json
+
+
+@dataclass
+class Spent:
+    """Seconds and calls by type of operator. Time of an operator's bodies counts for their operators on the host, and for the
+    operator itself on the device."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    inside: float = 0.0
+
+
+_SPENT: Final[ContextVar[Spent | None]] = ContextVar("_SPENT", default=None)
+
+
+@contextmanager
+def collect_host_times() -> Iterator[Spent]:
+    """Yield the clock of this thread's runs in the block."""
+    spent = Spent()
+    token = _SPENT.set(spent)
+    try:
+        yield spent
+    finally:
+        _SPENT.reset(token)
+
+
+@contextmanager
+def time_operator(op: str) -> Iterator[None]:
+    """Time one operator of type ``op``."""
+    spent = _SPENT.get()
+    if spent is None:
+        yield
+        return
+    begin, before, spent.inside = time.perf_counter(), spent.inside, 0.0
+    try:
+        yield
+    finally:
+        whole = time.perf_counter() - begin
+        spent.seconds[op] = spent.seconds.get(op, 0.0) + whole - spent.inside
+        spent.calls[op] = spent.calls.get(op, 0) + 1
+        spent.inside = before + whole
 
 
 @dataclass(frozen=True)

@@ -90,17 +90,13 @@ def unknown_domain(proto: NodeProto, custom: CustomOperators) -> str:
     domain = domain_of(proto)
     known = {op: operator for (d, op), operator in custom.items() if d == domain}
     if known:
-        plugins = _join_names({o.plugin for o in known.values()})
+        plugins = " and ".join(sorted({o.plugin for o in known.values()}))
         close = get_close_matches(proto.op_type, known, 1) or sorted(known)
         return f"plugin {plugins} declares other operators of domain {domain}, such as {close[0]}: look for a newer version"
     return (
         f"domain {domain} is not part of ONNX, and no plugin here declares operators of it (`rammer plugins list`): install or "
         "write one that does (hook rammer_operators), or export the model with standard operators only"
     )
-
-
-def _join_names(names: Iterable[str]) -> str:
-    return " and ".join(sorted(names))
 
 
 def used_custom_operators(protos: Iterable[NodeProto], custom: CustomOperators) -> Mapping[tuple[str, str], CustomOperator]:

@@ -76,7 +76,7 @@ class Rolling:
         self.made = NodeBuilder(Names(graph.types), version)
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
-        sliced += [(lens, way, True) for n, way in stack.cells if (lens := _sequence_lens(n))]
+        sliced += [(lens, way, True) for n, way in stack.cells if (lens := n.inputs[4] if len(n.inputs) > 4 else "")]
         #: Values that are sliced per chunk: name, True if sliced backwards, True if it holds lengths.
         self.sliced = list(dict.fromkeys(sliced))
 
@@ -224,10 +224,6 @@ def valid_steps(made: NodeBuilder, lens: str, starts: str, most: str, kind: Tens
     left = made.add_node("Sub", [lens, starts], made.new_value(f"{lens}_left", kind))
     some = made.add_node("Max", [left, zero], made.new_value(f"{lens}_some", kind))
     return made.add_node("Min", [some, most], made.new_value(f"{lens}_parts", kind))
-
-
-def _sequence_lens(cell: Node) -> str:
-    return cell.inputs[4] if len(cell.inputs) > 4 else ""
 
 
 def _layout_free_attributes(node: Node) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ class Attention:
     def point(self, row: Expr, last: Expr) -> tuple[Expr, ...]:
         """Return the indices of an element of either product, in the task's head ``o0, o1, ...``."""
         heads: list[Expr] = [Ref(f"o{d}") if a.extent > 1 else integer(0) for d, a in enumerate(self.scores.axes)]
-        heads[self.row], heads[self.column] = row, last
+        heads[self.row], heads[self.column] = row if self.rows > 1 else integer(0), last
         return tuple(heads)
 
     def tile(self, rows: int) -> tuple[int, ...]:
@@ -165,9 +165,10 @@ def _score_operands(scores: Compute, column: int) -> tuple[Load, Load, int]:
     operands = contraction_operands(scores)
     if operands is None:
         raise Unsuited(f"{scores.name} multiplies by dequantised values")
-    key = scores.axes[column].name
+    key, single = scores.axes[column].name, [d for d, a in enumerate(scores.axes) if a.extent == 1]
     for q, k in (operands, operands[::-1]):
         own = [d for d, a in enumerate(scores.axes) if a.extent > 1 and a.name in ex.axes_of(q) and a.name not in ex.axes_of(k)]
+        own = own or single[-1:]  # one query
         if key in ex.axes_of(k) and key not in ex.axes_of(q) and len(own) == 1:
             return q, k, own[0]
     raise Unsuited("the scores do not have one axis of rows and one of keys")

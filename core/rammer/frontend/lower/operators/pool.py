@@ -193,8 +193,4 @@ def global_pool(ctx: Lowering) -> None:
     wide = widen_float16(ctx, value)
     total = ctx.emit(axes, raise_to_power(wide, power) if norm else wide, reduce, "sum", into="sum")
     element = ctx.load(total, *[a.name for a in axes])
-    emit_narrowed(ctx, axes, take_root(element, power) if norm else _divide_by_count(element, extents))
-
-
-def _divide_by_count(total: Expr, extents: Sequence[int]) -> Expr:
-    return Op("div", (total, Const(int(np.prod(extents)))))
+    emit_narrowed(ctx, axes, take_root(element, power) if norm else Op("div", (element, Const(int(np.prod(extents))))))

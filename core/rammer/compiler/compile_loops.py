@@ -1,8 +1,8 @@
-"""Compilation for a range of lengths: one program, or several if the steps of recurrent layers depend on a length.
+"""Compilation of loops with equal iterations as loop programs, and of models for a range of lengths.
 
-One of several is then a loop program. The parts before and after the recurrent layers are ranged programs as for any other model.
-One iteration of the layers is compiled once, for the greatest values of all other lengths. Its trip count follows from the length
-of a run.
+A range is one program, or several if the steps of recurrent layers depend on a length. One of several is then a loop program. The
+parts before and after the recurrent layers are ranged programs as for any other model. One iteration of the layers is compiled
+once, for the greatest values of all other lengths. Its trip count follows from the length of a run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.subgraphs import SubgraphIndex
+import numpy as np
+
+from rammer.compiled.segments import HostSegment, ProgramSegment, Segment
+from rammer.device.custom_operators import CustomOperators
 from rammer.device.manifest import IterationCost
 from rammer.errors import BadInput
-from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns
-from rammer.frontend.bind.partition import split_segments
+from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns, rolled_turn
+from rammer.frontend.bind.partition import SubgraphIndex, split_segments
+from rammer.frontend.host.host_node import HostNode
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.loop_chunk import STATES
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.ranges.anti_unify import begins_alike, generalise_programs
 from rammer.frontend.ranges.kv_cache import Appended, append_in_place
@@ -27,6 +32,7 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names
 from rammer.ir.program import Port
 from rammer.ir.types import TensorType
+from rammer.passes.loops.chunk_loop import static_chunk
 from rammer.passes.loops.dynamic_recurrent import OpenStack, open_loops, size_of, split_layers
 from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
@@ -184,10 +190,7 @@ class _Opening:
         ports = replace(ports, fixed=(*given, *((names[d], self.lengths[d]) for d in names)))
         types = {**first.types, **{t: TensorType("int64", ()) for t in self.lengths.values()}}
         until = replace(extent, terms=tuple((self.lengths[d], f) for d, f in extent.terms))
-        program = repeat_program(segment.program, ports, types, first.constants, until, step)
-        verify(program)
-        constants = {n: first.constants[n] for n in program.moved_constants}
-        return replace(segment, program=program, constants={**segment.constants, **constants}, compute=None)
+        return _repeat_segment(segment, ports, types, first.constants, until, step)
 
     def _iteration_lengths(self, node: Node, turn: RolledTurn) -> list[str]:
         """Return the lengths that an iteration depends on, besides the number of steps."""
@@ -236,3 +239,56 @@ class _Opening:
 def ports_of(values: Sequence[Value]) -> tuple[Port, ...]:
     """Return the ports of a program with these inputs or outputs."""
     return tuple(Port(v.external or v.name, v.name) for v in values)
+
+
+@dataclass(frozen=True)
+class LoopSteps:
+    """The compiler's functions for the graph of an iteration: all passes, and compilation to a program."""
+
+    lowerings: Lowerings
+    rewritten: Callable[[Graph], Graph]
+    segment: Callable[[Graph], ProgramSegment]
+
+    def all_turns(self, graph: Graph, node: Node) -> ProgramSegment:
+        """Return the iterations of a Scan or Loop as one program. Raises BadInput if an iteration is not one program."""
+        if node.op == "Scan" and _many_steps(node):
+            turn = rolled_turn(graph, node)
+        else:
+            graph, turn = static_chunk(graph, node)
+        bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
+        (nodes, why), *others = split_segments(bound, self.lowerings)
+        if why or others:
+            raise BadInput(why or "a part of an iteration runs on the host")
+        made = self.segment(SubgraphIndex(bound).subgraph(nodes, 0))
+        return _repeat_segment(made, turn_ports(turn, made.program), graph.types, graph.constants)
+
+
+def _repeat_segment(
+    segment: ProgramSegment,
+    ports: RolledTurn,
+    types: Mapping[str, TensorType],
+    known: Mapping[str, np.ndarray],
+    until: AffineExtent | None = None,
+    step: int = 1,
+) -> ProgramSegment:
+    """Return the segment of all iterations, given that of one (``plan.loop_program.repeat_program``). The program is verified."""
+    program = repeat_program(segment.program, ports, types, known, until, step)
+    verify(program)
+    constants = {name: known[name] for name in program.moved_constants}
+    return replace(segment, program=program, constants={**segment.constants, **constants}, compute=None)
+
+
+def _many_steps(node: Node) -> bool:
+    """Return True if an iteration has recurrent layers, as those of pass ``roll`` do. Lighter iterations are chunked."""
+    return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
+
+
+def make_fallback_segment(graph: Graph, node: Node, why: str, steps: LoopSteps | None, custom: CustomOperators) -> Segment:
+    """Return the segment of an operator without a tensor expression, for the reason ``why``. ``steps`` is set for devices that
+    repeat programs."""
+    if steps is not None and node.op in ("Scan", "Loop") and not node.domain:
+        try:
+            return steps.all_turns(graph, node)
+        except BadInput as problem:
+            why += f"; it does not compile to a loop program: {problem.what}"
+    return HostSegment(HostNode.of(graph, node, custom), why)

@@ -15,7 +15,7 @@ from rammer.cli.options import InputChoice, compile_options, complete_devices, p
 from rammer.commands import gather_options
 from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
-from rammer.distributed.joining import GOALS, options_for, resolve_devices
+from rammer.distributed.joining import GOALS, options_for
 from rammer.distributed.report.distributed_text import describe_spread
 from rammer.distributed.runtime.distributed_session import (
     SEVERAL,
@@ -23,6 +23,7 @@ from rammer.distributed.runtime.distributed_session import (
     kind_of,
     open_shapes,
     read_partition_file,
+    resolve_devices,
 )
 from rammer.distributed.transport.protocol import Site
 from rammer.distributed.transport.transport_registry import known_links

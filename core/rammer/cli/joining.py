@@ -12,7 +12,7 @@ from rammer.cli.options import SECONDS, Finite, ListingOption
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.device.loader import Registry
-from rammer.distributed.joining import GOALS, TIMEOUT, Joining, resolve_devices
+from rammer.distributed.joining import GOALS, TIMEOUT, Joining, launched_processes
 from rammer.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,7 +77,11 @@ def joining_options(fn: F) -> F:
 def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
     """Parse devices as ``resolve_devices`` does. Raises BadInput if states are requested for a single device, which needs one
     call for all runs (``bind``)."""
-    names = resolve_devices(device, joining.timeout, request.device_options)
+    names: tuple[str, ...] = ()
+    if "," in device or request.device_options or launched_processes() > 1:
+        from rammer.distributed.runtime.distributed_session import resolve_devices
+
+        names = resolve_devices(device, joining.timeout, request.device_options)
     if not names and joining.states:
         raise BadInput(
             f"--state {joining.states[0]} is for several devices",

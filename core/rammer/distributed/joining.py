@@ -1,4 +1,4 @@
-"""Options for several devices, and the devices that an option names, without the modules that run over several devices."""
+"""Options for several devices, without the modules that run over several devices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rammer.device.loader import Registry
-from rammer.device.manifest import Device
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput
 from rammer.ir.untrusted_json import whole_number
 
 #: The objectives of a partition; the first is the default.
@@ -19,8 +17,6 @@ GOALS: Final = ("throughput", "latency")
 TIMEOUT: Final = 10.0
 #: Variables in which launchers store the number of processes: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-#: Maximum number of units that one device's option may request; plugins refuse larger numbers.
-MOST: Final = 64
 
 
 @dataclass(frozen=True)
@@ -53,46 +49,6 @@ def launched_processes() -> int:
     """Return the number of processes that an MPI launcher has started; 1 without a launcher."""
     said = [os.environ[name] for name in SIZES if name in os.environ]
     return max([1, *(number for s in said if (number := whole_number(s)) is not None)])
-
-
-def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the devices that ``--device`` names for this run, in order, or one device repeated as its ``options`` request.
-
-    Returns an empty tuple for one device in one process. Raises DeviceUnavailable if processes and names do not match. Processes
-    must start within ``mpi_launch.start_timeout(timeout)``."""
-    names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
-    count = launched_processes()
-    if not all(names) and len(names) > 1:
-        raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
-    if count == 1:
-        return names if len(names) > 1 else units_of(device, options or {})
-    if len(names) not in (1, count):
-        raise DeviceUnavailable(
-            f"{len(names)} devices for {count} processes: {device}",
-            where=f"mpirun -n {count}",
-            hint=f"start mpirun -n {len(names)}, or name one device for all",
-        )
-    if not device:
-        raise BadInput("several processes need a device by name", hint="name one with --device")
-    from rammer.distributed.transport import mpi_launch
-
-    rank, size = mpi_launch.rank_and_size(timeout)
-    if size != count:
-        raise DeviceUnavailable(
-            f"the launcher started {count} processes, but MPI reports {size}",
-            where=f"rank {rank}",
-            hint="mpirun and mpi4py must be of the same MPI",
-        )
-    return names * (count // len(names))
-
-
-def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one device's name, repeated as its option requests (``Device.several``), or an empty tuple for a single unit."""
-    own = options_for(device, options)
-    manifest = Registry().devices.get(device.partition(":")[0]) if own else None
-    count = own.get(manifest.several, "1") if isinstance(manifest, Device) else "1"
-    number = whole_number(count, MOST) or 1
-    return (device,) * number if number > 1 else ()
 
 
 def options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from rammer.compile_options import Progress, Request, check_choices, check_preci
 from rammer.compiled.artifact import is_artifact
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend
+from rammer.device.manifest import Backend, Device
 from rammer.distributed.distributed_program import DevicePart, Link
-from rammer.distributed.joining import Joining, launched_processes, options_for
+from rammer.distributed.joining import TIMEOUT, Joining, launched_processes, options_for
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.handshake import check_agreement, component_versions
@@ -26,6 +26,7 @@ from rammer.distributed.transport.protocol import Fabric, Party, Site
 from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import to_carrier
+from rammer.ir.untrusted_json import whole_number
 from rammer.jit.onnx_source import check_kept, open_source
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.model_source import Head, ModelSource
@@ -36,10 +37,50 @@ if TYPE_CHECKING:
     from rammer.compiler.compiler import Compiler
     from rammer.distributed.partition.ranged_model import OpenShapes
 
+#: Maximum number of units that one device's option may request; plugins refuse larger numbers.
+MOST = 64
 #: Reason for unmeasured programs: processes compile the parts of all devices, and must make equal choices.
 SEVERAL = "nothing is measured for several devices"
 #: Shapes of inputs, and ranges of dynamic dimensions.
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
+
+
+def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the devices that ``--device`` names for this run, in order, or one device repeated as its ``options`` request.
+
+    Returns an empty tuple for one device in one process. Raises DeviceUnavailable if processes and names do not match. Processes
+    must start within ``mpi_launch.start_timeout(timeout)``."""
+    names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
+    count = launched_processes()
+    if not all(names) and len(names) > 1:
+        raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
+    if count == 1:
+        return names if len(names) > 1 else units_of(device, options or {})
+    if len(names) not in (1, count):
+        raise DeviceUnavailable(
+            f"{len(names)} devices for {count} processes: {device}",
+            where=f"mpirun -n {count}",
+            hint=f"start mpirun -n {len(names)}, or name one device for all",
+        )
+    if not device:
+        raise BadInput("several processes need a device by name", hint="name one with --device")
+    rank, size = mpi_launch.rank_and_size(timeout)
+    if size != count:
+        raise DeviceUnavailable(
+            f"the launcher started {count} processes, but MPI reports {size}",
+            where=f"rank {rank}",
+            hint="mpirun and mpi4py must be of the same MPI",
+        )
+    return names * (count // len(names))
+
+
+def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return one device's name, repeated as its option requests (``Device.several``), or an empty tuple for a single unit."""
+    own = options_for(device, options)
+    manifest = Registry().devices.get(device.partition(":")[0]) if own else None
+    count = own.get(manifest.several, "1") if isinstance(manifest, Device) else "1"
+    number = whole_number(count, MOST) or 1
+    return (device,) * number if number > 1 else ()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rammer.cli.common import Array, collect_inputs, device_names, open_model, s
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
 from rammer.cli.joining import joining_options, parse_devices
-from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, complete_devices, parse_shapes
+from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, device_flag, parse_shapes
 from rammer.cli.several import bench_spread, spread_table
 from rammer.commands import gather_options
 from rammer.compile_options import DEFAULT, Request
@@ -94,15 +94,12 @@ class Measured:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, type=InputPath())
-@click.option(
-    "--device",
-    "--devices",
+@device_flag(
     "devices",
+    "Repeatable; all: every installed device. NAME,NAME: one model over several.",
+    "--devices",
     multiple=True,
     required=True,
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Repeatable; all: every installed device. NAME,NAME: one model over several.",
 )
 @click.option(
     "--peer", "peers", multiple=True, metavar=f"[{'|'.join(peer_names()) or 'NAME'}]", callback=check_peers, help="Repeatable."

@@ -13,14 +13,7 @@ import numpy as np
 
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath
-from rammer.cli.options import (
-    InputChoice,
-    Tolerance,
-    compile_options,
-    complete_devices,
-    input_options,
-    tolerance_options,
-)
+from rammer.cli.options import InputChoice, Tolerance, compile_options, device_flag, input_options, tolerance_options
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.errors import Mismatch
@@ -51,15 +44,7 @@ class Shown:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    required=True,
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Repeatable.",
-)
+@device_flag("devices", "Repeatable.", multiple=True, required=True)
 @click.option(
     "--against",
     default="onnxruntime",
@@ -73,12 +58,7 @@ class Shown:
 @tolerance_options
 @gather_options("shown", Shown, "against", "as_json")
 def command(
-    model: Path,
-    devices: tuple[str, ...],
-    shown: Shown,
-    tolerance: Tolerance,
-    choice: InputChoice,
-    request: Request,
+    model: Path, devices: tuple[str, ...], shown: Shown, tolerance: Tolerance, choice: InputChoice, request: Request
 ) -> None:
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 

@@ -13,7 +13,7 @@ import click
 from rammer.cache.cached_constants import ModelWeights
 from rammer.cli.common import open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_file
-from rammer.cli.options import compile_options, complete_devices, parse_shapes
+from rammer.cli.options import compile_options, device_flag, parse_shapes
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.compiled.artifact import Artifact, SeparateConstants
@@ -47,7 +47,7 @@ class Output:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option("--device", required=True, metavar="NAME[:INDEX]", shell_complete=complete_devices, help="Compile for this device.")
+@device_flag("device", "Compile for this device.", required=True)
 @click.option("-o", "output", type=OutputPath(), help="File to write; `rammer run FILE` runs it.")
 @click.option(
     "--target",

@@ -11,7 +11,7 @@ import click
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, OutputPath, note_source, write_file, write_text, write_texts
 from rammer.cli.joining import partition_options
-from rammer.cli.options import InputChoice, compile_options, complete_devices, parse_shapes, target_option
+from rammer.cli.options import InputChoice, compile_options, device_flag, parse_shapes, target_option
 from rammer.commands import gather_options
 from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
@@ -52,14 +52,11 @@ class Printed:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "--devices",
+@device_flag(
     "device",
+    "Default: the first working device with a clock. NAME,NAME: one model over several, partitioned and predicted only.",
+    "--devices",
     default="",
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Default: the first working device with a clock. NAME,NAME: one model over several, partitioned and predicted only.",
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")

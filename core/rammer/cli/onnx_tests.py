@@ -11,13 +11,13 @@ import click
 from rammer.cli.common import show_progress
 from rammer.cli.distributions import require_kit
 from rammer.cli.files import STDOUT, OutputPath, write_text
-from rammer.cli.options import complete_devices, parse_options
+from rammer.cli.options import device_flag, parse_options
 from rammer.errors import Mismatch
 from rammer.report.text_table import plain_table
 
 
 @click.command()
-@click.option("--device", required=True, metavar="NAME[:INDEX]", shell_complete=complete_devices, help="The device to score.")
+@device_flag("device", "The device to score.", required=True)
 @click.option("-k", "pattern", default="", metavar="PATTERN", help="Only tests in whose name this regular expression is found.")
 @click.option("--json", "json_file", type=OutputPath(stdout=True), metavar="F", help="Write every score to F; - is stdout.")
 @click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="Default: one for each core.")

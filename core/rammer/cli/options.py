@@ -81,11 +81,13 @@ def complete_devices(context: click.Context, parameter: click.Parameter, incompl
     return [f"{before}{comma}{name}" for name in sorted(Registry().devices) if name.startswith(last)]
 
 
+def device_flag(name: str, text: str, *others: str, **settings: Any) -> Callable[[F], F]:
+    """Return the option --device, and ``others``, as parameter ``name`` with the help ``text``."""
+    return click.option("--device", *others, name, metavar="NAME[:INDEX]", shell_complete=complete_devices, help=text, **settings)
+
+
 #: The names that help texts list, by the registry that a declaration names.
-REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
-    "policies": policy_names,
-    "device options": device_options,
-}
+REGISTRIES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {"policies": policy_names, "device options": device_options}
 
 
 def _declared_option(entry: Field[Any]) -> Callable[[F], F]:

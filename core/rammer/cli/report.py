@@ -13,7 +13,7 @@ import numpy as np
 import rammer
 from rammer.cli.common import collect_inputs, device_names, open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_text
-from rammer.cli.options import InputChoice, compile_options, complete_devices, parse_shapes, target_option
+from rammer.cli.options import InputChoice, compile_options, device_flag, parse_shapes, target_option
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Array, Span
@@ -34,14 +34,7 @@ RUNS = 5
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Repeatable; all: every installed device. Default: the first working device with a clock.",
-)
+@device_flag("devices", "Repeatable; all: every installed device. Default: the first working device with a clock.", multiple=True)
 @click.option("-o", "output", type=OutputPath(), required=True, help="The page to write.")
 @click.option("--measure", is_flag=True, help="Also run the model on each device and show measured times.")
 @compile_options

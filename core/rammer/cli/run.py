@@ -14,15 +14,7 @@ import numpy as np
 from rammer.cli.common import Array, collect_inputs, describe_array, open_model, show_progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
 from rammer.cli.joining import joining_options, parse_devices
-from rammer.cli.options import (
-    COUNT,
-    InputChoice,
-    Tolerance,
-    compile_options,
-    complete_devices,
-    input_options,
-    tolerance_options,
-)
+from rammer.cli.options import COUNT, InputChoice, Tolerance, compile_options, device_flag, input_options, tolerance_options
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -60,14 +52,11 @@ class Wanted:
 
 @click.command()
 @click.argument("model", type=InputPath())
-@click.option(
-    "--device",
-    "--devices",
+@device_flag(
     "device",
+    "Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
+    "--devices",
     default="",
-    metavar="NAME[:INDEX]",
-    shell_complete=complete_devices,
-    help="Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
 )
 @compile_options
 @input_options

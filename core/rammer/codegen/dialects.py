@@ -17,14 +17,7 @@ from rammer.codegen.vector_text import GNU, WIDTHS, vector_definitions
 __all__ = ["C99", "STANDARD", "helper_functions", "one_thread"]
 
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
-SUFFIX: dict[str, str] = {
-    "float32": "f32",
-    "float64": "f64",
-    "int32": "i32",
-    "int64": "i64",
-    "uint32": "u32",
-    "uint64": "u64",
-}
+SUFFIX: dict[str, str] = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "uint32": "u32", "uint64": "u64"}
 
 _INTEGER = """
 {q} {t} rm_div_{s}({t} a, {t} b) {{ return b == 0 ? 0 : {minus} a / b; }}

@@ -55,13 +55,7 @@ class LaneBlock(Block):
     def child(self) -> Self:
         """Return an inner scope with the same lanes."""
         return type(self)(
-            self.unit,
-            self,
-            lane=self.lane,
-            width=self.width,
-            padded=self.padded,
-            whole=self.whole,
-            kinds=self.kinds,
+            self.unit, self, lane=self.lane, width=self.width, padded=self.padded, whole=self.whole, kinds=self.kinds
         )
 
     def _is_lane_dependent(self, e: Expr) -> bool:
@@ -169,11 +163,7 @@ class LaneBlock(Block):
         inner.line(f"const {self.unit.axis_type(self.unit.ranges[lane][1])} {lane} = {self.lane} + {k};")
         value = inner.value(ex.substitute(e, {self.lane: Ref(lane)}))
         inner.line(f"{name}[{k}] = {'-' if mask else ''}{value.text};")
-        self.lines += [
-            f"for (int {k} = 0; {k} < {self.width}; ++{k}) {{",
-            *(f"  {t}" for t in inner.lines),
-            "}",
-        ]
+        self.lines += [f"for (int {k} = 0; {k} < {self.width}; ++{k}) {{", *(f"  {t}" for t in inner.lines), "}"]
         text = f"rm_{_ARRAYS.get(kind, 'vload')}{self.width}({name})"
         return self.let(Val(text, kind, lanes=self.width, half=value.half))
 

@@ -142,12 +142,7 @@ class Block:
         name = self.unit.fresh("v")
         self.line(f"{ops.spell_type(target, ops.compute_type(kind))} {name};")
         for head, arm, part in zip((f"if ({test.text})", "else"), arms, parts, strict=True):
-            self.lines += [
-                f"{head} {{",
-                *(f"  {text}" for text in arm.lines),
-                f"  {name} = {part.text};",
-                "}",
-            ]
+            self.lines += [f"{head} {{", *(f"  {text}" for text in arm.lines), f"  {name} = {part.text};", "}"]
         return Val(name, kind, atom=True, half=half)
 
     # --- loads --------------------------------------------------------------------------------

@@ -18,16 +18,7 @@ from rammer.ir.expr import TRANSCENDENTAL
 __all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_definitions", "vector_name"]
 
 #: Mathematical functions of the scalar language with a separate C spelling.
-MATH = (
-    "floor",
-    "ceil",
-    "round",
-    "sqrt",
-    *TRANSCENDENTAL,
-    "pow",
-    "fmod",
-    "abs",
-)
+MATH = ("floor", "ceil", "round", "sqrt", *TRANSCENDENTAL, "pow", "fmod", "abs")
 
 #: Widths of the float32 vectors of a dialect.
 WIDTHS = (4, 8, 16)
@@ -184,12 +175,7 @@ def _transpose_function(w: int, spelled: Vectors) -> str:
 def _fold_functions(w: int, spelled: Vectors) -> str:
     """Return functions that combine the lanes of a vector, always in the same order."""
     parts = []
-    for name, step in (
-        ("sum", "r + {0}"),
-        ("prod", "r * {0}"),
-        ("max", "rm_max_f32(r, {0})"),
-        ("min", "rm_min_f32(r, {0})"),
-    ):
+    for name, step in (("sum", "r + {0}"), ("prod", "r * {0}"), ("max", "rm_max_f32(r, {0})"), ("min", "rm_min_f32(r, {0})")):
         if spelled.halves and w > 4:
             call = {"sum": "v.lo + v.hi", "prod": "v.lo * v.hi"}.get(name, f"rm_v{name}{w // 2}(v.lo, v.hi)")
             body = f"return rm_fold_{name}{w // 2}({call});"

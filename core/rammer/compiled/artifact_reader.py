@@ -166,10 +166,7 @@ class _Members:
             head = load_json(self.texts.get("head.json", b"{}"))
             if isinstance(head, dict) and head.get("format", READABLE[0]) not in READABLE:
                 found, known = shorten_name(str(head["format"])), " and ".join(map(str, READABLE))
-                raise BadInput(
-                    f"{self.path} has format {found}, this rammer reads {known}",
-                    hint="compile the model again",
-                )
+                raise BadInput(f"{self.path} has format {found}, this rammer reads {known}", hint="compile the model again")
 
     def _read_text(self, info: zipfile.ZipInfo) -> bytes:
         longest = LONGEST_HEAD if info.filename == "head.json" else LONGEST_PROGRAM

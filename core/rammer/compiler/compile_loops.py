@@ -120,11 +120,7 @@ class _Opening:
     """Programs under construction: ``graphs`` and ``stacks`` are those of the points of ``fit``."""
 
     def __init__(
-        self,
-        fit: LengthFit,
-        graphs: Sequence[Graph],
-        stacks: Sequence[Mapping[tuple[str, ...], OpenStack]],
-        steps: DynamicSteps,
+        self, fit: LengthFit, graphs: Sequence[Graph], stacks: Sequence[Mapping[tuple[str, ...], OpenStack]], steps: DynamicSteps
     ) -> None:
         self.fit, self.points, self.graphs, self.stacks, self.steps = fit, fit.points, graphs, stacks, steps
         fit.name_inputs(Names(n for g in graphs for n in g.types))

@@ -228,9 +228,7 @@ class Compiler:
     def host_segment(self, graph: Graph, node: Node, why: str) -> Segment:
         """Return the segment of an operator without a tensor expression. ``why`` is the reason."""
         steps = LoopSteps(
-            self.lowerings,
-            lambda g: self.rewritten(g, self.passes)[0],
-            lambda g: self._compile_segment(g, NOTHING, form=False),
+            self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING, form=False)
         )
         made = make_fallback_segment(graph, node, why, steps if self.backend.iteration_cost is not None else None, self.custom)
         return self._in_form(made) if isinstance(made, ProgramSegment) else made

@@ -178,12 +178,7 @@ class Registry:
             return _probe_device(name, entry)
 
     def open(
-        self,
-        spec: str,
-        require: str = "",
-        target: str = "",
-        options: Mapping[str, str] | None = None,
-        run_only: bool = False,
+        self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None, run_only: bool = False
     ) -> Backend:
         """Open ``NAME[:INDEX]``; ``run_only``: for machine code alone. Raises BadInput for a malformed or unknown name,
         DeviceUnavailable otherwise."""

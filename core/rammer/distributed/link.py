@@ -23,19 +23,7 @@ from rammer.ir.expr import Const, Expr, Load, Ref
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.piecewise import make_piecewise
-from rammer.ir.program import (
-    ALIGNMENT,
-    Buffer,
-    BufferKind,
-    Counter,
-    HomeDevice,
-    Port,
-    RProgram,
-    Storage,
-    Task,
-    Wait,
-    dense,
-)
+from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, HomeDevice, Port, RProgram, Storage, Task, Wait, dense
 from rammer.ir.types import TensorType
 from rammer.verify.multi_device import FETCH, TRANSFER, fetched_body
 from rammer.verify.verifier import verify

@@ -52,12 +52,7 @@ RIVALS: Final = 2
 WIDE: Final = 24
 
 
-def stitch(
-    tile: TileGraph,
-    device: VDevice,
-    latency: Evaluator,
-    prices: GroupPrices | None = None,
-) -> TileGraph:
+def stitch(tile: TileGraph, device: VDevice, latency: Evaluator, prices: GroupPrices | None = None) -> TileGraph:
     """Return ``tile`` with memory-bound operators stitched unless the device is slower. Times are predicted or, if plans are run,
     measured."""
     search = _Stitcher(tile, device, latency, prices or GroupPrices.of(tile.graph, device))
@@ -99,13 +94,7 @@ class _Plan:
 
 
 class _Stitcher:
-    def __init__(
-        self,
-        tile: TileGraph,
-        device: VDevice,
-        latency: Evaluator,
-        prices: GroupPrices,
-    ) -> None:
+    def __init__(self, tile: TileGraph, device: VDevice, latency: Evaluator, prices: GroupPrices) -> None:
         self.tile, self.device, self.latency, self.roots, self.modelled = tile, device, latency, tile.roots, prices.modelled
         self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
         self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}

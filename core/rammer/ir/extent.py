@@ -187,13 +187,7 @@ class Ranged:
         shapes = {n: [d if isinstance(d, int) else _plain(d) for d in s] for n, s in self.shapes.items()}
         formulas = {n: [[_plain(e) for e in f.factors], f.divisor] for n, f in self.formulas.items()}
         spans = {n: list(s) for n, s in self.spans.items()}
-        return {
-            "lengths": dict(self.lengths),
-            "shapes": shapes,
-            "spans": spans,
-            "steps": dict(self.steps),
-            "formulas": formulas,
-        }
+        return {"lengths": dict(self.lengths), "shapes": shapes, "spans": spans, "steps": dict(self.steps), "formulas": formulas}
 
     @staticmethod
     def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:

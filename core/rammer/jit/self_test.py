@@ -22,10 +22,7 @@ def tiny_graph(seed: int) -> ComputeGraph:
     """Return convolution, bias and ReLU on 5x9x10 with new random weights."""
     rng = np.random.default_rng(seed)
     computes = tuple(Compute.parse(line) for line in LINES)
-    constants = {
-        "k": rng.standard_normal((12, 5, 3, 3)).astype(np.float32),
-        "b": rng.standard_normal(12).astype(np.float32),
-    }
+    constants = {"k": rng.standard_normal((12, 5, 3, 3)).astype(np.float32), "b": rng.standard_normal(12).astype(np.float32)}
     from rammer.ir.types import TensorType
 
     types = {"x": TensorType("float32", (5, 9, 10)), **{c.name: c.type for c in computes}}

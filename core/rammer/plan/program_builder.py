@@ -128,10 +128,7 @@ def _buffer_kinds(
 
 
 def _check_outputs(
-    operators: Sequence[ROperator],
-    outputs: tuple[Port, ...],
-    storages: Mapping[str, Storage],
-    kinds: Mapping[str, BufferKind],
+    operators: Sequence[ROperator], outputs: tuple[Port, ...], storages: Mapping[str, Storage], kinds: Mapping[str, BufferKind]
 ) -> None:
     written = {storages[t].buffer for op in operators for t in op.outputs}
     for port in outputs:

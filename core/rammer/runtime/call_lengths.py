@@ -14,7 +14,7 @@ from rammer.device.manifest import Array, Loaded, RunResult
 from rammer.errors import BadInput
 from rammer.ir.extent import Point
 from rammer.ir.graph import Value
-from rammer.runtime.shape_buckets import Span, format_spans, is_within
+from rammer.runtime.shape_buckets import Span, format_spans, is_within, pad_array
 from rammer.verify.in_place_state import state_pairs
 
 
@@ -113,7 +113,7 @@ class CallLengths:
             if name not in found:
                 found[name] = np.zeros(shape, dtype)
             elif on_host(found[name]):
-                found[name] = np.array(_pad_array(np.asarray(found[name]), shape))
+                found[name] = np.array(pad_array(np.asarray(found[name]), shape))
             if shape_of(found[name]) != shape:
                 what = f"the state in input {name!r} has shape {list(shape)}, the array has {list(shape_of(found[name]))}"
                 raise BadInput(what, hint="give a shorter host array, or an array of this shape")
@@ -135,7 +135,7 @@ class CallLengths:
         """Return a host array padded with zeros to its full shape."""
         if self._ranged is None or not on_host(given):
             return given
-        return _pad_array(np.asarray(given), self._types[name].shape)
+        return pad_array(np.asarray(given), self._types[name].shape)
 
     def crop(self, name: str, array: Array) -> Array:
         """Return the part of an output at the lengths of the last run."""
@@ -172,12 +172,3 @@ class CallLengths:
 
 def _tensor(values: tuple[Value, ...], name: str) -> str:
     return next(v.name for v in values if (v.external or v.name) == name)
-
-
-def _pad_array(given: Array, shape: tuple[int, ...]) -> Array:
-    """Return ``given`` padded with zeros to this shape, or ``given`` itself if it does not fit."""
-    if given.shape == shape or given.ndim != len(shape) or any(a > b for a, b in zip(given.shape, shape, strict=True)):
-        return given
-    made = np.zeros(shape, given.dtype)
-    made[tuple(map(slice, given.shape))] = given
-    return made

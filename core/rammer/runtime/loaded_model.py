@@ -183,10 +183,7 @@ class LoadedModel:
         return made
 
     def _run_copy(
-        self,
-        loaded: Programs,
-        inputs: Mapping[str, Array],
-        watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None,
+        self, loaded: Programs, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
     ) -> tuple[dict[str, Array], Timing]:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
@@ -232,11 +229,7 @@ class LoadedModel:
         return result.seconds
 
     def bind(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-        spec: BindSpec = PLAIN,
-        pinned: bool = True,
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], spec: BindSpec = PLAIN, pinned: bool = True
     ) -> BoundCall:
         """Return a bound call with these checked arrays, by ONNX name. A call that is not ``pinned`` does not keep the program on
         the device. Raises BadInput if a part is deferred."""

@@ -235,7 +235,7 @@ def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]
 def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
     """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and the lengths."""
     point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
-    wide = {name: _pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
+    wide = {name: pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = ranged.scalars(point)
     wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
     return wide, point
@@ -248,8 +248,9 @@ def crop_outputs(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, A
     return {n: np.ascontiguousarray(a[tuple(map(slice, shapes[n]))]).reshape(shapes[n]) for n, a in outputs.items()}
 
 
-def _pad_array(array: Array, shape: tuple[int, ...]) -> Array:
-    if array.shape == shape:
+def pad_array(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return ``array`` padded with zeros to this shape, or ``array`` itself if it does not fit."""
+    if array.shape == shape or array.ndim != len(shape) or any(a > b for a, b in zip(array.shape, shape, strict=True)):
         return array
     wide = np.zeros(shape, array.dtype)
     wide[tuple(map(slice, array.shape))] = array

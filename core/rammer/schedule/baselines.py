@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -16,8 +15,6 @@ from rammer.schedule.task_placement import Row, fastest_kernel, side_by_side
 class Sequential(Policy):
     """A schedule of one operator per stage, each with its fastest kernel."""
 
-    name: ClassVar[str] = "sequential"
-
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return a schedule; the predicted time is the sum of operator times plus one launch each."""
         kernels = tuple(fastest_kernel(graph.kernels[name], device) for name in graph.names)
@@ -29,7 +26,7 @@ class Sequential(Policy):
         return Schedule(kernels, tuple((n,) for n in graph.names), rows_of(rows), True, seconds)
 
     def __str__(self) -> str:
-        return self.name
+        return "sequential"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,6 @@ class Greedy(Policy):
 
     Stages equal the waves of the wavefront policy, but end together, as the stages of IOS do. So this policy differs from IOS
     only in the operators that share a stage."""
-
-    name: ClassVar[str] = "greedy"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return a schedule; the predicted time is the sum of stage latencies."""
@@ -53,4 +48,4 @@ class Greedy(Policy):
         return Schedule(tuple(chosen[n] for n in graph.names), tuple(map(tuple, levels)), rows_of(rows), True, seconds)
 
     def __str__(self) -> str:
-        return self.name
+        return "greedy"

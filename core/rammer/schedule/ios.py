@@ -100,11 +100,6 @@ class IOS(Policy):
         if self.seconds < 0:
             raise ValueError(f"seconds must be at least 0, got {self.seconds}")
 
-    @property
-    def name(self) -> str:
-        """The spelling of this policy for ``--policy``."""
-        return str(self)
-
     def __str__(self) -> str:
         limit = "" if self.seconds == 60 else f",seconds={self.seconds}"
         return f"ios{{r={self.r},s={self.s}{limit}}}"

@@ -44,11 +44,6 @@ class Auto(Policy):
         if self.seconds < 0:
             raise ValueError(f"seconds must be at least 0, got {self.seconds}")
 
-    @property
-    def name(self) -> str:
-        """The spelling of this policy for ``--policy``."""
-        return str(self)
-
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return the schedule with the best prediction."""
         return self.proposals(graph, device)[0][1]

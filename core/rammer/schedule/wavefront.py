@@ -45,13 +45,8 @@ class Wavefront(Policy):
         stages = tuple(map(tuple, levels))
         return Schedule(tuple(chosen[n] for n in graph.names), stages, rows_of(rows), False, seconds)
 
-    @property
-    def name(self) -> str:
-        """The spelling of this policy for ``--policy``."""
-        return "wavefront" if self.lean else "wavefront{lean=0}"
-
     def __str__(self) -> str:
-        return self.name
+        return "wavefront" if self.lean else "wavefront{lean=0}"
 
 
 # --- kernels chosen together: those with which a wave ends earliest ----------------------------------------

@@ -110,12 +110,7 @@ def _tiles_by_halo(
 
 
 def _rank_blocks(
-    blocks: Numbers,
-    cost: RingCost,
-    roles: Roles,
-    lengths: Sequence[tuple[Compute, int]],
-    binding: Binding,
-    unit: Processor,
+    blocks: Numbers, cost: RingCost, roles: Roles, lengths: Sequence[tuple[Compute, int]], binding: Binding, unit: Processor
 ) -> Iterator[tuple[float, int, Config]]:
     """Yield (predicted seconds, position in ``blocks``, config) of every possible block, sorted.
 

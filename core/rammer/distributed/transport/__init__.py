@@ -9,18 +9,7 @@ from rammer.distributed.transport.local import LOCAL, aligned_zeros
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI
 from rammer.distributed.transport.mpi_launch import start_timeout, watch_collective
-from rammer.distributed.transport.protocol import (
-    Deliver,
-    Endpoint,
-    Fabric,
-    Feed,
-    Party,
-    Reach,
-    Runs,
-    Site,
-    StepRunner,
-    Transport,
-)
+from rammer.distributed.transport.protocol import Deliver, Endpoint, Fabric, Feed, Party, Reach, Runs, Site, StepRunner, Transport
 
 __all__ = ["LOCAL", "MPI", "Counters", "Deliver", "Endpoint", "Exposed", "Fabric", "Feed", "Log", "MemoryEndpoint", "Party"]
 __all__ += ["Reach", "Runs", "Site", "StepRunner", "Transport", "aligned_zeros", "start_timeout", "watch_collective"]

@@ -72,12 +72,7 @@ def interpolate_linear(ctx: Lowering, real: Real, element: Element, places: Sequ
 
 
 def _interpolate_dimension(
-    ctx: Lowering,
-    real: Real,
-    element: Element,
-    places: Sequence[Neighbours],
-    point: Sequence[Expr],
-    chosen: tuple[Expr, ...],
+    ctx: Lowering, real: Real, element: Element, places: Sequence[Neighbours], point: Sequence[Expr], chosen: tuple[Expr, ...]
 ) -> Expr:
     if not places:
         return element(chosen)

@@ -132,9 +132,7 @@ def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
     while level:
         if depth > MAX_NESTING:
             raise BadInput(
-                f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep",
-                where,
-                "export the model with less nesting",
+                f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep", where, "export the model with less nesting"
             )
         level = [inner for n in level for a in n.attribute for g in (a.g, *a.graphs) for inner in g.node]
         depth += 1

@@ -258,9 +258,6 @@ def _to_scan(node: Node, made: NodeBuilder, extent: int, left: str) -> tuple[Nod
         node,
         op="Scan",
         inputs=(*node.inputs[first:formal], index, *node.inputs[formal:], *([left] if left else ())),
-        attributes={
-            "body": replace(body, proto=proto, captures=captures),
-            "num_scan_inputs": formal - first - states + 1,
-        },
+        attributes={"body": replace(body, proto=proto, captures=captures), "num_scan_inputs": formal - first - states + 1},
     )
     return scan, states

@@ -34,10 +34,7 @@ MEMORY = Option("memory", 0, "Bytes that a program may use; 0: all of the machin
 # 1. The hardware as data. Layers are listed from the largest to the fastest memory. The figures rank tiles until tuning measures
 # them, so they need not be exact. Capacity 0 means that tiles have no limit.
 def virtual_device(memory: int) -> VDevice:
-    layers = (
-        MemoryLayer("ram", "device", memory, bandwidth=1e10),
-        MemoryLayer("cache", "veu", 0, bandwidth=1e11),
-    )
+    layers = (MemoryLayer("ram", "device", memory, bandwidth=1e10), MemoryLayer("cache", "veu", 0, bandwidth=1e11))
     return VDevice("toy", "NumPy on the host", VEUS, layers, flops=1e10, launch=1e-4, dispatch=5e-5, resident=VEUS)
 
 

@@ -198,3 +198,34 @@ def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTar
     (operator,) = groups(graph, device())
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)
+
+
+def random_rows(rng: np.random.Generator) -> SmallModel:
+    """Return a random graph of maps, reductions and products, in which values have several readers."""
+    lines, values, read = list[str](), {"x": "float[8,64]"}, set[str]()
+    for n in range(14):
+        wide = [t for t, kind in values.items() if kind == values["x"]]
+        a, b = str(rng.choice(wide)), str(rng.choice(list(values)))
+        kind = rng.choice(["ReduceMax", "ReduceMin", "Add", "Sub", "MatMul"])
+        b = "axes" if kind.startswith("Reduce") else "w_1" if kind == "MatMul" else b
+        lines.append(f"t{n} = {kind}({a}, {b})")
+        values[f"t{n}"] = "float[1,1]" if kind.startswith("Reduce") else values["x"]
+        read |= {a, b}
+    results = ", ".join(f"{kind} {t}" for t, kind in values.items() if t not in read)
+    inputs = "float[8,64] x, float[64,64] w_1"
+    return SmallModel("rows", f"({inputs}) => ({results}) <int64[2] axes = {{0, 1}}> {{" + "\n".join(lines) + "}")
+
+
+def test_every_priced_operator_computes_only_what_it_writes(rng: np.random.Generator) -> None:
+    """Check that all Computes of an operator whose kernel is priced lead to its results."""
+    unread, priced = list[str](), list[int]()
+
+    def kernel(operator: ROperator) -> None:
+        read = {n for c in operator.computes for n in c.reads} | {*operator.outputs}
+        unread.extend(c.name for c in operator.computes if c.name not in read)
+        priced.append(len(operator.computes))
+
+    for _ in range(40):
+        graph = graph_of(rng, random_rows(rng))
+        connect(graph, device(), prices=GroupPrices.of(graph, device(), CostModel(kernel)))
+    assert max(priced) > 4 and not unread

@@ -24,7 +24,7 @@ CHECKED = (
 )
 #: Nodes of the smallest of three models. Its parts are one region for stitching, which retains more plans of small regions (fewer
 #: than ``rammer.fusion.stitch.WIDE`` operators).
-LEAST = {"regrouped": 100}
+LEAST = {"regrouped": 100, "accumulated": 80}
 
 
 @pytest.fixture(scope="module")

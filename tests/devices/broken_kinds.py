@@ -51,7 +51,7 @@ KINDS: Mapping[str, Mapping[str, type[Any]]] = {
     "subnormal numbers": {
         "flushed when stored": stores.FlushesStores,
         "flushed when loaded": stores.FlushesLoads,
-        "flushed in products": stores.FlushesProducts,
+        "flushed in sums": stores.FlushesSums,
         "float16 flushed": stores.FlushesHalves,
     },
     "strides": {

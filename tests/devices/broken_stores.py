@@ -139,11 +139,11 @@ class FlushesLoads(Stores):
         return {n: flushed(a) if n in operator.inputs and a.dtype == np.float32 else a for n, a in kinds.items()}
 
 
-class FlushesProducts(FlushesLoads):
-    """A program whose matrix products read subnormal operands as zero."""
+class FlushesSums(FlushesLoads):
+    """A program whose reductions read subnormal operands as zero."""
 
     def read(self, operator: ROperator) -> Mapping[str, Array]:
-        return super().read(operator) if operator.main.kind == "contraction" else self.memory.tensors
+        return super().read(operator) if operator.main.kind == "reduction" else self.memory.tensors
 
 
 class FlushesHalves(Stores):

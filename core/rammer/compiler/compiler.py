@@ -298,7 +298,7 @@ class Compiler:
             compute, reports = passes.run_computes(compute, ComputeTarget(self.backend.vdevice, batch))
         print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         with self.step("storage"):
-            plan = assign_storage(compute, kept)
+            plan = assign_storage(compute, kept, not ends)
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):

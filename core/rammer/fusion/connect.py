@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rammer.device.manifest import FusedForm
 from rammer.fusion.fusion_legality import memory_bound, move_tiles
@@ -147,8 +148,9 @@ class _Connector:
     def _grow_group(self, seed: Compute) -> ROperator:
         """Return the best legal and profitable group from ``seed``."""
         state, closed = _Growth(_make_operator((seed,), ()), (seed,)), set[str]()
+        passed = dict[str, int]()  # by Compute: the number of its first readers that are closed
         while True:
-            c = self._next_reader(state.group, closed)
+            c = self._next_reader(state.group, closed, passed)
             reached = None if c is None or state.uphill > UPHILL_STEPS else self._step(state, c)
             if reached is not None:
                 state = reached
@@ -162,9 +164,16 @@ class _Connector:
             else:
                 return state.best
 
-    def _next_reader(self, group: Sequence[Compute], closed: set[str]) -> Compute | None:
-        readers = self._outside_readers(group) - closed
-        return self.producers[min(readers, key=self.position.__getitem__)] if readers else None
+    def _next_reader(self, group: Sequence[Compute], closed: set[str], passed: dict[str, int]) -> Compute | None:
+        inside, found = {c.name for c in group}, list[Compute]()
+        for c in group:
+            readers, n = self.consumers[c.name], passed.get(c.name, 0)
+            while n < len(readers) and readers[n].name in closed:
+                n += 1
+            passed[c.name] = n
+            following = (readers[i] for i in range(n, len(readers)))
+            found += islice((r for r in following if r.name not in inside and r.name not in closed), 1)
+        return min(found, key=lambda r: self.position[r.name], default=None)
 
     def _step(self, state: _Growth, c: Compute) -> _Growth | None:
         """Return ``state`` with ``c`` at the highest layer at which that pays. A step that is not priced yet, or does not lose
@@ -356,9 +365,11 @@ class _Connector:
     def _awaits_product(self, group: Sequence[Compute]) -> bool:
         """Return True if only a product reads the group, which has reductions along the rows of another product. Such rows pay
         above all if they stay on chip between the two."""
-        last, readers = _last_product(group), self._outside_readers(group)
-        rows = last >= 0 and any(g.kind == "reduction" for g in group[last + 1 :])
-        return rows and len(readers) == 1 and self.producers[min(readers)].kind == "contraction"
+        last = _last_product(group)
+        if last < 0 or not any(g.kind == "reduction" for g in group[last + 1 :]):
+            return False
+        readers = self._outside_readers(group)
+        return len(readers) == 1 and self.producers[min(readers)].kind == "contraction"
 
     def _group_outputs(self, group: Sequence[Compute]) -> tuple[str, ...]:
         """Return the outputs of the group: its last value and partitioned values with outside readers. Returns () if another
@@ -400,7 +411,7 @@ def _refusal(subject: str, layer: Scope, why: str, kept: bool = False) -> Connec
 
 def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
     """Return the Computes of ``wide`` outside ``narrow`` as the operators that they would form: a product with the maps that read
-    it element by element, and row-wise Computes up to the next product."""
+    it element by element, and row-wise Computes up to the next product, one operator for each of their results."""
     inside, runs = {c.name for c in narrow.computes}, list[list[Compute]]()
     for c in wide.computes:
         if c.name not in inside:
@@ -409,7 +420,21 @@ def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
                 runs[-1].append(c)
             else:
                 runs.append([c])
-    return [_make_operator(tuple(run), _inner_connections(run, wide)) for run in runs]
+    results = [part for run in runs for part in _split_results(run)]
+    return [_make_operator(part, _inner_connections(part, wide)) for part in results]
+
+
+def _split_results(run: Sequence[Compute]) -> list[tuple[Compute, ...]]:
+    """Split Computes so that each part has one result, that all of the part lead to. What two results
+    need belongs to the part of the first."""
+    leads = {c.name: {c.name} for c in run}  # by Compute: itself and what it reads, directly or not
+    for c in run:
+        leads[c.name].update(*(leads[n] for n in c.reads if n in leads))
+    parts, taken = list[tuple[Compute, ...]](), set[str]()
+    for end in (c for c in run if not any(c.name in r.reads for r in run)):
+        parts.append(tuple(c for c in run if c.name in leads[end.name] - taken))
+        taken |= leads[end.name]
+    return parts
 
 
 def _inner_connections(run: Sequence[Compute], operator: ROperator) -> tuple[Connection, ...]:

@@ -1,12 +1,14 @@
 """The storage pass, which assigns memory to tensors as buffers, views or slices of other tensors' memory.
 
 A shape operator whose address is affine becomes a view of its source. Producers of a concatenation's pieces write directly into
-its buffer. An output keeps a dense buffer; the producer before a reshape writes into it. A tensor that needs two incompatible
-storages is copied.
+its buffer. An output keeps a dense buffer; the producer before a reshape writes into it. A product that only a copy would read,
+in an order without strides, is computed in that order: heads next to past ones. A tensor that needs two incompatible storages is
+copied.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -45,9 +47,9 @@ class StoragePlan:
         return [c for c in self.graph.computes if is_rearrangement(c) or piecewise_regions(c) is not None]
 
 
-def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> StoragePlan:
+def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING, turn: bool = True) -> StoragePlan:
     """Return the storage of every tensor of ``graph`` (module docstring). Results are unchanged, bit for bit. Outputs in ``kept``
-    alias their inputs."""
+    alias their inputs. Without ``turn``, every product keeps its axes, by which a run's lengths may end its sums."""
     state = _Assigner(graph, kept)
     state.ports()
     for name in graph.outputs:
@@ -59,6 +61,13 @@ def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> St
     for compute in graph.computes:
         state.settle(compute)
     computes = tuple(state.remaining())
+    turned = {c.name: p for c in computes if turn and (p := state.product_behind(c)) is not None}
+    if turned:
+        moved = {p.name for p in turned.values()}
+        left = [c for c in graph.computes if c.name not in moved]
+        computes = tuple(_in_order_of(c, turned[c.name]) if c.name in turned else c for c in left)
+        types = {n: t for n, t in graph.types.items() if n not in moved}
+        return assign_storage(replace(graph, computes=computes, types=types), kept)
     types = {**graph.types, **{c.name: c.type for c in computes}}
     return StoragePlan(replace(graph, computes=computes, types=types), state.storages, state.buffers)
 
@@ -135,6 +144,18 @@ class _Assigner:
         if view_storage(compute.name, load, compute.axes, self._expected_storage(load.tensor)) is None:
             self.own(compute.name)
             self.write_behind(compute.name)
+
+    def product_behind(self, copy: Compute) -> Compute | None:
+        """Return the product that only ``copy`` reads, in runs along its last axis and each element once, or None."""
+        load = self.view_load(copy)
+        product = self.producers.get(load.tensor) if load is not None and copy.name in self.producers else None
+        if load is None or product is None or product.kind != "contraction" or math.prod(product.shape) != math.prod(copy.shape):
+            return None
+        last = ex.affine_form(load.indices[-1]) if load.indices else None
+        runs = last is not None and last[0].get(copy.axes[-1].name) == 1
+        apart = {a.name for a in copy.axes}.isdisjoint(r.name for r in product.reduce)
+        alone = product.name not in self.graph.outputs and self.readers[product.name] == [copy]
+        return product if runs and apart and alone else None
 
     def _only_reader(self, compute: Compute) -> bool:
         """Return True if the free tensors that ``compute`` rearranges, directly or indirectly, have no other readers."""
@@ -299,6 +320,13 @@ class _Assigner:
             yield from self.copies.get(compute.name, ())
             if compute.name not in self.eliminated:
                 yield compute
+
+
+def _in_order_of(copy: Compute, product: Compute) -> Compute:
+    """Return ``copy`` as a product of its own axes, instead of the elements of ``product`` that it reads."""
+    assert isinstance(copy.body, Load)
+    places = {a.name: i for a, i in zip(product.axes, copy.body.indices, strict=True)}
+    return replace(product, name=copy.name, axes=copy.axes, body=ex.substitute(product.body, places))
 
 
 def _is_contiguous(storage: Storage) -> bool:

@@ -199,7 +199,7 @@ def test_static_shared_memory_moves_into_the_block() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
 def test_rows_call_kernels_of_their_families(key: str) -> None:
-    """Check that callable kernels replace the core's emitter for every operator, and that all blocks fit on the SMs."""
+    """Check that callable kernels replace the core's emitter for operators of families, and that all blocks fit on the SMs."""
     backend, segment = segment_of(key)
     program = rows_of(key)
     form = BY_NAME[program.form]
@@ -207,7 +207,8 @@ def test_rows_call_kernels_of_their_families(key: str) -> None:
     binding = Binding.of(program, segment.constants)
     flow = plan_words(program, binding)
     parts = operator_bodies(flow, binding, form.threads)
-    assert all(b.part or b.held for b in some(parts.bodies)) and parts.threads <= form.threads
+    written = [parts.bodies[parts.number[o.name]] for o in flow.program.operators if o.family]
+    assert all(b.part or b.held for b in some(written)) and parts.threads <= form.threads
     table = make_table(flow.program, parts.number, {n: range(len(a)) for n, a in parts.arguments.items()}, parts.held())
     text = kernel_text(parts.bodies, table.form, parts.threads, blocks=form.rows)
     found = compile_cubin(text, backend.gpu.architecture).resources["rm_persistent"]

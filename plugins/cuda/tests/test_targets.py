@@ -35,7 +35,7 @@ SAMPLE = (
     "gemv t=2 depth=256 width=100 off=3 +sigmoid @float32 seed=1",
     "depthwise n=1 c=13 h=12 w=13 k=3 s=1 d=1 p=1 q=1 off=4 +relu @float32 seed=1",
     "rows b=3 m=17 depth=96 off=0 @float32 seed=1",
-    "chain rows=1000 first=64 wide=64 last=64 layers=3 off=0 @float32 seed=1",
+    "chain rows=1000 first=64 wide=64 last=64 layers=3 off=0 +fuse @float32 seed=1",
     "imatmul b=1 m=128 depth=256 width=96 off=0 +codes @float32 seed=1",
     "stored b=1 m=2 depth=256 width=96 bits=4 block=32 off=0 +moved @float32 seed=1",
 )

@@ -208,6 +208,20 @@ def test_computed_operand_and_residual(backend: Backend, rng: np.random.Generato
     check(rng, backend, chain([o], {"x": (1, 6, 7, 9), "r": (1, 10, 7, 9)}, shapes), values(rng, shapes))
 
 
+@pytest.mark.parametrize("stride, window", [(1, 0), (1, 1), (2, 0), (3, 0)])
+def test_operand_computed_before_an_end(backend: Backend, stride: int, window: int, rng: np.random.Generator) -> None:
+    """Check maps that end at an index, applied while the contraction reads: zeros follow, as past the length of a range."""
+    width, wide = 71, (71 + 2 - 3) // stride + 1
+    axes = f"f32[n:1, m:10, w:{wide}]"
+    lines = [
+        f"p: f32[n:1, c:6, w:{width}] = where(and_(lt(w, 52), not_(lt(w, 3))), x[n, c, w] * s[c], 0.0)",
+        f"y: {axes} = sum[c:6, k:3] pad(p[n, c, w * {stride} + k - 1], 0.0) * v[m, c, k]",
+    ]
+    shapes = {"s": (6,), "v": (10, 6, 3)}
+    o = operator("A", lines, (1, 10, -(-wide // 2)), family="panel", mr=4, nv=2, window=window)
+    check(rng, backend, chain([o], {"x": (1, 6, width)}, shapes), values(rng, shapes))
+
+
 def test_depthwise(backend: Backend, rng: np.random.Generator) -> None:
     axes = "f32[n:1, m:9, h:8, w:8]"
     line = f"y: {axes} = sum[kh:3, kw:3] pad(x[n, m, h + kh - 1, w + kw - 1], 0.0) * v[m, 0, kh, kw]"

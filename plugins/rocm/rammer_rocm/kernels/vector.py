@@ -61,19 +61,26 @@ def read_element(dtype: str, pointer: str, place: str) -> str:
     return format_load(CPU_DIALECT, pointer, place, dtype)
 
 
+def _axis_before(index: Expr, end: Expr) -> str:
+    """Return the test of a map's own axis, which a writer of kernels replaces."""
+    if not isinstance(index, Ref):
+        raise Unsuited(f"{index} in a vector expression")
+    return f"{index} < {end}"
+
+
 @dataclass
 class Vector:
     """A writer of vector statements with ``width`` lanes into ``lines``; ``load`` returns the text of a load.
 
     Every operation is named, so that a repeated value is written once. ``before`` returns the text of a mask of the lanes at
-    which an axis is less than an integer."""
+    which an index is less than an integer."""
 
     width: int
     load: Callable[[Load], str]
     prefix: str = "v"
     lines: list[str] = field(default_factory=list)
     known: dict[Expr, str] = field(default_factory=dict)
-    before: Callable[[Ref, Expr], str] = lambda axis, end: f"{axis} < {end}"
+    before: Callable[[Expr, Expr], str] = _axis_before
 
     def value(self, e: Expr) -> str:
         """Return the name of a floating-point value. Raises Unsuited for expressions that vectors cannot represent."""
@@ -129,7 +136,7 @@ class Vector:
 
     def mask(self, e: Expr) -> str:
         """Return the text of a condition: an integer vector of -1 and 0."""
-        if isinstance(e, Op) and e.fn == "lt" and isinstance(e.args[0], Ref):
+        if isinstance(e, Op) and e.fn == "lt" and ex.axes_of(e.args[0]) and ex.affine_form(e.args[0]) is not None:
             return self.before(e.args[0], e.args[1])
         if isinstance(e, Op) and e.fn in _COMPARE:
             return f"({self.value(e.args[0])} {_COMPARE[e.fn]} {self.value(e.args[1])})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from rammer.codegen import QUOTIENT, Unsuited, combine_digits, inline_producers, spell_literal
@@ -12,7 +13,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
 from rammer_rocm.dialect import CPU_DIALECT
-from rammer_rocm.kernels.vector import Vector, read_vector, vector_type
+from rammer_rocm.kernels.vector import Vector, integer_text, read_vector, vector_type
 from rammer_rocm.panel.recognise import Access, PanelProduct, dense_axes, load_access
 from rammer_rocm.panel.reduction_loops import AxisWalk
 
@@ -212,10 +213,21 @@ class Gather:
 
     def assign(self, value: Expr, width: int) -> Iterator[str]:
         """Yield the assignment of columns ``i .. i + width - 1``."""
-        vector = Vector(width, lambda load: self._load_text(self.access(load), width))
+        vector = Vector(width, lambda load: self._load_text(self.access(load), width), before=partial(self._before, width))
         result = vector.value(value)
         yield from vector.lines
         yield f"vstore{width}({result}, 0, d + i);" if width > 1 else f"d[i] = {result};"
+
+    def _before(self, width: int, index: Expr, end: Expr) -> str:
+        """Return a mask of the columns from ``i`` at which ``index`` is less than ``end``, also if it is negative."""
+        form = ex.affine_form(index)
+        assert form is not None  # as ``Vector.mask`` found
+        limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
+        step = form[0].get(self.inner, 0)
+        first = f"{self.address(Access('', *form))} + i * {step}"
+        if width == 1:
+            return f"({first} < {limit} ? -1 : 0)"
+        return f"rm_within{width}((uint)({first}) + (1u << 31), {step}, (uint)({limit}) + (1u << 31))"
 
     def access(self, load: Load) -> Access:
         """Return the address of a load without padding. Raises Unsuited unless it is affine."""

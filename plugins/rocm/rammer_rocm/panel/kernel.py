@@ -449,8 +449,9 @@ class Panel(TaskText):
         lanes = (read_element(kind, pointer, f"{base} + {column_address(p, steps, column)}") for column in columns)
         return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
 
-    def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
+    def _before(self, axes: Mapping[str, str], axis: Expr, end: Expr) -> str:
         """Return a mask of the lanes at which ``axis`` is less than ``end``."""
+        assert isinstance(axis, Ref)  # ``check_maps`` refuses other indices
         limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
         return lanes_before(self.p, self.lanes, axes.get(axis.axis, axis.axis), limit, self.origin)
 

@@ -8,7 +8,6 @@ parent, in safe-path mode. Every child gets an environment whose search paths ha
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rammer.errors import DeviceUnavailable, print_warning
 
 if TYPE_CHECKING:
+    import subprocess
     from multiprocessing.context import SpawnProcess
 
 __all__ = ["find_program", "python_command", "run_program"]
@@ -87,6 +87,8 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its exit code and output. ``environment`` adds variables. Raises OSError or
     subprocess.SubprocessError if it cannot be run or exceeds ``timeout`` seconds."""
+    import subprocess  # every command imports this module, and few start a process
+
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -101,6 +103,8 @@ def run_program(
 
 def start_python(module: str, *arguments: object, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start ``module`` in a Python process that inherits ``pass_fds`` and stderr; stdin and stdout are the null device."""
+    import subprocess
+
     return subprocess.Popen(
         python_command(module, *arguments),
         pass_fds=pass_fds,

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from command import Command
 
-from rammer.distributed.transport import mpi_launch
+from rammer.distributed.joining import launched_processes
 from rammer.ir.program import RProgram
 from rammer.report.text_table import format_duration
 from rammer.runtime.inputs import load_npz
@@ -120,7 +120,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     done = rammer("run", tiny, "--device", "rocm")
     assert done.code == 3 and "needs mpi4py" in done.err
-    assert mpi_launch.launched_processes() == 2
+    assert launched_processes() == 2
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rammer.distributed.distributed_program import RunShape, Transfer
+from rammer.distributed.joining import launched_processes
 from rammer.distributed.transport.handshake import gather_counters
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI
-from rammer.distributed.transport.mpi_launch import launched_processes
 from rammer.distributed.transport.protocol import Endpoint, Party, Site
 from rammer.ir.extent import AffineExtent
 from rammer.ir.types import TensorType

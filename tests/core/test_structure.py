@@ -27,6 +27,7 @@ TYPED = {
     for module in ("hooks", "loader")
     for target in (
         "rammer.frontend.lower.lowering_registry",
+        "rammer.fusion.fusion_rules",
         "rammer.passes.pass_pipeline",
         "rammer.schedule.policy",
         "rammer.distributed.transport.protocol",

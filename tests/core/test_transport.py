@@ -13,7 +13,8 @@ import pytest
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import Transfer
-from rammer.distributed.transport import local, mpi_launch, transport_registry
+from rammer.distributed.joining import SIZES, launched_processes
+from rammer.distributed.transport import local, transport_registry
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.endpoint import MemoryEndpoint
 from rammer.distributed.transport.handshake import check_agreement, gather_counters, said_by_all
@@ -279,8 +280,8 @@ def test_the_transport_that_joins_all_is_taken(monkeypatch: pytest.MonkeyPatch) 
         transport_registry.choose_transport(registry, gpus, "lame")
     with pytest.raises(DeviceUnavailable, match="no transport 'none'"):
         transport_registry.choose_transport(registry, gpus, "none")
-    for name in mpi_launch.SIZES:
+    for name in SIZES:
         monkeypatch.delenv(name, raising=False)
-    assert mpi_launch.launched_processes() == 1
+    assert launched_processes() == 1
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert mpi_launch.launched_processes() == 3
+    assert launched_processes() == 3

@@ -26,6 +26,7 @@ from rammer.distributed.distributed_program import (
     SpreadOutput,
     Transfer,
 )
+from rammer.distributed.joining import launched_processes
 from rammer.distributed.report.distributed_text import SpreadTrace
 from rammer.distributed.runtime.device_part import BoundPart, BoundStep
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
@@ -133,7 +134,7 @@ def main(wanted: Wanted) -> dict[str, Any]:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
     # A late start on a loaded machine is not a fault, unless faults at the start are wanted.
     patience = PATIENCE if wanted.early else 3 * PATIENCE
-    rank, size = mpi_launch.rank_and_size(patience / mpi_launch.STARTS) if mpi_launch.launched_processes() > 1 else (0, 1)
+    rank, size = mpi_launch.rank_and_size(patience / mpi_launch.STARTS) if launched_processes() > 1 else (0, 1)
     if wanted.told:
         Path(wanted.told, f"begun {rank}").touch()
     if size > 1:

@@ -15,8 +15,9 @@ from rammer.compile_options import CompileOptions, Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.joining import Joining
 from rammer.distributed.partition.search import compile_spread
-from rammer.distributed.runtime.distributed_session import Joining, open_spread
+from rammer.distributed.runtime.distributed_session import open_spread
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice

@@ -20,12 +20,13 @@ from rammer.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.joining import Joining
 from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.ranged_model import OpenShapes, graph_of_range
 from rammer.distributed.partition.search import Spreading, compile_open
 from rammer.distributed.partition.steps import Hosting
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
-from rammer.distributed.runtime.distributed_session import Joining, open_spread
+from rammer.distributed.runtime.distributed_session import open_spread
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput

@@ -13,12 +13,13 @@ import click
 from rammer.cli.common import Array, collect_inputs, device_names, open_model, show_progress
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
+from rammer.cli.joining import joining_options, parse_devices
 from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, Tolerance, compile_options, device_flag, parse_shapes
-from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
+from rammer.cli.several import bench_spread, spread_table
 from rammer.commands import gather_options
 from rammer.compile_options import DEFAULT, Request
-from rammer.distributed.runtime.distributed_session import Joining
-from rammer.distributed.transport.mpi_launch import launched_processes, rank_and_size
+from rammer.distributed.joining import Joining, launched_processes
+from rammer.distributed.transport.mpi_launch import rank_and_size
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError, print_warning
 from rammer.report.bench import Effort, Row, Runner, bench_device, bench_peer
 from rammer.report.environment import describe_environment

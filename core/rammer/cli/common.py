@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import numpy as np
-from rich.console import Console
 
 from rammer.cli.files import note_source
 from rammer.cli.options import InputChoice
 from rammer.compile_options import Progress, Request
 from rammer.ir.formats import to_readable
+from rammer.opening import open_as_requested
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.model_source import Head
 from rammer.runtime.shape_buckets import FIXED, Lengths
@@ -31,19 +31,18 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 @contextmanager
 def show_progress(what: str) -> Iterator[Progress]:
     """Show the current step in a live line if stderr is a terminal."""
-    console = Console(stderr=True)
     if not sys.stderr.isatty():
         yield lambda step, detail: None
         return
-    with console.status(f"compiling {what}") as status:
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"compiling {what}") as status:
         yield lambda step, detail: status.update(f"compiling {what}: {step} {detail}")
 
 
 def open_model(model: Path, device: str, request: Request, sink: Progress) -> Executable:
-    """Open a model as ``open_executable`` does. Program and device are closed when the command ends."""
-    from rammer.jit.session import open_executable
-
-    exe = open_executable(model, device, request, progress=sink)
+    """Open a model as ``open_as_requested`` does. Program and device are closed when the command ends."""
+    exe = open_as_requested(model, device, request, sink)
     click.get_current_context().call_on_close(exe.close)
     note_source(exe.source)
     return exe

@@ -14,6 +14,7 @@ import click
 
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.device.plugin_output import stdout_to_stderr
+from rammer.distributed.joining import launched_processes
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.measure_links import measured_links
 from rammer.distributed.transport.protocol import Party, Site
@@ -35,7 +36,7 @@ def command(as_json: bool, no_test: bool) -> None:
     registry = Registry()
     with stdout_to_stderr():  # plugins may print while they are opened and run
         statuses = list(registry.statuses())
-        others = mpi_launch.launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
+        others = launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
         rows = [] if others else [row for status in statuses for row in _device_rows(registry, status, not no_test)]
         ways = [] if no_test else measure_reach(registry, statuses)
     if others:
@@ -91,8 +92,8 @@ PATIENCE: Final = 10.0
 
 def measure_reach(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
     """Measure every pair of working units of this process, or every pair of processes under an MPI launcher."""
-    if mpi_launch.launched_processes() > 1:
-        names = [f"process {n}" for n in range(mpi_launch.launched_processes())]
+    if launched_processes() > 1:
+        names = [f"process {n}" for n in range(launched_processes())]
         return _measure_links(registry, [Site(name, "cpu", n, mpi_launch.is_multi_host()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
     return [row for pair in combinations(units, 2) for row in _measure_links(registry, [Site(*unit) for unit in pair])]

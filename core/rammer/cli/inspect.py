@@ -10,19 +10,18 @@ import click
 
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, OutputPath, note_source, write_file, write_text, write_texts
+from rammer.cli.joining import partition_options
 from rammer.cli.options import InputChoice, compile_options, device_flag, parse_shapes, target_option
-from rammer.cli.several import partition_options
 from rammer.commands import gather_options
 from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
-from rammer.distributed.partition.predict import GOALS
+from rammer.distributed.joining import GOALS, options_for
 from rammer.distributed.report.distributed_text import describe_spread
 from rammer.distributed.runtime.distributed_session import (
     SEVERAL,
     check_spread,
     kind_of,
     open_shapes,
-    options_for,
     read_partition_file,
     resolve_devices,
 )

@@ -17,7 +17,7 @@ from rammer.cli.options import InputChoice, compile_options, device_flag, parse_
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Array, Span
-from rammer.distributed.runtime.distributed_session import options_for
+from rammer.distributed.joining import options_for
 from rammer.errors import DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.html_page import render_page
 from rammer.report.operator_times import operator_shares

@@ -6,32 +6,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
+import numpy as np
 
 from rammer.cli.common import Array, collect_inputs, describe_array, open_model, show_progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
+from rammer.cli.joining import joining_options, parse_devices
 from rammer.cli.options import COUNT, InputChoice, Tolerance, compile_options, device_flag, input_options, tolerance_options
-from rammer.cli.several import (
-    joining_options,
-    opened_spread,
-    parse_devices,
-    prepare_runs,
-    run_report,
-    show_spread,
-    timed_runs,
-    trace_spread,
-)
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Backend
-from rammer.distributed.runtime.distributed_session import Joining
+from rammer.distributed.joining import Joining
 from rammer.errors import BadInput, Mismatch, to_printable
 from rammer.ir.names import shorten_name
-from rammer.report.measured_trace import measured_trace, summarise_run
 from rammer.report.operator_times import grouped, summarise_float32
 from rammer.report.output_errors import HEADERS, compare_outputs, difference_rows
 from rammer.report.text_table import format_duration, plain_table
@@ -138,6 +128,8 @@ def run_spread(
     request: Request,
 ) -> None:
     """Run a model over several devices; the process of device 0 prints, saves and compares."""
+    from rammer.cli.several import opened_spread, prepare_runs, run_report, show_spread, timed_runs, trace_spread
+
     found = opened_spread(model, names, request, wanted.joining)
     runs, inputs = prepare_runs(found, choice)
     outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
@@ -187,9 +179,9 @@ def build_report(exe: Executable, special: LoadedModel, outputs: dict[str, Array
         "host_types": grouped(special.host_nodes),
         "later": str(special.compiled.rest or ""),
         "lengths": describe_lengths(exe.lengths, ranged.spans, len(exe.cache)) if ranged is not None else "",
-        "device_seconds": median(t.device for t in timings),
-        "host_seconds": median(t.host for t in timings),
-        "latency_seconds": median(t.total for t in timings),
+        "device_seconds": float(np.median([t.device for t in timings])),
+        "host_seconds": float(np.median([t.host for t in timings])),
+        "latency_seconds": float(np.median([t.total for t in timings])),
         "iterations": len(timings),
         "notes": list(timings[-1].notes),
         "outputs": [
@@ -244,6 +236,8 @@ def require_tracer(exe: Executable) -> Backend:
 
 def write_trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array], path: Path) -> str:
     """Write the measured trace of one more run and return its summary. Raises BadInput if the device records no task times."""
+    from rammer.report.measured_trace import measured_trace, summarise_run
+
     device = require_tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))

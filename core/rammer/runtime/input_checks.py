@@ -35,6 +35,8 @@ def is_host_value(value: Any) -> bool:
 
 def check_inputs(ports: tuple[ModelPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """Return the inputs as arrays of exactly the declared types. Raises BadInput with the wrong input and the reason."""
+    if _are_exact(ports, given):  # the checks took a fifth of a call of a small program
+        return {p.name: given[p.name] for p in ports}
     given = check_mapping("input", given)
     hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
     others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
@@ -42,6 +44,19 @@ def check_inputs(ports: tuple[ModelPort, ...], given: Mapping[str, Any]) -> dict
     arrays = {n: from_file(as_numpy(f"input {n!r}", v), kinds.get(n, "")) for n, v in others.items()}
     check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (name_of(a.dtype), a.shape) for n, a in arrays.items()}})
     return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
+
+
+def _are_exact(ports: tuple[ModelPort, ...], given: Mapping[str, Any]) -> bool:
+    """Return True if ``given`` has a contiguous array of exactly the declared type and static shape for every port."""
+    if type(given) is not dict or len(given) != len(ports):
+        return False
+    for port in ports:
+        array = given.get(port.name)
+        if type(array) is not np.ndarray or array.shape != port.shape or name_of(array.dtype) != port.dtype:
+            return False
+        if not array.flags.c_contiguous:
+            return False
+    return True
 
 
 def _on_host(port: ModelPort, value: Any) -> Any:

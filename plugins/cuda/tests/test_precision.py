@@ -103,9 +103,11 @@ def test_families_refuse_other_element_types() -> None:
     device = TARGETS["sm_90a"]
     row, halves = asked("row", "float16")
     assert GEMV.candidates(*CASES["row"], device) and GEMV.candidates(row, halves, device), "or the next lines say nothing"
+    held = replace(halves, reused=frozenset(some(row.inputs)))
+    assert cell_candidates(row, held, device) and not cell_candidates(row, halves, device)
     for name in some(row.computes[0].reads):
-        assert not GEMV.candidates(row, replace(halves, types={**halves.types, name: CASES["row"][1].types[name]}), device)
-    assert not cell_candidates(row, halves, device)
+        mixed = replace(halves, types={**halves.types, name: CASES["row"][1].types[name]})
+        assert not GEMV.candidates(row, mixed, device) and not cell_candidates(row, replace(mixed, reused=held.reused), device)
 
 
 def test_rounding_to_tf32_is_to_nearest_halves_away() -> None:

@@ -60,6 +60,7 @@ FIXED: Kind = (WIDE, "gemm_wgmma_f16", False, {"down": 0})
 RELU: Kind = ("matmul b=1 m=20 depth=37 width=13 off=1 +relu @float32 seed=6", *GEMM[1:])
 CELL: Kind = ("gemv t=1 depth=128 width=3 off=1 @float32 seed=1", "cell", False, {})
 PART: Kind = ("gemv t=3 depth=52 width=37 off=1 @float32 seed=1", "cell", True, {})
+GATES: Kind = ("recurrent t=3 b=1 depth=64 width=36 @float16 seed=1", "cell", False, {})
 BYTE: Kind = ("imatmul b=1 m=20 depth=77 width=21 off=1 +signed +bare seed=5", "gemm_i8", True, {})
 PADDED: Kind = ("iconv n=1 c=8 m=8 h=5 w=5 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +moved +bare seed=5", "gemm_i8", False, {})
 #: A kernel, the edit of its text, and the expected error.
@@ -94,7 +95,9 @@ def test_planted_faults_are_found(fault: str) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL, PART], ids=lambda k: k[0].split()[0] + " " + k[1]
+    "kind",
+    [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL, PART, GATES],
+    ids=lambda k: k[0].split()[0] + " " + k[1],
 )
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
     """Check the unmodified kernels. In ``FIXED``, the faulty order fetches the operand that is not constant before the wait. The

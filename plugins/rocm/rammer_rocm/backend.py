@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -110,6 +109,6 @@ class OpenClProfiler(Profiler):
         try:
             inputs = random_inputs(program, np.random.default_rng(0))
             loaded.run(inputs)
-            return statistics.median(loaded.run(inputs).seconds for _ in range(max(1, iterations)))
+            return float(np.median([loaded.run(inputs).seconds for _ in range(max(1, iterations))]))
         finally:
             loaded.close()

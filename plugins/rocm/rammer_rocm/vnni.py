@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -83,6 +82,8 @@ def has_dots(device: Any, lanes: int) -> bool:
 def _try_instruction(device: Any, lanes: int) -> bool | None:
     """Return the result of a trial process, or None if it did not finish for another reason. True: the products are right. False:
     they are wrong, or the instruction or the compiler crashed."""
+    import subprocess  # slow to import, and the result is usually cached
+
     command = python_command("rammer_rocm.vnni", device.platform.name, device.name, lanes)
     try:
         code = run_program(command, timeout=_PATIENCE).returncode

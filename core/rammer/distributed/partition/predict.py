@@ -8,10 +8,8 @@ from typing import Final, TypeAlias
 
 from rammer.distributed.distributed_program import DevicePart, Link, Prediction, Transfer
 
-__all__ = ["ASSUMED", "GOALS", "Links", "StepTime", "link_between", "predict_lower_bound", "predict_run", "step_times"]
+__all__ = ["ASSUMED", "Links", "StepTime", "link_between", "predict_lower_bound", "predict_run", "step_times"]
 
-#: The objectives of a partition; the first is the default.
-GOALS: Final = ("throughput", "latency")
 #: Links between devices, by (source, target).
 Links: TypeAlias = Mapping[tuple[int, int], Link]
 #: Assumed for an unmeasured link between two processes of one host: seconds, bytes a second.

@@ -9,6 +9,7 @@ from typing import Final
 
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DevicePart, DeviceStep, DistributedProgram, Link, Prediction
+from rammer.distributed.joining import GOALS
 from rammer.distributed.link import link_programs
 from rammer.distributed.partition.coalesce_transfers import pack_transfers
 from rammer.distributed.partition.cut_graph import STATIC, Cut, Spot, Staying, cut_graph, piece_transfers
@@ -17,7 +18,7 @@ from rammer.distributed.partition.manual import by_hand
 from rammer.distributed.partition.measured_links import Clock, MeasuredDevices
 from rammer.distributed.partition.operator_cost import Costs, costs_of
 from rammer.distributed.partition.pipeline_parallel import assign_pipeline
-from rammer.distributed.partition.predict import GOALS, StepTime, link_between, predict_lower_bound, predict_run, step_times
+from rammer.distributed.partition.predict import StepTime, link_between, predict_lower_bound, predict_run, step_times
 from rammer.distributed.partition.ranged_model import OpenShapes, graph_of_range
 from rammer.distributed.partition.steps import Hosting
 from rammer.distributed.partition.tensor_parallel import shared_out

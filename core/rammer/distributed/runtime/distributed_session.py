@@ -17,12 +17,12 @@ from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Device
 from rammer.distributed.distributed_program import DevicePart, Link
-from rammer.distributed.partition.predict import GOALS
+from rammer.distributed.joining import TIMEOUT, Joining, launched_processes, options_for
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.handshake import check_agreement, component_versions
 from rammer.distributed.transport.measure_links import measured_links
-from rammer.distributed.transport.protocol import TIMEOUT, Fabric, Party, Site
+from rammer.distributed.transport.protocol import Fabric, Party, Site
 from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import to_carrier
@@ -45,39 +45,13 @@ SEVERAL = "nothing is measured for several devices"
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
 
-@dataclass(frozen=True)
-class Joining:
-    """User options for several devices.
-
-    ``transport`` defaults to the best one, ``timeout`` is in seconds for one transfer, ``depth`` is the number of runs in flight.
-    ``goal`` is the objective, ``place`` a file for manual placement. ``states`` are outputs that are inputs of the next run
-    (``OUTPUT=INPUT``)."""
-
-    transport: str = ""
-    timeout: float = TIMEOUT
-    depth: int = 2
-    goal: str = GOALS[0]
-    place: Path | None = None
-    states: tuple[str, ...] = ()
-
-    @property
-    def kept(self) -> dict[str, str]:
-        """State inputs by output. Raises BadInput for malformed options."""
-        found = dict(word.partition("=")[::2] for word in self.states)
-        if not all(o and i for o, i in found.items()) or len(found) < len(self.states):
-            raise BadInput(
-                f"{' '.join(self.states)} does not define states", "--state", "write OUTPUT=INPUT, with each output once"
-            )
-        return found
-
-
 def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the devices that ``--device`` names for this run, in order, or one device repeated as its ``options`` request.
 
     Returns an empty tuple for one device in one process. Raises DeviceUnavailable if processes and names do not match. Processes
     must start within ``mpi_launch.start_timeout(timeout)``."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
-    count = mpi_launch.launched_processes()
+    count = launched_processes()
     if not all(names) and len(names) > 1:
         raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
     if count == 1:
@@ -275,7 +249,7 @@ def open_spread(
     check_apart(registry, names)
     names = placed_on_hosts(registry, names, joining.timeout)
     sites = tuple(
-        Site(name, kind_of(registry, name), n if mpi_launch.launched_processes() > 1 else 0, mpi_launch.is_multi_host())
+        Site(name, kind_of(registry, name), n if launched_processes() > 1 else 0, mpi_launch.is_multi_host())
         for n, name in enumerate(names)
     )
     transport = choose_transport(registry, sites, joining.transport)
@@ -285,7 +259,7 @@ def open_spread(
 
 def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) -> tuple[str, ...]:
     """Return names with unit numbers if processes share a host and name none. All processes must call it."""
-    if mpi_launch.launched_processes() == 1:
+    if launched_processes() == 1:
         return names
     own = registry.status(names[mpi_launch.rank_and_size(timeout)[0]].partition(":")[0])
     said = mpi_launch.said_by_ranks([mpi_launch.first_on_host(timeout), len(own.hardware)], timeout)
@@ -323,7 +297,7 @@ def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
     full = [n if ":" in n else f"{n}:0" for n in names]
     for name in dict.fromkeys(full):
         device = registry.status(name.partition(":")[0]).device
-        if mpi_launch.launched_processes() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
+        if launched_processes() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
             raise DeviceUnavailable(
                 f"device {name} is named {full.count(name)} times, but is one unit",
                 where=f"--device {','.join(names)}",
@@ -337,16 +311,6 @@ def kind_of(registry: Registry, name: str) -> str:
     backend = registry.status(plain)
     units = {str(unit.index): unit.kind for unit in backend.hardware}
     return units.get(index or "0", "")
-
-
-def options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of one device: ``tiles=8`` applies to all devices, ``ipu_sim.tiles=8`` to one."""
-    plain, found = name.partition(":")[0], dict[str, str]()
-    for key, value in options.items():
-        owner, dot, rest = key.rpartition(".")
-        if not dot or owner in (plain, name):
-            found[rest] = value
-    return found
 
 
 __all__ = ["numbered"]

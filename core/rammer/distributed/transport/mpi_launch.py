@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.distributed.transport.watchdog import TIMEOUT, Watch
+from rammer.distributed.joining import TIMEOUT, launched_processes
+from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure, MissingDependency
 from rammer.ir.untrusted_json import whole_number
 
@@ -25,7 +26,6 @@ __all__ = [
     "end_timeout",
     "first_on_host",
     "is_multi_host",
-    "launched_processes",
     "leave_at_exit",
     "load_mpi",
     "rank_and_size",
@@ -33,20 +33,12 @@ __all__ = [
     "start_timeout",
 ]
 
-#: Variables in which launchers store the number of processes: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
-SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 #: Variables with the number of processes on this host.
 NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 #: Factors on the transfer timeout (``Joining.timeout``). Start: other processes may load slowly, on a busy machine or from a
 #: remote disk. End: other processes may still write large files.
 STARTS, ENDS = 6, 12
 _LEAVING: Final[list[Watch]] = []
-
-
-def launched_processes() -> int:
-    """Return the number of processes that an MPI launcher has started; 1 without a launcher."""
-    said = [os.environ[name] for name in SIZES if name in os.environ]
-    return max([1, *(number for s in said if (number := whole_number(s)) is not None)])
 
 
 def is_multi_host() -> bool:

@@ -17,10 +17,10 @@ import numpy as np
 
 from rammer.device.manifest import Array, Backend
 from rammer.distributed.distributed_program import DistributedProgram, Link
+from rammer.distributed.joining import TIMEOUT
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.watchdog import TIMEOUT
 from rammer.errors import DeviceFailure
 
 __all__ = ["TIMEOUT", "Deliver", "Endpoint", "Fabric", "Feed", "Party", "Reach", "Runs", "Site", "StepRunner", "Transport"]

@@ -12,8 +12,6 @@ from typing import Final
 
 from rammer.errors import DeviceFailure, to_printable
 
-#: Timeout in seconds of a wait for another device.
-TIMEOUT: Final = 10.0
 #: Additional seconds for a wait that enforces a time limit itself.
 GRACE: Final = 2.0
 #: Seconds between two checks.

@@ -15,7 +15,18 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from rammer.codegen import Argument, Block, FunctionContext, Place, Text, format_sum, hash_of, split_digits
+from rammer.codegen import (
+    Argument,
+    Block,
+    FunctionContext,
+    Place,
+    Text,
+    Val,
+    convert_value,
+    format_sum,
+    hash_of,
+    split_digits,
+)
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
@@ -29,7 +40,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import HeldKernel, origin_lines, place_of
 from rammer_cuda.rows.gemv import GEMV
 
-PREAMBLE = device_source("cell")
+PREAMBLE = device_source("halves", "cell")
 
 
 def word_span(storage: Storage) -> int:
@@ -106,7 +117,10 @@ class _CellText:
         maps, unit = self._emit_maps()
         held = self.cell.each * self.cell.share + len(unit.constant)
         hold, step = self._hold_text(unit), self._step(unit, maps)
-        parameters = tuple(f"{'' if a.written else 'const '}float *p{k}" for k, a in enumerate(self.arguments))
+        types = self.binding.types
+        parameters = tuple(
+            f"{'' if a.written else 'const '}{CUDA.types[types[a.tensor].dtype]} *p{k}" for k, a in enumerate(self.arguments)
+        )
         plain, extra = ", ".join(parameters), "".join(f", unsigned *q{k}" for k in range(len(self.words)))
         walk = ", const rm_walk &walk, int order" if self.words else ""
 
@@ -172,9 +186,9 @@ class _CellText:
         tile = split_digits("task", self.operator.grid)[tiled[0]] if tiled else "0"
         parts = "".join(f"lane / {cell.lanes} == {k} ? p{k} : " for k in range(len(cell.parts) - 1))
         first = f"({tile} * {WARPS} + warp) * {cell.each * cell.share * cell.lanes} + lane % {cell.lanes} * 4"
-        text.line(f"const float *const from = ({parts}p{len(cell.parts) - 1}) + {first};")
+        text.line(f"const {CUDA.types[cell.dtype]} *const from = ({parts}p{len(cell.parts) - 1}) + {first};")
         text.all(["#pragma unroll", f"for (int i = 0; i < {cell.each * cell.share // 4}; ++i)"])
-        text.line(f"  *(float4 *)(w + 4 * i) = __ldg((const float4 *)(from + i * {cell.lanes * 4}));")
+        text.line(f"  *(float4 *)(w + 4 * i) = rm_fetch4(from + i * {cell.lanes * 4});")
         if unit.constant:
             text.all(origin_lines(self.operator))
             test = self._define_point(text, "tid")
@@ -256,7 +270,9 @@ class _CellText:
                 text.line(f"const int at = rm_fold<{min(cell.lanes, values - first)}, {cell.lanes}>(sum + {first}, lane);")
                 text.line(f"const int r = (at + {first}) / {cell.each}, c = warp * {cell.each} + (at + {first}) % {cell.each};")
                 place = f"(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c"
-                text.line(f"if (at >= 0 && c < {cell.columns}) sums[{place}] = sum[{first}];")
+                total = Val(f"sum[{first}]", "float32", atom=True)
+                total = convert_value(CUDA, total, cell.parts[0].compute.dtype)
+                text.line(f"if (at >= 0 && c < {cell.columns}) sums[{place}] = {total.text};")
         text.line("rm_fetched();") if self.words else None
         text.line("__syncthreads();")
 

@@ -29,6 +29,7 @@ THREADS, WARPS = 512, 16
 MOST_HELD = 88
 #: Rows that share the weights, and the least depth of a sum: below it, at least half of the lanes would multiply zeros.
 MOST_ROWS, LEAST_DEPTH = 8, 32
+FLOATS = frozenset(("float32", "float16"))
 #: Seconds of a task in addition to its arithmetic: fetching vectors that another SM has just sent, two barriers and the maps.
 #: LSTM-TC took 1.87 us a wave on an H200: 0.24 for arithmetic and 0.55 for the VDevice's launch.
 FIXED = 1.1e-6
@@ -52,14 +53,15 @@ class Part:
 class Cell:
     """A tiled cell divided among ``WARPS`` warps: each has ``each`` columns, its lanes ``share`` weights of a column.
 
-    ``lanes`` lanes share a product, four weights at a time; its sum is padded with zeros to whole loads of all lanes. ``box`` is
-    the products' part of a task, (first index, extent) an axis. Of these axes, ``row_axes`` number the rows and ``column_axes``
-    the weights' columns.
+    ``lanes`` lanes share a product, four weights of ``dtype`` at a time; its sum is padded with zeros to whole loads of all
+    lanes. ``box`` is the products' part of a task, (first index, extent) an axis. Of these axes, ``row_axes`` number the rows and
+    ``column_axes`` the weights' columns.
     """
 
     operator: ROperator
     parts: tuple[Part, ...]
     box: tuple[tuple[Expr, int], ...]
+    dtype: str
     row_axes: tuple[int, ...]
     column_axes: tuple[int, ...]
 
@@ -112,7 +114,7 @@ class Cell:
             return whole.reshape(tiles, WARPS, each, share // 4, lanes, 4)
 
         size = tiles * WARPS * each * self.depth
-        return make_packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes)
+        return make_packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes, dtype=self.dtype)
 
 
 def cell_of(operator: ROperator, binding: Binding) -> Cell:
@@ -122,7 +124,8 @@ def cell_of(operator: ROperator, binding: Binding) -> Cell:
     axes, weights = parts[0].compute.axes, ex.axes_of(parts[0].weights)
     box = _task_box(operator, parts[0].compute, binding)
     columns = tuple(d for d, a in enumerate(axes) if a.name in weights)
-    cell = Cell(operator, parts, box, tuple(d for d in range(len(box)) if d not in columns), columns)
+    dtype = binding.types[parts[0].weights.tensor].dtype
+    cell = Cell(operator, parts, box, dtype, tuple(d for d in range(len(box)) if d not in columns), columns)
     if cell.each * cell.share > MOST_HELD:
         raise Unsuited(f"{cell.each * cell.share} weights a thread")
     if any(box[d][1] < axes[d].extent for d in columns[:-1]):
@@ -132,14 +135,16 @@ def cell_of(operator: ROperator, binding: Binding) -> Cell:
 
 def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
     """Return the products of a cell. Raise Unsuited with the reason if the operator has another form."""
-    if 0 in operator.anchor.shape or any(binding.types[n].dtype != "float32" for n in operator.inputs):
-        raise Unsuited("not float32, or empty")
+    if 0 in operator.anchor.shape or not {binding.types[n].dtype for n in operator.inputs} <= FLOATS:
+        raise Unsuited("not of floats, or empty")
     inside = {c.name for c in operator.computes}
     if any(not inside.isdisjoint(c.reads) for c in operator.computes if c.reduce):
         raise Unsuited("a product of the task's own results")
     parts = tuple(_parse_product(c, binding) for c in operator.computes if c.reduce)
-    if not parts or any(c.dtype != "float32" for c in operator.computes):
-        raise Unsuited("no product in float32")
+    if not parts or not {c.dtype for c in operator.computes} <= FLOATS:
+        raise Unsuited("no product of floats")
+    if len({binding.types[ld.tensor].dtype for p in parts for ld in (p.weights, p.vector)}) > 1:
+        raise Unsuited("operands of different types")
     if any(p.compute.axes != parts[0].compute.axes or p.depth != parts[0].depth for p in parts):
         raise Unsuited("products of different shapes")
     if len(parts) not in (1, 2, 4) or parts[0].depth % 4 or parts[0].depth < LEAST_DEPTH:
@@ -203,9 +208,11 @@ def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Cho
     """Return tiled copies whose weights fit a thread's registers, by even parts of the last axis. The fastest on an idle device
     comes first, then the one with the least vEU time, then the others. Return [] for another form."""
     try:
-        parts_of(operator, binding)
+        parts = parts_of(operator, binding)
     except Unsuited:
         return []
+    if binding.types[parts[0].weights.tensor].dtype == "float16" and binding.reused.isdisjoint(operator.inputs):
+        return []  # a decoder at batch 1 took 0.345 ms with them instead of 0.323 (H200): their blocks fill an SM each
     shape, found = operator.anchor.shape, list[tuple[float, float, ROperator]]()
     for width in sorted({-(-shape[-1] // n) for n in range(1, shape[-1] + 1)}):
         tiled = replace(operator, tile=(*shape[:-1], width), family="cell", config=())

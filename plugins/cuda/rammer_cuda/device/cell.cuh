@@ -45,13 +45,27 @@ __device__ __forceinline__ void rm_multiply_held(const float *own, const float (
       }
     }
 }
-template <int W> struct __align__(4 * W) rm_vector { float at[W]; };
-template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<1> (&value)[N]) {
-#pragma unroll
-  for (int n = 0; n < N; ++n) value[n].at[0] = __ldcg(from + at[n]);
+// Four values as floats: constants, or what other SMs may have written.
+__device__ __forceinline__ float4 rm_fetch4(const float *from) { return __ldg((const float4 *)from); }
+__device__ __forceinline__ float4 rm_four_halves(uint2 all) {
+  return make_float4(rm_half(all.x), rm_half(all.x >> 16), rm_half(all.y), rm_half(all.y >> 16));
 }
-template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<4> (&value)[N]) {
+__device__ __forceinline__ float4 rm_fetch4(const unsigned short *from) { return rm_four_halves(__ldg((const uint2 *)from)); }
+template <int W> struct __align__(4 * W) rm_vector { float at[W]; };
+__device__ __forceinline__ void rm_read_at(const float *from, rm_vector<1> &value) { value.at[0] = __ldcg(from); }
+__device__ __forceinline__ void rm_read_at(const float *from, rm_vector<4> &value) {
+  *(float4 *)value.at = __ldcg((const float4 *)from);
+}
+__device__ __forceinline__ void rm_read_at(const unsigned short *from, rm_vector<1> &value) {
+  const unsigned short half = __ldcg(from);
+  value.at[0] = rm_load_f16(&half);
+}
+__device__ __forceinline__ void rm_read_at(const unsigned short *from, rm_vector<4> &value) {
+  *(float4 *)value.at = rm_four_halves(__ldcg((const uint2 *)from));
+}
+template <class T, int W, int N>
+__device__ __forceinline__ void rm_read(const T *from, const int (&at)[N], rm_vector<W> (&value)[N]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) *(float4 *)value[n].at = __ldcg((const float4 *)(from + at[n]));
+  for (int n = 0; n < N; ++n) rm_read_at(from + at[n], value[n]);
 }
 #endif

@@ -75,7 +75,7 @@ class HeldKernel(TaskKernel):
     @property
     def types(self) -> tuple[str, ...]:
         """The C types that its pointers point to."""
-        return (*("float" if a.written else "const float" for a in self.arguments), *["unsigned"] * len(self.words))
+        return (*(p.rpartition(" *")[0] for p in self.parameters), *["unsigned"] * len(self.words))
 
 
 def declare_parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:

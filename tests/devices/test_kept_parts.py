@@ -17,6 +17,7 @@ import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled
 from rammer.compiler.compiler import Compiler
+from rammer.frontend.loops import loop_chunk
 from rammer.frontend.read.reader import Model
 from rammer.jit import control_flow
 from rammer.runtime.executable import Executable
@@ -43,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(Compiler, "compile_model", compiled)
     monkeypatch.setattr(control_flow, "LONGEST", 1.0)
-    monkeypatch.setattr(control_flow, "MOST_TURNS", 8)
+    monkeypatch.setattr(loop_chunk, "MOST_STEPS", 8)
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     return names
 

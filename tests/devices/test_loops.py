@@ -12,6 +12,7 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 from random_loops import CONSTANTS, Feeds, RandomBody, drawn, random_values
 
 import rammer
+from rammer.frontend.loops import loop_chunk
 from rammer.jit import control_flow
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
@@ -40,7 +41,7 @@ def agrees(session: PeerSession, exe: Any, feeds: Feeds) -> None:
 def test_random_loops(device: str, number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check 0 to 13 iterations, or up to 999. Programs of 2 to 8 iterations are compiled at once or after a few iterations."""
     monkeypatch.setattr(control_flow, "LONGEST", 1.0)
-    monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
+    monkeypatch.setattr(loop_chunk, "MOST_STEPS", int(rng.choice([2, 4, 8])))
     loop = drawn(rng, 1000 if rng.random() < 0.2 else 14)
     session, exe = opened(loop.proto, device)
     exe.bodies.warm = int(rng.choice([0, 3]))

@@ -1,9 +1,10 @@
 """Loops of assertions over computed collections: the test asserts that the collection is not empty,
-since an empty loop passes."""
+since an empty loop passes. And names that tests replace in modules: they exist there."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,3 +176,31 @@ def test_some_is_lazy_and_never_empty() -> None:
     assert list(some(x for x in (1, 2))) == [1, 2]
     with pytest.raises(AssertionError, match="nothing was found"):
         some([])
+
+
+def replaced(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield the module, the object imported from it or "", and the attribute of each ``monkeypatch.setattr(name, "...")``."""
+    known = dict[str, tuple[str, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            known |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+        elif isinstance(node, ast.Import):
+            known |= {a.asname: (a.name, "") for a in node.names if a.asname}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(attr="setattr"), [ast.Name(owner), ast.Constant(str(attribute)), *_], keywords):
+                if owner in known and not any(k.arg == "raising" for k in keywords):
+                    yield *known[owner], attribute
+
+
+def test_replaced_names_exist() -> None:
+    """Check the names that slow tests replace too: ``make test`` does not run these tests."""
+    found = {r: file for file in FILES for r in replaced(ast.parse(file.read_text())) if r[0].startswith("rammer")}
+    missing = list[str]()
+    for (module, name, attribute), file in some(found.items()):
+        owner = importlib.import_module(module)
+        if name:
+            owner = getattr(owner, name) if hasattr(owner, name) else importlib.import_module(f"{module}.{name}")
+        if not hasattr(owner, attribute):
+            missing.append(f"{file.name}: {module} {name} has no {attribute}")
+    assert not missing

@@ -68,8 +68,9 @@ def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     half = open_executable(path, "ipu_sim", Request(precision="float16"))
     file = tmp_path / "half.rammer"
     save_artifact(file, half.artifact(half.compile_only({})))
-    assert load_artifact(file).record["precision"] == "float16"
-    assert open_executable(file, "").options == CompileOptions(precision="float16")
+    record = load_artifact(file).record
+    assert record["precision"] == "float16" and record["policy"]
+    assert open_executable(file, "").options == CompileOptions(record["policy"], precision="float16")
     with pytest.raises(BadInput, match="compiled in float16, not in tf32"):
         open_executable(file, "", Request(precision="tf32"))
 

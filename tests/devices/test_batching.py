@@ -48,7 +48,8 @@ def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator
         compiled(cell(rng), "rocm", "auto"),
         compiled(onnx_cell(rng), "rocm", "auto"),
     )
-    assert [len(s.program.operators) for s in (apart, together, given)] == [32, 9, 9]
+    # Apart, the two products of a gate run side by side, which is predicted faster than one operator for both.
+    assert [len(s.program.operators) for s in (apart, together, given)] == [64, 9, 9]
     assert not copies(together) and together.program.predicted < apart.program.predicted
 
 

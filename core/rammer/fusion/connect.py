@@ -165,6 +165,8 @@ class _Connector:
                 return state.best
 
     def _next_reader(self, group: Sequence[Compute], closed: set[str], passed: dict[str, int]) -> Compute | None:
+        """Return the first reader of the group outside it that is not ``closed``. ``passed`` is updated: a value with many
+        readers would otherwise pass over its closed ones for each of them."""
         inside, found = {c.name for c in group}, list[Compute]()
         for c in group:
             readers, n = self.consumers[c.name], passed.get(c.name, 0)
@@ -425,15 +427,15 @@ def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
 
 
 def _split_results(run: Sequence[Compute]) -> list[tuple[Compute, ...]]:
-    """Split Computes so that each part has one result, that all of the part lead to. What two results
-    need belongs to the part of the first."""
-    leads = {c.name: {c.name} for c in run}  # by Compute: itself and what it reads, directly or not
+    """Split Computes into one part for each result: the result and the Computes that it needs. Those that several results need
+    belong to the first."""
+    needs = {c.name: {c.name} for c in run}  # by Compute: itself and what it reads, directly or not
     for c in run:
-        leads[c.name].update(*(leads[n] for n in c.reads if n in leads))
-    parts, taken = list[tuple[Compute, ...]](), set[str]()
-    for end in (c for c in run if not any(c.name in r.reads for r in run)):
-        parts.append(tuple(c for c in run if c.name in leads[end.name] - taken))
-        taken |= leads[end.name]
+        needs[c.name].update(*(needs[n] for n in c.reads if n in needs))
+    parts, taken, read = list[tuple[Compute, ...]](), set[str](), {n for c in run for n in c.reads}
+    for end in (c for c in run if c.name not in read):
+        parts.append(tuple(c for c in run if c.name in needs[end.name] - taken))
+        taken |= needs[end.name]
     return parts
 
 

@@ -52,6 +52,10 @@ class Queued(Protocol):
         """Queue one run of the program."""
         ...
 
+    def finish(self) -> None:
+        """Wait for all queued runs. Raises DeviceFailure if one is incomplete."""
+        ...
+
     def failures(self) -> AbstractContextManager[None]:
         """Convert the runtime's errors to DeviceFailure."""
         ...
@@ -182,7 +186,7 @@ class OpenClBound(Bound):
     def wait(self) -> None:
         """Wait for the queue. Raises DeviceFailure if queued work failed."""
         with self._program.failures():
-            self.stream.finish()
+            self._program.finish()
 
     def store(self, values: Mapping[str, Any]) -> None:
         """Copy values into bound inputs, after the runs queued before."""

@@ -16,7 +16,7 @@ from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
 
 from rammer_rocm.constants import DeviceConstants, round_up
-from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl
 from rammer_rocm.placement import Placement
 from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 from rammer_rocm.resident import BINARY, OpenClProgram
@@ -59,7 +59,7 @@ class LaunchProgram(OpenClProgram):
         self.upload_constants(constants)
         self.partials, self.arrived = self._allocate_sharing(context)
         self.own = Placement(self.memory.buffers, None)
-        self.launches = self._prepare_kernels(context)
+        self.launches = [self._prepare_kernel(context, joined) for joined in self.plan]
 
     @property
     def kernels(self) -> int:
@@ -92,11 +92,8 @@ class LaunchProgram(OpenClProgram):
         """Return the additional arguments of a traced kernel."""
         return ()
 
-    def _prepare_kernels(self, context: Any) -> list[tuple[Any, int, int]]:
-        """Create kernels with all arguments set, so that a run only enqueues them. Return them with items and items a group."""
-        return [self._prepare_kernel(context, joined) for joined in self.plan]
-
-    def _prepare_kernel(self, context: Any, joined: Sequence[Launch]) -> tuple[Any, int, int]:
+    def _prepare_kernel(self, context: Any, joined: Sequence[Launch]) -> QueuedKernel:
+        """Create a kernel with all arguments set, so that a run only queues it."""
         cl, values = import_opencl(), list[Any]()
         for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
             f = self.functions[x.operator]
@@ -111,7 +108,7 @@ class LaunchProgram(OpenClProgram):
         kernel = cl.Kernel(self.binary, f"launch_{self.number[tuple(f.entry for f in functions)]}")
         kernel.set_args(*values, *self.recorders(context, joined))
         threads = functions[0].threads
-        return kernel, sum(map(self.groups_of, joined)) * threads, threads
+        return QueuedKernel(self.queue, kernel, sum(map(self.groups_of, joined)) * threads, threads)
 
     def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any]:
         """Record the launches of a run, in order."""
@@ -143,9 +140,8 @@ class LaunchProgram(OpenClProgram):
 
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration: all kernels, without waits of the host."""
-        enqueue, queue = import_opencl().enqueue_nd_range_kernel, self.queue
-        for kernel, items, threads in self.launches:
-            enqueue(queue, kernel, (items,), (threads,))
+        for kernel in self.launches:
+            kernel.launch()
 
     def recover(self) -> None:
         """Zero the counters after an aborted run."""

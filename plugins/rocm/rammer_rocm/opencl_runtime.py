@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
 import re
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,3 +99,33 @@ def _device_rank(device: Any) -> int:
     kind = kind_of(device)
     amd = bool(re.search(r"\bAMD\b|Advanced Micro", f"{device.vendor} {device.platform.vendor}"))
     return {"gpu": 0 if amd else 1, "cpu": 2}.get(kind, 3)
+
+
+@cache
+def _enqueue_function() -> Any:
+    """Return the OpenCL function that launches a kernel, from the loader that pyopencl is linked to."""
+    function = ctypes.CDLL(import_opencl()._cl.__file__).clEnqueueNDRangeKernel
+    word, pointer = ctypes.c_uint, ctypes.c_void_p
+    function.argtypes = [pointer, pointer, word, pointer, pointer, pointer, word, pointer, pointer]
+    function.restype = ctypes.c_int
+    return function
+
+
+class QueuedKernel:
+    """A kernel with all arguments set, for launches of ``items`` work-items in groups of ``threads``.
+
+    pyopencl creates an event object for every launch, which costs time of the host and of a GPU. Nothing waits for these events,
+    so ``launch`` calls OpenCL without one."""
+
+    def __init__(self, queue: Any, kernel: Any, items: int, threads: int) -> None:
+        self.queue, self.kernel = queue, kernel  # the addresses below are valid as long as these objects
+        sizes = [(ctypes.c_size_t * 1)(n) for n in (items, threads)]
+        self._enqueue = _enqueue_function()
+        self._arguments = queue.int_ptr, kernel.int_ptr, 1, None, *sizes, 0, None, None
+
+    def launch(self) -> None:
+        """Queue one launch. Raises an error of pyopencl."""
+        status = self._enqueue(*self._arguments)
+        if status:
+            cl = import_opencl()
+            raise cl.RuntimeError(f"clEnqueueNDRangeKernel failed: {cl.status_code.to_string(status)}")

@@ -19,7 +19,7 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.constants import DeviceConstants, round_up
 from rammer_rocm.launch_executor import LINE, launch_levels
-from rammer_rocm.opencl_runtime import import_opencl, kind_of
+from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, kind_of
 from rammer_rocm.placement import Placement
 from rammer_rocm.program_kernels import ProgramKernels
 from rammer_rocm.resident import OpenClProgram
@@ -68,7 +68,9 @@ class PersistentProgram(OpenClProgram):
         units, starts, floats, counters = self._make_table(numbers)
         self._upload_table(context, units, starts, floats, counters)
         self._prepare_kernel(context, len(starts) - 1)
+        self.word = np.zeros(1, np.int32)
         self.groups = self.find_groups()
+        self.launch = self._prepare_launch(self.groups)
 
     @property
     def kernels(self) -> int:
@@ -132,51 +134,59 @@ class PersistentProgram(OpenClProgram):
         """Return the number of groups that run at the same time, by trials of whole groups for each unit."""
         for each in TRIED if kind_of(self.queue.device) == "gpu" else (1,):
             groups = each * self.device.veus
-            self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(0))
-            self.kernel.set_arg(self.last, np.int32(groups))
-            self._enqueue(groups)
-            given_up = self._has_given_up()
-            self.recover()
-            if not given_up:
-                self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(self.count))
+            self._set_levels(0)
+            self._prepare_launch(groups).launch()
+            if not self._has_given_up():
+                self._set_levels(self.count)
+                self._zero_counters()
                 return groups
+            self.recover()
         raise DeviceFailure(
             f"groups of {self.queue.device.name.strip()} do not run at the same time", hint="try --option executor=waves"
         )
 
-    def _enqueue(self, groups: int) -> None:
-        import_opencl().enqueue_nd_range_kernel(self.queue, self.kernel, (groups * self.items,), (self.items,))
+    def _set_levels(self, levels: int) -> None:
+        self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(levels))
+
+    def _prepare_launch(self, groups: int) -> QueuedKernel:
+        """Return the launch of ``groups`` groups. The last argument of a trial is their number."""
+        self.kernel.set_arg(self.last, np.int32(groups))
+        return QueuedKernel(self.queue, self.kernel, groups * self.items, self.items)
 
     def _has_given_up(self) -> bool:
-        """Return True if a group gave up in the runs that were queued before."""
-        word = np.zeros(1, np.int32)
-        import_opencl().enqueue_copy(self.queue, word, self.sync, src_offset=GIVEN_UP)
-        return bool(word[0])
+        """Wait for all queued runs. Return True if a group gave up in one of them."""
+        import_opencl().enqueue_copy(self.queue, self.word, self.sync, src_offset=GIVEN_UP, is_blocking=False)
+        self.queue.finish()
+        return bool(self.word[0])
 
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration: one launch."""
         if not self.count:
             return
         if (self.epoch + 1) * self.groups * self.count > LARGEST:
-            self.recover()
+            self._zero_counters()
         self.kernel.set_arg(self.last, np.int32(self.epoch * self.count))
         self.epoch += 1
-        self._enqueue(self.groups)
+        self.launch.launch()
 
-    def read(self, tensor: str) -> Array:
-        """Return a copy of a tensor after all queued runs. Raises DeviceFailure if a run gave up."""
+    def finish(self) -> None:
+        """Wait for all queued runs. Raises DeviceFailure if groups gave up in one of them, which leaves its outputs unwritten."""
         if self._has_given_up():
             self.recover()
             raise DeviceFailure(
                 f"program {self.program.name}: its groups do not run at the same time", hint="try --option executor=waves"
             )
-        return super().read(tensor)
+
+    def _zero_counters(self) -> None:
+        """Zero the counters of groups, but not the word that says that a group gave up: no caller has seen it."""
+        for buffer, size in ((self.arrived, self.arrived.size), (self.sync, GIVEN_UP)):
+            import_opencl().enqueue_fill_buffer(self.queue, buffer, np.int32(0), 0, size)
+        self.epoch = 0
 
     def recover(self) -> None:
-        """Zero all counters."""
-        for buffer in (self.arrived, self.sync):
-            import_opencl().enqueue_fill_buffer(self.queue, buffer, np.int32(0), 0, buffer.size)
-        self.epoch = 0
+        """Zero all counters after an aborted run."""
+        import_opencl().enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
+        self._zero_counters()
 
     def buffers(self) -> Sequence[Any]:
         """Return all device memory that the program owns."""

@@ -131,7 +131,13 @@ class OpenClProgram(Loaded):
         with self.failures():
             self.queue_run()
             self.queue.finish()
-        return time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.finish()
+        return seconds
+
+    def finish(self) -> None:
+        """Wait for all queued runs. Raises DeviceFailure if one is incomplete."""
+        self.queue.finish()
 
     def queue_run(self, at: Placement | None = None) -> None:
         """Queue one run on the current inputs."""

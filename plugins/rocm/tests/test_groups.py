@@ -22,9 +22,11 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import check, subjects, trial_of
 
-from rammer_rocm import source
+from rammer_rocm import persistent_executor, source
+from rammer_rocm.build import build_program
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_launches, launch_levels
+from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, units
 from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.plugin import DEVICE
 
@@ -117,7 +119,25 @@ def test_a_run_whose_groups_do_not_all_run_is_reported(monkeypatch: pytest.Monke
     for _ in range(2):
         with pytest.raises(DeviceFailure, match="do not run at the same time"):
             exe.run(inputs)
+    bound = exe.bind(inputs)
+    for wait in (bound.synchronize, bound.to_host):
+        bound.run()
+        with pytest.raises(DeviceFailure, match="do not run at the same time"):
+            wait()
+    monkeypatch.setattr(persistent_executor, "LARGEST", 0)  # as if the counters overflowed between the runs
+    bound.run()
+    bound.run()
+    with pytest.raises(DeviceFailure, match="do not run at the same time"):
+        bound.seconds()
     exe.close()
+
+
+def test_a_refused_launch_is_reported() -> None:
+    cl = import_opencl()
+    context = cl.Context([units()[0]])
+    queue, program = cl.CommandQueue(context), build_program(context, "kernel void f() {}")
+    with pytest.raises(cl.Error, match="clEnqueueNDRangeKernel failed: INVALID_WORK_GROUP_SIZE"):
+        QueuedKernel(queue, cl.Kernel(program, "f"), 3, 2).launch()
 
 
 def test_launches_that_do_not_depend_share_a_kernel() -> None:

@@ -19,7 +19,7 @@ from rammer_rocm.generic.kernel import make_generic_family
 from rammer_rocm.image.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.panel.choose import GENERIC_RATE, make_panel_family
-from rammer_rocm.ring.choose import make_ring_family
+from rammer_rocm.ring.choose import SHARED_LOCAL, make_ring_family
 from rammer_rocm.window.choose import make_window_family
 from rammer_rocm.winograd.choose import make_winograd_family
 
@@ -49,9 +49,11 @@ def families_of(device: VDevice, without: Collection[str] = (), resident: int = 
     return tuple(f for f in made if f.supported_by(device) and f.name not in without)
 
 
-def limit_local(device: VDevice) -> int:
-    """Return the bytes of local memory that a kernel may use (0: any). A CPU's scratch memory is in device memory."""
-    return 0 if device.threads == 1 else device.layer("veu").capacity
+def limit_local(device: VDevice, resident: int = 0) -> int:
+    """Return the bytes of local memory that a kernel may use (0: any), ``resident`` of which a unit runs at a time (0: as many
+    as fit). A CPU's scratch memory is in device memory."""
+    capacity = device.layer("veu").capacity
+    return 0 if device.threads == 1 else min(capacity, SHARED_LOCAL) if resident > 1 else capacity
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
@@ -68,8 +70,8 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         self.vdevice: VDevice = vdevice
         self.without = tuple(without)
         self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
-        families = families_of(vdevice, without, resident)
-        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(limit_local(vdevice), PANEL_TILES))
+        families, limits = families_of(vdevice, without, resident), Limits(limit_local(vdevice, resident), PANEL_TILES)
+        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, limits)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Raise DeviceUnavailable: a device that is only described runs no program."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rammer.device.arrays import HostRoom
+from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Array, Backend, Binding, Hardware, IterationCost, Loaded, MachineCode, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, require_compiler
 from rammer.ir.device import VDevice
@@ -17,6 +18,7 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
+from rammer_rocm.forms import FORMS, SINGLE, form_of
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.persistent_executor import PersistentProgram
@@ -66,11 +68,12 @@ def part_of(device: Any, cores: int) -> Any:
 
 
 class OpenClUnit(Backend):
-    """An OpenCL unit with a context and an in-order queue. ``executor`` is an option of the device."""
+    """An OpenCL unit with a context and an in-order queue. ``executor`` is an option of the device. ``single`` is True if
+    programs without an execution form run in one launch."""
 
     def __init__(self, device: Any, index: int, executor: str, vdevice: VDevice) -> None:
         cl = import_opencl()
-        self.device, self.vdevice = device, vdevice
+        self.device, self.vdevice, self.executor = device, vdevice, executor
         self.hardware: Hardware = make_hardware(index, device)
         self.single = is_single_launch(executor, device, vdevice)
         try:
@@ -103,10 +106,20 @@ class OpenClUnit(Backend):
     def open_program(
         self, kernels: ProgramKernels, shared: DeviceConstants, program: RProgram, constants: Mapping[str, Array]
     ) -> OpenClProgram:
-        """Return the program with its executor: a table on CPUs, launches or one persistent launch on GPUs."""
+        """Return the program with its executor: a table on CPUs, launches or one persistent launch on GPUs. Raises DeviceFailure
+        for a form that the unit does not have."""
         if self.vdevice.threads == 1:
             return TableProgram(kernels, shared, program, constants, self.single)
-        return (PersistentProgram if self.single else LaunchProgram)(kernels, shared, program, constants)
+        return (PersistentProgram if self.runs_in_one_launch(program) else LaunchProgram)(kernels, shared, program, constants)
+
+    @cached_property
+    def forms(self) -> Sequence[ExecutionForm]:
+        """The execution forms of the chosen executor."""
+        return FORMS[self.executor] if self.vdevice.threads > 1 else super().forms
+
+    def runs_in_one_launch(self, program: RProgram) -> bool:
+        """Return True if a GPU's program is for one launch. Raises DeviceFailure for an unknown form."""
+        return form_of(program, self.forms) == SINGLE
 
     @cached_property
     def iteration_cost(self) -> IterationCost:
@@ -159,8 +172,8 @@ def _no_compiler() -> DeviceUnavailable:
 
 
 def is_single_launch(executor: str, device: Any, vdevice: VDevice) -> bool:
-    """Return True if one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0), and on GPUs if a
-    user chooses it."""
+    """Return True if one launch runs a program without an execution form: on CPUs whose OpenCL C has acquire and release (2.0),
+    and on GPUs if a user chooses it."""
     if vdevice.threads > 1:
         return executor == "single"
     able = language_version(device) >= (2, 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import Any
@@ -13,6 +15,8 @@ import onnx.parser
 import pytest
 
 import rammer
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.form_planning import FormPlanner
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.launches import Launch
@@ -24,6 +28,7 @@ from rammer_testing.single import check, subjects, trial_of
 
 from rammer_rocm import persistent_executor, source
 from rammer_rocm.build import build_program
+from rammer_rocm.forms import SINGLE
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_launches, launch_levels
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, units
@@ -106,6 +111,24 @@ def test_both_executors_are_right(executor: str, rng: np.random.Generator) -> No
     for _ in range(3):
         inputs, wanted = layers(rng)
         assert np.abs(exe.run(inputs)["y"] - wanted).max() < 1e-5
+    exe.close()
+
+
+def test_a_form_of_one_launch_is_raced_and_right(rng: np.random.Generator) -> None:
+    exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu"})
+    inputs, wanted = layers(rng)
+    (segment,) = exe.prepare(exe.checked(inputs)).compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    assert re.search(r"form \w+, by measurement( before)?: waves [\d.]+ ms, single [\d.]+ ms", segment.choice)
+    base = replace(segment, program=replace(segment.program, form=""))
+    planned = FormPlanner(base, exe.backend).plan(SINGLE)
+    loaded = exe.backend.load(planned.program, planned.constants)
+    (port,) = planned.program.outputs
+    assert planned.program.form == "single" and loaded.kernels == 1
+    assert np.abs(loaded.run(inputs).outputs[port.external] - wanted).max() < 1e-5
+    with pytest.raises(DeviceFailure, match="for the execution form other, which device rocm does not have"):
+        exe.backend.load(replace(planned.program, form="other"), planned.constants)
+    loaded.close()
     exe.close()
 
 

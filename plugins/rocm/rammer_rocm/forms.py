@@ -1,0 +1,32 @@
+"""The execution forms of an OpenCL GPU: a launch for each group of independent operators, and one launch of all levels.
+
+A launch costs several times as much as a wait of all groups for each other. In one launch, however, all kernels have the
+registers and the local memory of the largest one, so fewer groups of each run at a time. The core plans a program for both forms
+and measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rammer.device.execution_forms import ExecutionForm
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram
+
+WAVES: Final = ExecutionForm("waves")
+SINGLE: Final = ExecutionForm("single")
+#: The forms by the option ``executor``. A program without a form runs in the first one.
+FORMS: Final[Mapping[str, tuple[ExecutionForm, ...]]] = {"": (WAVES, SINGLE), "waves": (WAVES,), "single": (SINGLE,)}
+#: Programs of more distinct kernels are not tried in one launch, which the runtime would compile in addition, in sequence.
+MANY: Final = 100
+
+
+def form_of(program: RProgram, forms: Sequence[ExecutionForm]) -> ExecutionForm:
+    """Return the form of a program on a device with ``forms``. Raises DeviceFailure for an unknown one."""
+    known = {form.name: form for form in (WAVES, SINGLE)} | {"": forms[0]}
+    if program.form not in known:
+        raise DeviceFailure(
+            f"program {program.name} is for the execution form {program.form}, which device rocm does not have",
+            hint=f"it has {', '.join(filter(None, known))}: compile the model again",
+        )
+    return known[program.form]

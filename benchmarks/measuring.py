@@ -90,8 +90,8 @@ class Way:
 @dataclass(frozen=True)
 class Measured:
     """The figures of one program. They are its size, the bytes of intermediate tensors in device memory, the predicted bytes that
-    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference and
-    a hash of its text. With a ``failure`` all numbers are 0."""
+    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference, the
+    reason for its choice and a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -108,6 +108,7 @@ class Measured:
     compiling: float = 0.0
     error: float = 0.0
     policy: str = ""
+    choice: str = ""
     program: str = ""
     failure: str = ""
 
@@ -259,6 +260,7 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         compiling=program.compiling,
         error=relative_error(have, reference) if reference is not None else 0.0,
         policy=", ".join(dict.fromkeys(p.policy for p in program.programs)),
+        choice="; ".join(dict.fromkeys(s.choice for s in program.segments if s.choice)),
         program=hashlib.sha256("\n".join(map(str, program.programs)).encode()).hexdigest(),
     )
 

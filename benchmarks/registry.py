@@ -21,6 +21,9 @@ _IOS: Final = "inception_v3,randwire,nasnet_large,squeezenet_bypass"
 #: The ten models of Welder (OSDI'23, table 2).
 _WELDER: Final = "mobilenet_v2,bert_base,vit_s32,conformer,mobilevit_s,swin_t,nerf_mlp,nafnet,restormer,bsrn"
 
+#: Ten models of all kinds, small enough that launches matter.
+_OPENCL: Final = "squeezenet,resnet50,bert_base,mobilenet_v2,resnext29,vit_s32,efficientnet_b0,alexnet,inception_v3,densenet121"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -28,7 +31,8 @@ class Table:
 
     For a script with a separate command line ``where`` is its name, and ``spelled`` maps our options to its spelling; {stem} is
     the output file without extension. ``among`` is the mapping of its models, as ``module:mapping``. ``devices`` are the default
-    devices. ``aside``: its programs can be compiled ahead. ``staged``: it accepts a file of stages."""
+    devices. ``aside``: its programs can be compiled ahead. ``staged``: it accepts a file of stages. ``mean``: a column of ratios,
+    whose geometric mean is a note."""
 
     name: str
     what: str
@@ -39,6 +43,7 @@ class Table:
     among: str = "zoo:ZOO"
     aside: bool = False
     staged: bool = False
+    mean: str = ""
 
     @property
     def script(self) -> bool:
@@ -103,6 +108,15 @@ _TABLES: Final = (
         "tables.matrices:across",
         "alexnet,squeezenet,lstm80_128",
         devices=("rocm", "ipu_sim"),
+    ),
+    Table(
+        "opencl",
+        "models through OpenCL on a GPU, and through cuda without tensor cores",
+        "tables.opencl:beside_cuda",
+        _OPENCL,
+        devices=("rocm", "cuda"),
+        aside=True,
+        mean="rocm / cuda",
     ),
     Table(
         "matrix",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Final
 
 import click
@@ -175,13 +176,25 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
         told, command = _told(result, settings), said(_command(chosen, settings, result))
         if kept:
             told, command = joined(told, command, kept, facts)
+        told = _with_mean(told, chosen.mean)
         write(path, told.document(command, facts))
         settings.say(f"wrote {path}")
     assert result is not None
-    result = _told(result, settings)
+    result = _with_mean(_told(result, settings), chosen.mean)
     click.echo(markdown_table(result.rows, result.headers))
     for note in result.notes:
         click.echo(f"\n{note}")
+
+
+def _with_mean(result: Result, column: str) -> Result:
+    """Return the result with a note of the geometric mean of a column of ratios ("": unchanged), over the rows with one."""
+    cells = [row[list(result.headers).index(column)] for row in result.rows] if column and result.rows else []
+    ratios = [float(cell) for cell in cells if cell != "-"]
+    if not ratios:
+        return result
+    return replace(
+        result, notes=[f"Geometric mean of {column}: {geometric_mean(ratios):.3f} over {len(ratios)} models.", *result.notes]
+    )
 
 
 def _told(result: Result, settings: Settings) -> Result:

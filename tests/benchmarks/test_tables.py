@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from registry import TABLES
 from replay import Found, Replay, graphs_of, searched
 from result import Result as Table
 from result import both
-from tables import scheduling
+from tables import opencl, scheduling
 from tables.stitching import Kernels, launched, traced, xla_kernels
 from zoo import ZOO
 
@@ -75,6 +76,16 @@ def test_a_table_is_measured_and_written(name: str, tmp_path: Path) -> None:
     text = (tmp_path / f"ipu_sim_{name.replace('-', '_')}.md").read_text()
     assert f"`python -m benchmarks {name} --device ipu_sim --models alexnet:small" in text
     assert "alexnet:small" in text and "## Environment" in text and "numpy" in text
+
+
+def test_the_ratios_of_two_devices_have_a_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opencl, "REQUEST", {"policy": "sequential"})
+    done = called("opencl", *TINY, *TINY[:2], "--models", "nerf_mlp,alexnet", "--small", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "ipu_sim_opencl.md").read_text()
+    ratios = [float(row.split("|")[4]) for row in text.splitlines() if ":small " in row and row.startswith("|")]
+    mean = re.search(r"Geometric mean of rocm / cuda: (.*) over 2 models", text)
+    assert mean is not None and float(mean[1]) == pytest.approx(math.prod(ratios) ** 0.5, abs=2e-3)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_a_grid_is_cut_between_its_waves_into_parts_that_are_alike(layers: int, 
     assert len({Dag.of(part, graph.after).pred for part in parts}) < len(parts) - 2
 
 
-@pytest.mark.parametrize(("layers", "steps"), [(2, 60), (3, 40)])
+@pytest.mark.parametrize(("layers", "steps"), [(2, 60), (3, 40), (9, 9)])  # the widest wave has nine
 def test_a_long_recurrent_network_is_searched_in_all_its_parts(layers: int, steps: int, caplog: pytest.LogCaptureFixture) -> None:
     graph, unit = grid(layers, steps), device(64)
     found = IOS().search(graph, unit)

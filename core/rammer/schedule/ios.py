@@ -30,6 +30,8 @@ PART = 32
 #: Transitions searched in one model, including failed searches: about a minute.
 MAX_TOTAL = 48_000_000
 
+#: Default number of groups in a stage (the paper's), unless more operators can run concurrently.
+MOST_GROUPS = 8
 #: Measurement rounds. Each runs the unmeasured stages of the current best schedule.
 MAX_ROUNDS = 12
 
@@ -66,7 +68,8 @@ class IOSResult:
 
 @dataclass(frozen=True, slots=True)
 class IOS(Policy):
-    """A policy with at most ``s`` groups (connected components) in a stage and at most ``r`` operators in a group.
+    """A policy with at most ``s`` groups (connected components) in a stage and at most ``r`` operators in a group. ``s`` of 0 is
+    the number of operators in the widest wave of a block, at least MOST_GROUPS: a wave of more would take several stages.
 
     The result is exact within blocks: no stage spans a point where all later operators wait for all earlier ones. This
     restriction costs nothing as long as at most ``s`` groups follow the point.
@@ -91,18 +94,19 @@ class IOS(Policy):
     """
 
     r: int = 3
-    s: int = 8
+    s: int = 0
     seconds: int = 60
 
     def __post_init__(self) -> None:
-        if self.r < 1 or self.s < 1:
-            raise ValueError(f"r and s must be at least 1, got r={self.r}, s={self.s}")
+        if self.r < 1 or self.s < 0:
+            raise ValueError(f"r must be at least 1 and s at least 0, got r={self.r}, s={self.s}")
         if self.seconds < 0:
             raise ValueError(f"seconds must be at least 0, got {self.seconds}")
 
     def __str__(self) -> str:
+        groups = f",s={self.s}" if self.s else ""
         limit = "" if self.seconds == 60 else f",seconds={self.seconds}"
-        return f"ios{{r={self.r},s={self.s}{limit}}}"
+        return f"ios{{r={self.r}{groups}{limit}}}"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Return a schedule; the predicted time is the sum of stage latencies."""
@@ -178,19 +182,20 @@ class _Search:
 
     def model(self) -> IOSResult:
         """Search every block, in parts if needed; then search cut blocks whole while the budget lasts."""
-        names, r = self.stages.graph.names, self.policy.r
+        names = self.stages.graph.names
         parts = [names[b.start : b.stop] for b in split_blocks(names, self.stages.graph.after)]
         found = [self._part(part, PART) for part in parts]
         for i in sorted((i for i, f in enumerate(found) if not f.exact), key=lambda i: len(parts[i])):
-            found[i] = self._search_smaller_groups(parts[i], r, MAX_TRANSITIONS, found[i])
+            found[i] = self._search_pruned(parts[i], self._prunings(parts[i]), MAX_TRANSITIONS, found[i])
             if not found[i].exact:
                 found[i] = self._in_chains(parts[i], found[i])
         return _join_results(found)
 
     def _part(self, names: Sequence[str], most: int) -> IOSResult:
         """Search a block, or a part of one. With too many transitions, return the better of two searches: in parts of at most
-        ``most`` operators, or with smaller groups. So a larger ``r`` is not worse."""
-        whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
+        ``most`` operators, or with smaller or fewer groups. So a larger ``r`` or ``s`` is not worse."""
+        first, *narrower = self._prunings(names)
+        whole = self._whole(names, first, FIRST_TRANSITIONS)
         if isinstance(whole, Found):
             return _make_result([(n,) for n in names], whole, "exact")
         if whole is None:
@@ -200,16 +205,26 @@ class _Search:
         _log.info("%s: a block from %s is cut into parts of at most %d (%s)", self.policy, names[0], most, whole)
         parts = split_windows(names, self.stages.graph.after, most)
         joined = replace(_join_results([self._part(part, most) for part in parts]), proved="none")
-        return self._search_smaller_groups(
-            names, self.policy.r - 1, FIRST_TRANSITIONS, min(joined, self._schedule_waves(names), key=lambda f: f.seconds)
-        )
+        other = min(joined, self._schedule_waves(names), key=lambda f: f.seconds)
+        return self._search_pruned(names, narrower, FIRST_TRANSITIONS, other)
 
-    def _search_smaller_groups(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
-        """Search a whole block with the largest feasible group size up to ``r``; return ``other`` if none is better."""
-        for size in range(r, 0, -1):
-            whole = self._whole(names, size, limit)
+    def _prunings(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the limits (r, s) of the searches of a block, from the policy's own down."""
+        most = self.policy.s or max(MOST_GROUPS, self._width(names))
+        return [(r, s) for r in range(self.policy.r, 0, -1) for s in sorted({most, min(most, MOST_GROUPS)}, reverse=True)]
+
+    def _width(self, names: Sequence[str]) -> int:
+        """Return the number of operators in the widest wave."""
+        return max(map(len, levels_of(names, self.stages.graph.after)))
+
+    def _search_pruned(
+        self, names: Sequence[str], prunings: Sequence[tuple[int, int]], limit: int, other: IOSResult
+    ) -> IOSResult:
+        """Search a whole block with the first feasible one of ``prunings``; return ``other`` if it is not better."""
+        for pruning in prunings:
+            whole = self._whole(names, pruning, limit)
             if isinstance(whole, Found):
-                exact = size == self.policy.r
+                exact = pruning == self._prunings(names)[0]
                 found = _make_result([(n,) for n in names], whole, "exact" if exact else "none")
                 return found if exact or whole.cost < other.seconds else other
         return other
@@ -217,27 +232,29 @@ class _Search:
     def _in_chains(self, names: Sequence[str], other: IOSResult) -> IOSResult:
         """Search a whole block with each chain as one operator; return ``other`` if it is not slower."""
         units = find_chains(names, self.stages.graph.after)
-        for size in range(self.policy.r, 0, -1) if len(units) < len(names) else ():
-            whole = self._whole([n for unit in units for n in unit], size, MAX_TRANSITIONS, units)
+        for size, groups in self._prunings(names) if len(units) < len(names) else ():
+            whole = self._whole([n for unit in units for n in unit], (size, groups), MAX_TRANSITIONS, units)
             if isinstance(whole, Found):
                 found = _make_result(units, whole, "none")
                 best = found if found.seconds < other.seconds else other
-                return replace(best, proved="chains") if size == self.policy.r else best
+                return replace(best, proved="chains") if (size, groups) == self._prunings(names)[0] else best
         return other
 
-    def _whole(self, names: Sequence[str], r: int, limit: int, units: Sequence[tuple[str, ...]] = ()) -> Found | TooLarge | None:
-        """Search a whole block; return None once the model's transitions or time are used up. The operators of each of ``units``,
-        if present, stay together."""
+    def _whole(
+        self, names: Sequence[str], pruning: tuple[int, int], limit: int, units: Sequence[tuple[str, ...]] = ()
+    ) -> Found | TooLarge | None:
+        """Search a whole block with a ``pruning`` (r, s); return None once the model's transitions or time are used up. The
+        operators of each of ``units``, if present, stay together."""
         size = len(units or names)
         if size > MAX_OPERATORS:
             return None if self._is_budget_spent() else TooLarge(f"{size} operators")
         device = self.stages.device
-        key = r, self.policy.s, device.veus, device.launch, limit, tuple(map(len, units)), self.stages.signature(names)
+        key = *pruning, device.veus, device.launch, limit, tuple(map(len, units)), self.stages.signature(names)
         if key not in self.memory.known:
             if size > 1 and self._is_budget_spent():
                 return None
             try:
-                self.memory.known[key] = found = self._search_exact(units or [(n,) for n in names], r, limit)
+                self.memory.known[key] = found = self._search_exact(units or [(n,) for n in names], pruning, limit)
                 self.memory.transitions += found.transitions
             except TooLarge as problem:
                 self.memory.known[key] = problem
@@ -251,11 +268,11 @@ class _Search:
 
     def _schedule_waves(self, names: Sequence[str]) -> IOSResult:
         """Return waves of at most ``s`` operators, concurrent or sequential, whichever is faster."""
-        stages: list[tuple[str, ...]] = []
+        stages, most = list[tuple[str, ...]](), self.policy.s or self._width(names)
         seconds, tried = 0.0, 0
         for level in levels_of(names, self.stages.graph.after):
-            for first in range(0, len(level), self.policy.s):
-                wave = tuple(level[first : first + self.policy.s])
+            for first in range(0, len(level), most):
+                wave = tuple(level[first : first + most])
                 together = self.stages.seconds(wave)
                 alone = sum(self.stages.seconds((n,)) for n in wave)
                 stages += [wave] if together <= alone else [(n,) for n in wave]
@@ -263,7 +280,7 @@ class _Search:
                 tried += 1
         return IOSResult(tuple(stages), seconds, tried, 1, "none")
 
-    def _search_exact(self, units: Sequence[tuple[str, ...]], r: int, limit: int) -> Found:
+    def _search_exact(self, units: Sequence[tuple[str, ...]], pruning: tuple[int, int], limit: int) -> Found:
         unit_of = {n: u[0] for u in units for n in u}
         after = self.stages.graph.after
         dag = Dag.of([u[0] for u in units], {u[0]: [unit_of[p] for p in after.get(u[0], ()) if p in unit_of] for u in units})
@@ -287,7 +304,7 @@ class _Search:
             return self.stages.least(of(group))
 
         limit = max(1, min(limit, MAX_TOTAL - self.memory.transitions))
-        return search_stages(dag, Latency(latency, least, tick), r, self.policy.s, limit)
+        return search_stages(dag, Latency(latency, least, tick), *pruning, limit)
 
 
 def _make_result(units: Sequence[tuple[str, ...]], found: Found, proved: Proof) -> IOSResult:

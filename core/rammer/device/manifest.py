@@ -422,8 +422,8 @@ class Backend(ABC):
         """Return the FLOP/s of a vEU that kernels can reach on an untiled ``operator``, divided by ``vdevice.flops``. Above 1 if
         units beyond those counted in ``vdevice.flops`` compute it.
 
-        Fusion asks for operators with a product and other sums, and asks for kernels only if this bound does not exclude the
-        operator. So the answer should be quick. The default is 1: all operators are computed at one rate."""
+        Fusion asks for operators with a product and sums that depend on each other, and asks for kernels only if this bound does
+        not exclude the operator. So the answer should be quick. The default is 1: all operators are computed at one rate."""
         return 1.0
 
     # --- constants ---

@@ -105,10 +105,10 @@ class GroupPrices:
         return max(self.modelled(operator), self._product_seconds(operator))
 
     def _product_seconds(self, operator: ROperator) -> float:
-        """Return the seconds of the products of an operator with several sums, at the device's rate; 0 for any other."""
-        sums = [c for c in operator.computes if c.kind != "map"]
-        work = sum(c.flops for c in sums if c.kind == "contraction") if len(sums) > 1 else 0
-        if not work:
+        """Return the seconds of the products of an operator with sums of sums, at the device's rate; 0 for any other. Products
+        beside each other, as in a recurrent cell, are computed like each alone."""
+        work = sum(c.flops for c in operator.computes if c.kind == "contraction")
+        if not work or not _has_sum_of_sums(operator):
             return 0.0
         key = self._key(operator)
         if key not in self._rates:
@@ -126,3 +126,15 @@ class GroupPrices:
         if known is None or known[0] is not operator:
             known = self._keys[id(operator)] = (operator, self.binding.key(self.model.ended(operator)))
         return known[1]
+
+
+def _has_sum_of_sums(operator: ROperator) -> bool:
+    """Return True if a product, window or reduction reads results of another one, directly or through maps."""
+    below = set[str]()  # Computes that are sums, or read one
+    for c in operator.computes:
+        reads = not below.isdisjoint(c.reads)
+        if reads and c.kind != "map":
+            return True
+        if reads or c.kind != "map":
+            below.add(c.name)
+    return False

@@ -133,12 +133,12 @@ def test_rows_after_a_product_join_it_where_that_pays(rng: np.random.Generator) 
     assert [sum(bool(c.reduce) for c in o.computes) for o in apart] == [1, 2, 1]
 
 
-@pytest.mark.parametrize("layer", ["thread", "veu"])
-def test_a_layer_that_holds_nothing_is_not_used(layer: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("layer", "spills"), [("thread", False), ("thread", True), ("veu", False)])
+def test_a_layer_that_holds_nothing_is_not_used(layer: str, spills: bool, rng: np.random.Generator) -> None:
     """Check that an edge is tried at the next lower layer, and in device memory if that is full too."""
     small = {"thread": ("thread",), "veu": ("thread", "veu")}[layer]
     layers = tuple(replace(m, capacity=1) if m.scope in small else m for m in device().layers)
-    tile = connect(graph_of(rng, mlp(2)), replace(device(), layers=layers))
+    tile = connect(graph_of(rng, mlp(2)), replace(device(), layers=layers, spills=spills))
     assert {e.layer for e in tile.edges} == ({"veu"} if layer == "thread" else {"device"})
     assert all([t.layer for t in tried][:2] == ["thread", "veu"] for tried in some(list(tile.outcomes.values())))
 

@@ -20,6 +20,8 @@ from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.operator import Connection, ROperator
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject, check_model
+from rammer_testing.fusion import BLOCKS, deciding_layers
+from rammer_testing.fusion import Subject as Altered
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS, SmallModel
 
@@ -127,3 +129,13 @@ def test_families_take_the_trailing_maps_that_they_declare(name: str, target: st
                 assert (operator.family in offered) == ("trailing maps" in backend.fused_forms[operator.family]), operator.head()
                 found.add(operator.family)
     assert len(found) >= 2, found
+
+
+def test_the_figures_of_memory_layers_decide() -> None:
+    """Check the goals of Welder's hierarchy: a device with slow memory on chip, or with few registers, gets other operators."""
+    for name in ("cuda.bindings", "pyopencl"):
+        pytest.importorskip(name)
+    subjects = [Altered("ipu_sim"), Altered("cuda", "sm_90"), Altered("rocm")]
+    models = [read_model(block.build(np.random.default_rng(0))) for block in BLOCKS]
+    slow, few = deciding_layers(subjects, models).values()
+    assert slow >= 24 and few >= 12

@@ -65,7 +65,7 @@ def _rank_tiles(
     def measure(tile: Tile) -> float:
         if tile not in tried:
             cost = prices.cost(inner_box(shape, tile))
-            fits = spilled or prices.fits(cost)
+            fits = prices.fits(cost, spilled)
             seconds = [cost.total(_task_count(s, tile), device) for s in shapes]
             tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None
         known = tried[tile]

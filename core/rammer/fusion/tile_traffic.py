@@ -46,7 +46,8 @@ class TaskCost:
 
     ``layers`` are the uses of the device's layers from the device's on. ``traffic`` is the bytes through the device layer
     (rounded up to transactions), ``footprint`` the bytes of vEU memory. ``alone`` and ``crowded`` are predicted seconds on an
-    idle device and with all vEUs busy, ``on_chip`` those of which the layers above the device's need."""
+    idle device and with all vEUs busy, ``on_chip`` those of which the layers above the device's need. No kernel of the tile takes
+    less than ``least``: it moves every operand and result between the vEU's memory and registers once."""
 
     traffic: int
     footprint: int
@@ -54,6 +55,7 @@ class TaskCost:
     alone: float
     crowded: float
     on_chip: float
+    least: float
     layers: tuple[LayerUse, ...] = ()
 
     def total(self, tasks: int, device: VDevice) -> float:
@@ -135,11 +137,12 @@ class BoxPrices:
     def cost(self, output: Box) -> TaskCost:
         """Return the cost of a task that writes the box ``output``."""
         boxes, device = self.operator.boxes(output, self.types), self.device
-        read = written = 0
+        read = written = moved = 0
         work = seconds = 0.0
         for name, (stored, is_written) in self.stored.items():
             if name in boxes:
                 size = stored.box_bytes(boxes[name])
+                moved += box_points(boxes[name]) * stored.item
                 read, written = (read, written + size) if is_written else (read + size, written)
         for name, each, rate in self.work:
             if name in boxes:
@@ -170,15 +173,17 @@ class BoxPrices:
             device.dispatch + alone,
             device.dispatch + crowded,
             on_chip,
+            moved / (self.held[0].bandwidth / device.veus),
             (below, *reversed(uses), *threads),
         )
 
-    def fits(self, cost: TaskCost) -> bool:
-        """Return True if the task fits at every layer on chip; layers of capacity 0 are not modelled."""
+    def fits(self, cost: TaskCost, spilled: bool = False) -> bool:
+        """Return True if the task fits at every layer on chip; layers of capacity 0 are not modelled. A ``spilled`` task may
+        exceed the layers that hold tiles, but not a thread's registers."""
         registers = self.device.layer("thread")
         fits = registers is self.held[0] or not registers.capacity or self.registers <= registers.capacity
         uses = cost.layers[len(self.held) : 0 : -1]
-        return fits and all(not m.share or use.footprint <= m.share for m, use in zip(self.held, uses, strict=True))
+        return fits and (spilled or all(not m.share or use.footprint <= m.share for m, use in zip(self.held, uses, strict=True)))
 
 
 def _strided(name: str, tensor: TensorType, storages: Mapping[str, Storage], line: int) -> StridedTensor:

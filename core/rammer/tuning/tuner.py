@@ -20,6 +20,7 @@ from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding
 from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import DeviceFailure, attribute_errors
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.tuning.kernel_store import KernelStore, TunedKernel
@@ -86,7 +87,9 @@ class Tuner:
         self._offers[sign] = (operator, options)
         if not options:
             raise _unfitting_error(operator, self.backend.vdevice)
-        return self.backend.kernel(self.arrangements.shared(options[0], binding), binding)
+        best = self._best_predicted(options, binding)
+        shared = self.arrangements.shared(best.operator, binding)
+        return best if shared is best.operator else self._predict_kernel(shared, binding)
 
     @cached_property
     def guessing(self) -> Tuner:
@@ -176,11 +179,34 @@ class Tuner:
 
         The cheapest is chosen from the next few and the device's lean candidates. A candidate that takes little longer and shares
         its constants' layout with other programs is returned alone."""
-        shared = self.arrangements.shared(options[0], binding)
-        offered = [*options[:KEPT], *self._lean_candidates(options[0], binding)] if shared is options[0] else [shared]
-        kernels = [self.backend.kernel(o, binding) for o in offered]
-        thrifty = min(kernels, key=RKernel.busy_time)
-        return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
+        best = self._best_predicted(options, binding)
+        shared = self.arrangements.shared(best.operator, binding)
+        if shared is not best.operator:
+            return (self._predict_kernel(shared, binding),)
+        others = [o for o in options[:KEPT] if o is not best.operator] + self._lean_candidates(best.operator, binding)
+        thrifty = min((best, *(self._predict_kernel(o, binding) for o in others)), key=RKernel.busy_time)
+        return (best,) if thrifty is best else (best, thrifty)
+
+    def _best_predicted(self, options: Sequence[ROperator], binding: Binding) -> RKernel:
+        """Return the kernel of the first candidate. If the vEU's memory bounds its time, which families may ignore, return the
+        fastest of the first dozen."""
+        first, veus = self._predict_kernel(options[0], binding), self.backend.vdevice.veus
+        if first.crowded > self._least_seconds(first, binding):
+            return first
+        return min(
+            (first, *(self._predict_kernel(o, binding) for o in options[1 : MEASURED["full"]])),
+            key=lambda k: k.operator_time(veus),
+        )
+
+    def _predict_kernel(self, option: ROperator, binding: Binding) -> RKernel:
+        """Return the device's kernel, whose tasks take at least the seconds that the vEU's memory needs."""
+        kernel = self.backend.kernel(option, binding)
+        least = self._least_seconds(kernel, binding)
+        return replace(kernel, alone=max(kernel.alone, least), crowded=max(kernel.crowded, least))
+
+    def _least_seconds(self, kernel: RKernel, binding: Binding) -> float:
+        """Return the seconds in which the vEU's memory moves the operands and results of a task."""
+        return task_cost(kernel.operator, binding.types, self.backend.vdevice, binding.storages).least / kernel.spread
 
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the

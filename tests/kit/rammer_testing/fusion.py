@@ -2,21 +2,23 @@
 predictions right (Welder, OSDI'23).
 
 ``python -m rammer_testing.fusion`` prints one line for each check. Models are given as ONNX files; without any, ``BLOCKS`` of the
-papers' models are compiled. ``--device`` and ``--target`` as for ``rammer compile``; a device may be given several times."""
+papers' models are compiled. ``--device`` and ``--tune`` as for ``rammer compile``; a device may be given several times."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
-from rammer.compile_options import FUSION, CompileOptions
+from rammer.compile_options import FUSION, MEASURED, CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
@@ -24,6 +26,8 @@ from rammer.device.manifest import Backend
 from rammer.frontend.read.reader import Model, read_model
 from rammer.fusion.tile_graph import ConnectionTrial
 from rammer.ir.device import VDevice
+from rammer.tuning.fastest_program import RACE, program_opener
+from rammer.tuning.interleaved_timing import time_interleaved
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.net import Net
 from rammer_testing.small_models import SmallModel
@@ -188,10 +192,11 @@ def random_graph(seed: int) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Subject:
-    """A device on which decisions are checked; ``changed`` alters what its plugin reports of it."""
+    """A device on which decisions are checked; ``changed`` alters what its plugin reports of it, and ``tune`` is the option."""
 
     device: str
     target: str = ""
+    tune: str = "off"
     changed: Callable[[VDevice], VDevice] = lambda device: device
 
     def compile(self, model: Model, fusion: str = "full") -> list[tuple[Backend, ProgramSegment]]:
@@ -199,7 +204,9 @@ class Subject:
         registry = Registry()
         backend: Any = registry.open(self.device, target=self.target)
         backend.plain.vdevice = self.changed(backend.vdevice)
-        compiler = Compiler(backend, CompileOptions(fusion=fusion), KernelStore(None), registry, device=self.device)
+        compiler = Compiler(
+            backend, CompileOptions(fusion=fusion, tune=self.tune), KernelStore(None), registry, device=self.device
+        )
         made = compiler.compile_model(model, {v.name: tuple(int(n) for n in v.shape if n is not None) for v in model.inputs})
         return [(backend, s) for s in made.segments if isinstance(s, ProgramSegment)]
 
@@ -218,7 +225,7 @@ def decisions(found: Sequence[tuple[Backend, ProgramSegment]]) -> list[tuple[obj
     return [(o.name, o.tile, o.family, o.config, o.connections) for _, s in found for o in s.program.operators]
 
 
-def deciding_layers(subjects: Sequence[Subject], models: Sequence[Model]) -> str:
+def deciding_layers(subjects: Sequence[Subject], models: Sequence[Model]) -> dict[str, int]:
     """Return how many compilations change when on-chip bandwidth is 1 B/s, and when registers hold 1 byte."""
     changed = dict.fromkeys(("on-chip bandwidth of 1 B/s", "registers of 1 byte"), 0)
     for subject in subjects:
@@ -227,8 +234,7 @@ def deciding_layers(subjects: Sequence[Subject], models: Sequence[Model]) -> str
             others = subject.altered("veu", bandwidth=1.0), subject.altered("thread", capacity=1)
             for name, other in zip(changed, others, strict=True):
                 changed[name] += decisions(other.compile(model)) != usual
-    total = len(subjects) * len(models)
-    return "; ".join(f"{name} changes {count} of {total}" for name, count in changed.items())
+    return changed
 
 
 def price_ratios(subject: Subject, model: Model) -> Iterator[tuple[str, float]]:
@@ -252,12 +258,20 @@ def right_prices(subject: Subject, models: Sequence[Model]) -> str:
 
 
 def slowdown(subject: Subject, model: Model) -> float:
-    """Return the time of a whole model with full fusion over the best with less fusion, by the device's profiler."""
-    seconds = dict[str, float]()
-    for fusion in FUSION:
-        programs = [(b, s.program, s.constants) for b, s in subject.compile(model, fusion)]
-        seconds[fusion] = sum(b.profiler.program_time(program, constants) for b, program, constants in programs)
+    """Return the time of a whole model with full fusion over the best with less fusion, by interleaved runs on the device."""
+    clocks = dict[str, Callable[[], float]]()
+    with ExitStack() as stack:
+        for fusion in FUSION:
+            made = subject.compile(model, fusion)
+            openers = [(program_opener(b, dict.fromkeys([s.program], s.constants).__getitem__), s.program) for b, s in made]
+            runs = [stack.enter_context(opened(program)) for opened, program in openers]
+            clocks[fusion] = partial(_run_all, runs)
+        seconds = time_interleaved(clocks, RACE).all_run().best
     return seconds.pop("full") / min(seconds.values())
+
+
+def _run_all(runs: Sequence[Callable[[], float]]) -> float:
+    return sum(run() for run in runs)
 
 
 def slower_graphs(subject: Subject, seeds: Sequence[int]) -> str:
@@ -290,15 +304,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("check", nargs="*", choices=["layers", "edges", "prices", "graphs", []], help="all unless given")
     parser.add_argument("--device", action="append", default=[], metavar="NAME[=TARGET]")
     parser.add_argument("--model", action="append", default=[], type=Path, help="ONNX files instead of the built-in blocks")
+    parser.add_argument("--tune", default="off", choices=MEASURED)
     parser.add_argument("--seed", type=int, default=0, help="the first random graph")
     parser.add_argument("--graphs", type=int, default=60, help="the number of random graphs")
     given = parser.parse_args(arguments)
     rng = np.random.default_rng(given.seed)
     models = [read_model(path) for path in given.model] or [read_model(block.build(rng)) for block in BLOCKS]
-    subjects = [Subject(*name.split("=", 1)) for name in given.device or ["ipu_sim"]]
+    subjects = [replace(Subject(*name.split("=", 1)), tune=given.tune) for name in given.device or ["ipu_sim"]]
     seeds = range(given.seed, given.seed + given.graphs)
     checks: Mapping[str, Callable[[], str]] = {
-        "layers": lambda: deciding_layers(subjects, models),
+        "layers": lambda: f"of {len(subjects) * len(models)} change with {deciding_layers(subjects, models)}",
         "edges": lambda: unexplained_edges(subjects, models),
         "prices": lambda: "\n".join(right_prices(s, models) for s in subjects),
         "graphs": lambda: "\n".join(slower_graphs(s, seeds) for s in subjects),

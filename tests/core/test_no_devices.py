@@ -36,6 +36,7 @@ ALLOWED = {
     ("rammer/onnxruntime_api/providers.py", "GPU"): "ONNX Runtime's name of a kind of hardware",
     ("rammer_testing/fusion.py", "ipu_sim"): "a default that a user may change",
     ("rammer_testing/strided_ranges.py", "rocm"): "a default that a user may change",
+    ("rammer_testing/many_sizes.py", "rocm"): "a default that a user may change",
     ("rammer_testing/browser.py", "--disable-gpu"): "an option of the browser",
     ("rammer_testing/sandbox.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
     ("rammer_testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",

@@ -149,6 +149,58 @@ def convnext(full: bool) -> Export:
     return Export(model, {"pixel_values": torch.randn(1, 3, size, size)}, ("y",))
 
 
+# --- lengths behind strides ---------------------------------------------------------------------
+
+
+def hubert() -> Export:
+    """Return HubertModel for any number of samples."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.HubertConfig(
+        **sizes, conv_dim=[16] * 7, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, vocab_size=32
+    )
+    model = Named(transformers.HubertModel(config), ("last_hidden_state",), ("input_values",))
+    return Export(model, {"input_values": torch.randn(1, 8000)}, ("y",), {"input_values": {1: "samples"}})
+
+
+class WhisperFrames(nn.Module):
+    """Whisper's encoder for any number of frames up to its positions; transformers pads all inputs to 30 seconds."""
+
+    def __init__(self, config: transformers.WhisperConfig) -> None:
+        super().__init__()
+        self.encoder = transformers.WhisperModel(config).encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        e = self.encoder
+        x = nn.functional.gelu(e.conv2(nn.functional.gelu(e.conv1(x)))).permute(0, 2, 1)
+        x = x + e.embed_positions.weight[: x.shape[1]]
+        for layer in e.layers:
+            y = layer(x, None)
+            x = y[0] if isinstance(y, tuple) else y
+        return e.layer_norm(x)
+
+
+def whisper() -> Export:
+    """Return Whisper's encoder as an export."""
+    sizes = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "num_mel_bins": 16}
+    rest = {"decoder_layers": 1, "decoder_attention_heads": 1, "decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **rest, max_source_positions=400)
+    return Export(WhisperFrames(config), {"x": torch.randn(1, 16, 600)}, ("y",), {"x": {2: "frames"}})
+
+
+def segformer() -> Export:
+    """Return SegformerForSemanticSegmentation for images of any size."""
+    config = transformers.SegformerConfig(
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 24, 32],
+        num_attention_heads=[1, 2, 3, 4],
+        decoder_hidden_size=16,
+        num_labels=5,
+    )
+    model = Named(transformers.SegformerForSemanticSegmentation(config), ("logits",), ("x",))
+    model.given = ("pixel_values",)
+    return Export(model, {"x": torch.randn(1, 3, 96, 128)}, ("y",), {"x": {2: "height", 3: "width"}})
+
+
 # --- convolutional networks ---------------------------------------------------------------------
 
 
@@ -282,6 +334,9 @@ SMALL: dict[str, Callable[[], Export]] = {
     "sound": lambda: Export(Sound(), {"x": torch.randn(2, 3, 40)}, ("y",)),
     "resnet": lambda: resnet(dynamic=True),
     "mobilenet": mobilenet,
+    "hubert": hubert,
+    "whisper": whisper,
+    "segformer": segformer,
 }
 FULL: dict[str, Callable[[], Export]] = {
     "lstm_tc": lambda: recurrent(nn.LSTM, 10, (100, 1, 256)),

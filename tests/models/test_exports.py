@@ -23,7 +23,15 @@ from rammer_testing.nonempty import some
 
 FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
 #: Sizes of dynamic axes, one column after the other.
-SIZES = {"batch": (3, 1), "steps": (3, 6), "tokens": (7, 5)}
+SIZES = {
+    "batch": (3, 1),
+    "steps": (3, 6),
+    "tokens": (7, 5),
+    "samples": (1000, 2117),
+    "frames": (40, 71),
+    "height": (64, 96),
+    "width": (96, 70),
+}
 
 
 def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]:
@@ -49,7 +57,7 @@ def random_inputs(rng: np.random.Generator, proto: onnx.ModelProto, shapes: dict
 
 
 def test_the_exports_are_here() -> None:
-    assert len({p.stem.rpartition("_")[0] for p in FILES}) >= 17 and len(FILES) >= 34
+    assert len({p.stem.rpartition("_")[0] for p in FILES}) >= 20 and len(FILES) >= 40
 
 
 def marked(path: Path) -> list[pytest.MarkDecorator]:

@@ -54,7 +54,7 @@ class Settings:
 
     ``say`` shows progress. No model starts once ``budget`` seconds have passed since ``begun``; ``skipped`` lists the omitted
     models. ``ahead`` is the number of processes that compile before the measurement. ``stages`` is a file of stages from earlier
-    searches, which are not repeated."""
+    searches, which are not repeated. ``every`` are all models of a table that is measured model by model."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
@@ -69,6 +69,7 @@ class Settings:
     skipped: list[str] = field(default_factory=list)
     ahead: int = 0
     stages: Path | None = None
+    every: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -90,8 +91,8 @@ class Way:
 @dataclass(frozen=True)
 class Measured:
     """The figures of one program. They are its size, the bytes of intermediate tensors in device memory, the predicted bytes that
-    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference, the
-    reason for its choice and a hash of its text. With a ``failure`` all numbers are 0."""
+    all tasks move to and from it, predicted and measured seconds, compile seconds, the relative L2 distance to the reference and
+    a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -108,7 +109,6 @@ class Measured:
     compiling: float = 0.0
     error: float = 0.0
     policy: str = ""
-    choice: str = ""
     program: str = ""
     failure: str = ""
 
@@ -260,7 +260,6 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         compiling=program.compiling,
         error=relative_error(have, reference) if reference is not None else 0.0,
         policy=", ".join(dict.fromkeys(p.policy for p in program.programs)),
-        choice="; ".join(dict.fromkeys(s.choice for s in program.segments if s.choice)),
         program=hashlib.sha256("\n".join(map(str, program.programs)).encode()).hexdigest(),
     )
 
@@ -281,12 +280,14 @@ def measured(
                 programs.append(opened(model, feeds, way, settings))
             except RammerError as problem:
                 programs.append(Measured(way, failure=problem.what.splitlines()[0]))
-        working = [p for p in programs if isinstance(p, Opened)]
-        settings.say(f"  running {len(working)} programs in turns")
-        take_turns(working, settings.rounds)
-        if reference is None and working:
-            reference = working[0].bound.to_host()
-        return [figures(p, reference) if isinstance(p, Opened) else p for p in programs]
+        turns = {i: p.turn for i, p in enumerate(programs) if isinstance(p, Opened)}
+        settings.say(f"  running {len(turns)} programs in turns")
+        lost = time_interleaved(turns, Rounds.exactly(settings.rounds)).lost
+        for i, program in enumerate(programs):
+            if reference is None and isinstance(program, Opened) and i not in lost:
+                reference = program.bound.to_host()
+        failed = {i: Measured(programs[i].way, failure=problem.what.splitlines()[0]) for i, problem in lost.items()}
+        return [failed.get(i) or (figures(p, reference) if isinstance(p, Opened) else p) for i, p in enumerate(programs)]
     finally:
         for program in programs:
             if isinstance(program, Opened):

@@ -169,7 +169,7 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
         check_kept(kept, facts)
     result: Result | None = None
     for key in settings.models:
-        more = chosen.call(replace(settings, models=(key,)))
+        more = chosen.call(replace(settings, models=(key,), every=settings.models))
         result = more if result is None else both(result, more)
         if out is None:
             continue

@@ -33,6 +33,7 @@ from rammer_cuda.backend import open_backend
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_rocm.backend import OpenClBackend
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.forms import WAVES
 from rammer_rocm.offline import CARDS
 from rammer_toy import ToyBackend
 
@@ -62,6 +63,7 @@ class Described(OpenClBackend):
 
     def __init__(self, vdevice: VDevice) -> None:
         OpenClKernels.__init__(self, vdevice)
+        self.forms = (WAVES,)
         self.hardware = Hardware(0, vdevice.description, "described", 0, {"platform_version": "", "driver": ""})
 
 

@@ -114,8 +114,11 @@ class OpenClUnit(Backend):
 
     @cached_property
     def forms(self) -> Sequence[ExecutionForm]:
-        """The execution forms of the chosen executor."""
-        return FORMS[self.executor] if self.vdevice.threads > 1 else super().forms
+        """The execution forms of the chosen executor. A CPU that runs a GPU's kernels has one: its groups wait for each other by
+        polling, which other processes delay."""
+        if self.vdevice.threads == 1:
+            return super().forms
+        return FORMS[self.executor][: None if kind_of(self.device) == "gpu" else 1]
 
     def runs_in_one_launch(self, program: RProgram) -> bool:
         """Return True if a GPU's program is for one launch. Raises DeviceFailure for an unknown form."""

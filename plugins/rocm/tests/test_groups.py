@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from products import PROLOGUES
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
@@ -24,9 +25,9 @@ from rammer_testing.cases import NetCase
 from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
-from rammer_testing.single import check, subjects, trial_of
+from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm import persistent_executor, source
+from rammer_rocm import opened_unit, persistent_executor, source
 from rammer_rocm.build import build_program
 from rammer_rocm.forms import SINGLE
 from rammer_rocm.kernels.task import TaskFunction
@@ -74,6 +75,25 @@ def test_products_and_windows_are_right_in_any_block(backend: Any, text: str, se
     assert tried
 
 
+@pytest.mark.parametrize("name", PROLOGUES)
+def test_maps_before_a_product_are_applied_to_staged_elements(
+    backend: Any, name: str, seed: int, rng: np.random.Generator
+) -> None:
+    """Check random tiles, also of shared sums. ReLU does not clip the shifts, so padding before the maps would show."""
+    random, (operator, binding) = Random(seed), PROLOGUES[name]
+    values = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in binding.constants}
+    one = UntiledOperator(operator, binding, values | {"g": np.abs(values["g"]) + np.float32(0.5)})
+    (ring,) = (f for f in backend.usable if f.name == "ring")
+    choices = [c.operator for c in islice(ring.candidates(operator, binding, backend.unit), 2000)]
+    shared = [o for o in choices if dict(o.config)["split_k"] > 1]
+    picked = random.sample(choices, 3) + random.sample(shared, min(2, len(shared)))
+    fitting = [o for o in picked if backend.fits(o, binding)]
+    for tiled in some(fitting):
+        assert "prologue(at, use);" in backend.writer.written(tiled, binding).text
+        problem = check(backend, tiled, trial_of(one, random.randrange(1 << 20)))
+        assert problem == "", f"{seed}: {tiled.tile} {tiled.config}: {problem}"
+
+
 def test_groups_that_share_a_sum_add_in_one_order(backend: Any, seed: int) -> None:
     """Check that results repeat bit for bit, though groups arrive in any order."""
     random, one = Random(seed), subjects(NetCase.parse("conv n=1 c=64 m=8 h=4 w=5 k=3 s=1 d=1 p=1 q=0 g=1 off=0"), backend)[0]
@@ -114,7 +134,8 @@ def test_both_executors_are_right(executor: str, rng: np.random.Generator) -> No
     exe.close()
 
 
-def test_a_form_of_one_launch_is_raced_and_right(rng: np.random.Generator) -> None:
+def test_a_form_of_one_launch_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(opened_unit, "kind_of", lambda device: "gpu")
     exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu"})
     inputs, wanted = layers(rng)
     (segment,) = exe.prepare(exe.checked(inputs)).compiled.segments

@@ -79,7 +79,7 @@ class SeparateProgram(LaunchProgram):
 
     def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
         if values.nbytes:
-            import_opencl().enqueue_copy(self.queue, self.parts[address], values)
+            import_opencl().enqueue_copy(self.queue, self.parts[address], np.ascontiguousarray(values))
 
     def read(self, tensor: str) -> Array:
         address = self.memory.buffers[self.program.storage[tensor].buffer]

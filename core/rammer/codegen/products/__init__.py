@@ -7,6 +7,7 @@ from __future__ import annotations
 from rammer.codegen.products.block import Shape, shape_of
 from rammer.codegen.products.depth import Depth, ceiling_quotient, depth_of, stopped_axes, taps_of
 from rammer.codegen.products.operand import PLAIN, Piece, Staged, Staging
+from rammer.codegen.products.operand_maps import OperandMaps
 from rammer.codegen.products.packing import DEEP, Cores, Rows, Turned, to_core_matrices
 from rammer.codegen.products.ring_choice import Config, copied_together, end_bytes, find_roles, ring_choices, ring_time
 from rammer.codegen.products.ring_cost import (
@@ -37,4 +38,4 @@ __all__ += ["DepthWalk", "LaunchCycles", "Piece", "RingCost", "Rows", "Shape", "
 __all__ += ["Window", "WindowWriter", "Work", "at_lengths", "ceiling_quotient", "contiguous_tile", "copied_together"]
 __all__ += ["depth_of", "end_bytes", "find_roles", "halo_elements", "moved_bytes", "one_tile", "patch_tiles", "ring_choices"]
 __all__ += ["ring_time", "shape_of", "stopped_axes", "taps_of", "task_count", "thread_count", "tile_parts"]
-__all__ += ["to_core_matrices", "window_of", "window_seconds", "window_tilings"]
+__all__ += ["OperandMaps", "to_core_matrices", "window_of", "window_seconds", "window_tilings"]

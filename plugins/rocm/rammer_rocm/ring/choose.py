@@ -67,4 +67,5 @@ def make_ring_family(device: VDevice, resident: int = 0) -> Family:
         lambda unit: unit.threads > 1,
         product=True,
         spread=lambda operator: max(1, dict(operator.config).get("split_k", 1)),
+        fused_forms=frozenset({"trailing maps", "leading maps"}),
     )

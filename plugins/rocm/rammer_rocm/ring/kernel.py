@@ -3,7 +3,8 @@
 A group walks the reduction in blocks of ``bk`` products through a ring of ``stages`` buffers in local memory. Each work-item
 accumulates ``tm x tn`` results in registers, separately for ``slice_k`` parts of each block. If ``split_k`` > 1 groups share a
 task, each stores its sums to global memory. The group that arrives last adds them in the order of the groups, so results do not
-depend on the order of arrival. The maps after the product are applied on the way to memory."""
+depend on the order of arrival. The maps after the product are applied on the way to memory. Those before one operand are applied
+once to each staged element, by the work-item that copied it."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from rammer.codegen import (
     Argument,
     Block,
     FunctionContext,
+    Operand,
     Product,
     Text,
     Unsuited,
@@ -24,11 +26,12 @@ from rammer.codegen import (
     split_digits,
 )
 from rammer.codegen.c_target import head_of
-from rammer.codegen.products import PLAIN, Depth, Shape, Staged, depth_of, shape_of
+from rammer.codegen.products import PLAIN, Depth, OperandMaps, Shape, Staged, depth_of, shape_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 from rammer.ir.operator import ROperator
 
+from rammer_rocm.constants import round_up
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.kernels.group_frame import place_of
 from rammer_rocm.kernels.task import TaskFunction
@@ -50,7 +53,7 @@ class Fma:
     lanes: int = 1
     depth: int = 1
     item: int = 4
-    prologue: bool = False
+    prologue: bool = True
 
     def serves(self, precision: str) -> bool:
         """Return True: products are exact, whatever a user allows."""
@@ -58,11 +61,31 @@ class Fma:
 
     def product(self, operator: ROperator, binding: Binding) -> Product:
         """Return the matrix product of a tiled operator. Raises Unsuited."""
-        return product_of(operator, binding, self.dtype)
+        return product_of(operator, binding, self.dtype, prologue=self.prologue)
 
     def block(self, p: Product) -> Shape:
         """Return the block of a tiled product under its config."""
         return shape_of(p.row_count, p.width, dict(p.operator.config), items=self.threads)
+
+
+class RingMaps(OperandMaps):
+    """The maps before an operand, as a macro that changes a variable."""
+
+    zeros = "(float4)(0.0f)"
+
+    def call(self, value: str, places: str) -> str:
+        """Return the macro with its arguments."""
+        return f"{self.name}maps({value}{places});"
+
+
+def prologue_of(name: str, operand: Operand, binding: Binding) -> RingMaps | None:
+    """Return the writer of the maps before an operand, or None without any."""
+    return None if operand.prologue is None else RingMaps(name, operand, operand.prologue, binding, GPU_DIALECT)
+
+
+def as_macro(lines: Sequence[str]) -> str:
+    """Return statements as the body of a macro."""
+    return " \\\n".join(["do {", *lines, "} while (0)"])
 
 
 def ring_kernel(operator: ROperator, binding: Binding, instruction: Fma) -> TaskFunction:
@@ -83,16 +106,21 @@ class RingKernel:
         self.split = min(s.split_k, self.depth.blocks)
         self.a = Staged("a", product, product.a, product.rows, s.bm, self.depth, s.threads, PLAIN, GPU_DIALECT)
         self.b = Staged("b", product, product.b, product.columns, s.bn, self.depth, s.threads, PLAIN, GPU_DIALECT)
-        self.scratch = 4 * max(s.stages * (self.a.size + self.b.size), s.bm * s.bn * s.slice_k, 4)
+        self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
+        #: The byte of the prologue's tables in local memory. The sums of slices replace them after the last product.
+        self.tables = round_up(4 * s.stages * (self.a.size + self.b.size), 16)
+        staged = self.tables + (self.prologue.bytes if self.prologue else 0)
+        self.scratch = max(staged, 4 * s.bm * s.bn * s.slice_k, 16)
         if self.scratch > MOST_LOCAL:
             raise Unsuited(f"{self.scratch} bytes of local memory")
         self.arguments = self._function_arguments()
 
     def _function_arguments(self) -> tuple[Argument, ...]:
-        """Return the operands, then the tensors that the maps read, then outputs."""
+        """Return the operands, then the tensors that the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
-        read = dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
+        read = dict.fromkeys(self.prologue.prologue.constants if self.prologue else ())
+        read |= dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
         operands = (Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing))
         return (*operands, *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs))
 
@@ -106,8 +134,9 @@ class RingKernel:
         pointers = [(t, a.written) for t, a in zip(types, self.arguments, strict=True)]
         shared = ", __global float *partials, __global int *arrived, int slot, int rank" * (self.split > 1)
         rest = head_of(GPU_DIALECT, "@", pointers)[:-1] + f"{shared}) {{\n{text}}}\n"
-        defines = "".join(f"#undef {n}fetch\n" for n in "ab")
-        whole = tables + self._fetch_macros() + rest + defines
+        defines = {**self._copy_macros(), **self._prologue_macros()}
+        macros = "".join(f"#define {name} {text}\n" for name, text in defines.items())
+        whole = tables + macros + rest + "".join(f"#undef {name.partition('(')[0]}\n" for name in defines)
         name = f"{family}_{hash_of(whole)}"
         partials = self.split * self.p.row_count * self.p.width if self.split > 1 else 0
         return TaskFunction(
@@ -124,20 +153,33 @@ class RingKernel:
 
     # --- parts of the text --------------------------------------------------------------------------
 
-    def _fetch_macros(self) -> str:
+    def _copy_macros(self) -> dict[str, str]:
         """Return the copies of a block of each operand as macros of the block and the buffer: OpenCL C has no closures."""
-        found = ""
-        for stage in (self.a, self.b):
-            text, n, d = Text(), stage.name, self.depth
-            text.line(f"__local float *const {n}s = {n}shared + (slot_) * {stage.size}; const int kb = (kb_);")
-            if stage.packing is None and (d.flat or not d.outer):
-                text.line(f"const int tap = 0, c0 = kb * {self.s.bk};")
-            elif stage.packing is None:
-                text.line(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {self.s.bk};")
+        return {f"{stage.name}fetch(kb_, slot_)": self._macro_of(stage, None) for stage in (self.a, self.b)}
+
+    def _prologue_macros(self) -> dict[str, str]:
+        """Return the maps before the product as macros: of an element, and of this work-item's copies of a block."""
+        maps = self.prologue
+        if maps is None:
+            return {}
+        stage, (lines, value) = self.a if maps.name == "a" else self.b, maps.body()
+        one = as_macro(["const float staged = value_;", *lines, f"value_ = {value};"])
+        places = "".join(f", {z}" for z in maps.places)
+        return {f"{stage.name}maps(value_{places})": one, f"{stage.name}prologue(kb_, slot_)": self._macro_of(stage, maps)}
+
+    def _macro_of(self, stage: Staged, maps: RingMaps | None) -> str:
+        """Return the copies of a block of an operand, or with ``maps`` these on the block."""
+        text, n, d = Text(), stage.name, self.depth
+        text.line(f"__local float *const {n}s = {n}shared + (slot_) * {stage.size}; const int kb = (kb_);")
+        if stage.packing is None and (d.flat or not d.outer):
+            text.line(f"const int tap = 0, c0 = kb * {self.s.bk};")
+        elif stage.packing is None:
+            text.line(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {self.s.bk};")
+        if maps is None:
             stage.fetch(text)
-            body = " \\\n".join(text.lines)
-            found += f"#define {n}fetch(kb_, slot_) do {{ \\\n{body} \\\n}} while (0)\n"
-        return found
+        else:
+            stage.apply(text, maps)
+        return as_macro(text.lines)
 
     def _declare(self) -> None:
         s, text, p = self.s, self.text, self.p
@@ -154,6 +196,10 @@ class RingKernel:
         text.line(f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;")
         self.a.setup(text)
         self.b.setup(text)
+        if self.prologue:
+            self.prologue.place_tables(text, self.tables)
+            pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
+            self.prologue.copy(text, pointers, "tid", s.threads)
 
     def _ring(self) -> None:
         """Write the sums of this group's share of the products."""
@@ -167,9 +213,13 @@ class RingKernel:
         text.line(f"for (int i = 0; i < {s.stages - 1}; ++i) {{")
         text.line("if (begin + i < end) { afetch(begin + i, i); bfetch(begin + i, i); }")
         text.all(["rm_commit();", "}"])
+        if self.prologue:  # waits for the tables only, not for later copies
+            text.all([f"rm_arrived({s.stages - 1});", GPU_DIALECT.barrier])
         text.line(f"int use = 0, fill = {s.stages - 1};")
         with text.block("for (int at = begin; at < end; ++at)"):
-            text.all([f"rm_arrived({s.stages - 2});", GPU_DIALECT.barrier])
+            text.line(f"rm_arrived({s.stages - 2});")
+            text.all([f"{self.prologue.name}prologue(at, use);"] if self.prologue else [])
+            text.line(GPU_DIALECT.barrier)
             ahead = f"at + {s.stages - 1}"
             text.line(f"if ({ahead} < end) {{ afetch({ahead}, fill); bfetch({ahead}, fill); }}")
             text.line("rm_commit();")

@@ -16,6 +16,7 @@ from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.fusion.connect import MOST_CONTRACTIONS, connect
 from rammer.fusion.group_prices import CostModel, GroupPrices
+from rammer.fusion.tile_traffic import least_task_seconds
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
@@ -141,6 +142,14 @@ def test_a_layer_that_holds_nothing_is_not_used(layer: str, spills: bool, rng: n
     tile = connect(graph_of(rng, mlp(2)), replace(device(), layers=layers, spills=spills))
     assert {e.layer for e in tile.edges} == ({"veu"} if layer == "thread" else {"device"})
     assert all([t.layer for t in tried][:2] == ["thread", "veu"] for tried in some(list(tile.outcomes.values())))
+
+
+def test_a_task_is_bounded_by_what_it_loads_of_a_table(rng: np.random.Generator) -> None:
+    model = SmallModel("rows", "(float[1000,64] x, int32[3] x_rows) => (float[3,64] y) { y = Gather<axis=0>(x, x_rows) }")
+    graph, where = graph_of(rng, model), device()
+    (operator,) = groups(graph, where)
+    moved = 4 * (3 + 2 * 3 * 64)  # indices, rows and results
+    assert least_task_seconds(operator.tiled((3, 64)), graph.types, where) == pytest.approx(moved / (1e11 / where.veus))
 
 
 def test_a_step_that_does_not_pay_does_not_end_the_search(rng: np.random.Generator) -> None:

@@ -46,8 +46,7 @@ class TaskCost:
 
     ``layers`` are the uses of the device's layers from the device's on. ``traffic`` is the bytes through the device layer
     (rounded up to transactions), ``footprint`` the bytes of vEU memory. ``alone`` and ``crowded`` are predicted seconds on an
-    idle device and with all vEUs busy, ``on_chip`` those of which the layers above the device's need. No kernel of the tile takes
-    less than ``least``: it moves every operand and result between the vEU's memory and registers once."""
+    idle device and with all vEUs busy, ``on_chip`` those of which the layers above the device's need."""
 
     traffic: int
     footprint: int
@@ -55,7 +54,6 @@ class TaskCost:
     alone: float
     crowded: float
     on_chip: float
-    least: float
     layers: tuple[LayerUse, ...] = ()
 
     def total(self, tasks: int, device: VDevice) -> float:
@@ -137,12 +135,11 @@ class BoxPrices:
     def cost(self, output: Box) -> TaskCost:
         """Return the cost of a task that writes the box ``output``."""
         boxes, device = self.operator.boxes(output, self.types), self.device
-        read = written = moved = 0
+        read = written = 0
         work = seconds = 0.0
         for name, (stored, is_written) in self.stored.items():
             if name in boxes:
                 size = stored.box_bytes(boxes[name])
-                moved += box_points(boxes[name]) * stored.item
                 read, written = (read, written + size) if is_written else (read + size, written)
         for name, each, rate in self.work:
             if name in boxes:
@@ -173,7 +170,6 @@ class BoxPrices:
             device.dispatch + alone,
             device.dispatch + crowded,
             on_chip,
-            moved / (self.held[0].bandwidth / device.veus),
             (below, *reversed(uses), *threads),
         )
 
@@ -247,6 +243,22 @@ class _TaskTiles:
             result.append((held + max((o + t for o, t in zip(offsets, own, strict=True)), default=0), sum(own)))
             held = 0
         return result
+
+
+def least_task_seconds(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> float:
+    """Return the least seconds of a full-size task by any kernel: the vEU's memory moves every operand and result once, but of an
+    operand at most the elements that the task loads."""
+    boxes = operator.boxes(operator.inner_box(), types)
+    loads = dict.fromkeys(operator.inputs, 0)
+    for c in operator.computes:
+        points = box_points(boxes[c.name]) * math.prod([r.extent for r in c.reduce]) if c.name in boxes else 0
+        for load in c.loads:
+            if load.tensor in loads:
+                loads[load.tensor] += points
+    moved = {n: min(box_points(boxes[n]), most) for n, most in loads.items() if n in boxes}
+    moved |= {n: box_points(boxes[n]) for n in operator.outputs if n in boxes}
+    nbytes = sum(points * itemsize(types[n].dtype) for n, points in moved.items())
+    return nbytes / (device.tile_layers[0].bandwidth / device.veus)
 
 
 def task_footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:

@@ -20,7 +20,7 @@ from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding
 from rammer.device.shared_constants import LoadedArrangements
 from rammer.errors import DeviceFailure, attribute_errors
-from rammer.fusion.tile_traffic import task_cost
+from rammer.fusion.tile_traffic import least_task_seconds
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.tuning.kernel_store import KernelStore, TunedKernel
@@ -206,7 +206,7 @@ class Tuner:
 
     def _least_seconds(self, kernel: RKernel, binding: Binding) -> float:
         """Return the seconds in which the vEU's memory moves the operands and results of a task."""
-        return task_cost(kernel.operator, binding.types, self.backend.vdevice, binding.storages).least / kernel.spread
+        return least_task_seconds(kernel.operator, binding.types, self.backend.vdevice) / kernel.spread
 
     def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """Return the candidates that occupy least of the device. They exist if the best candidate is of a named family of the

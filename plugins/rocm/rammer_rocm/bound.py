@@ -16,7 +16,7 @@ from rammer.runtime.host_bound import WHOLE, check_apart
 from rammer.verify import state_ports
 
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.placement import ROOM, Placement
+from rammer_rocm.placement import ROOM, Placement, device_array
 
 
 class Queued(Protocol):
@@ -65,9 +65,9 @@ class OpenClBound(Bound):
     """A bound call on fixed arrays.
 
     A program's tensors are parts of one OpenCL buffer. Every run copies its inputs to it and its outputs out of it, in the
-    device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. Kernels use arrays that satisfy
-    ``placement.ROOM`` in place. On a GPU the arrays are ``pyopencl.array.Array``; a host array is copied to one when it is bound.
-    """
+    device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. On a GPU the arrays are
+    ``pyopencl.array.Array``; a host array is copied to one when it is bound. Kernels use arrays that satisfy ``placement.ROOM``
+    in place, except those of a single launch on a GPU."""
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
         self._program, self.stream, self._on_cpu = program, program.queue, program.threads == 1
@@ -95,7 +95,7 @@ class OpenClBound(Bound):
         super().__init__(
             read,
             written,
-            clock=WHOLE if self._on_cpu else "wall, copies on the device",
+            clock=WHOLE if self._on_cpu or not nbytes else "wall, copies on the device",
             stream=program.queue,
             notes=[f"{nbytes} bytes of inputs and outputs are copied {where} in every run"] if nbytes else [],
             copied=(tuple(p.external for p in self._moved[0]), tuple(p.external for p in self._moved[1])),
@@ -110,13 +110,13 @@ class OpenClBound(Bound):
         if not on_host(given):
             return self._device_array(what, given)
         array = host_view(what, given)
-        return array if self._on_cpu else _array_module().to_device(self.stream, np.ascontiguousarray(array))
+        return array if self._on_cpu else device_array(self.stream, array)
 
     def _bind_output(self, port: Port, given: Any) -> Any:
         what, kind = f"output {port.external!r}", self._program.program.types[port.tensor]
         if given is None:
             made: Any = ROOM.zeros(kind.shape, kind.dtype)
-            return made if self._on_cpu else _array_module().to_device(self.stream, made)
+            return made if self._on_cpu else device_array(self.stream, made)
         if not on_host(given):
             return self._device_array(what, given)
         if not self._on_cpu:

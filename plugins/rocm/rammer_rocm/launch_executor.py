@@ -14,10 +14,11 @@ from rammer.device.driver_calls import Argument, DriverCalls, buffer_argument, i
 from rammer.device.manifest import Array
 from rammer.ir.launches import Launch, first_consecutive, make_launches
 from rammer.ir.program import RProgram
+from rammer.ir.types import itemsize
 
 from rammer_rocm.constants import DeviceConstants, round_up
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl
-from rammer_rocm.placement import Placement
+from rammer_rocm.placement import Placement, find_usable_arrays, has_device_room
 from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 from rammer_rocm.resident import BINARY, OpenClProgram
 from rammer_rocm.source import launch_text
@@ -58,8 +59,7 @@ class LaunchProgram(OpenClProgram):
         self.allocate(context, False)
         self.upload_constants(constants)
         self.partials, self.arrived = self._allocate_sharing(context)
-        self.own = Placement(self.memory.buffers, None)
-        self.launches = [self._prepare_kernel(context, joined) for joined in self.plan]
+        self.own = Placement(self.memory.buffers, self._prepare_kernels({}))
 
     @property
     def kernels(self) -> int:
@@ -92,13 +92,16 @@ class LaunchProgram(OpenClProgram):
         """Return the additional arguments of a traced kernel."""
         return ()
 
-    def _prepare_kernel(self, context: Any, joined: Sequence[Launch]) -> QueuedKernel:
-        """Create a kernel with all arguments set, so that a run only queues it."""
+    def _prepare_kernels(self, arrays: Mapping[str, Any]) -> list[QueuedKernel]:
+        """Create kernels with all arguments set, so that a run only queues them. ``arrays`` replace buffers of the program."""
+        return [self._prepare_kernel(self.queue.context, joined, arrays) for joined in self.plan]
+
+    def _prepare_kernel(self, context: Any, joined: Sequence[Launch], arrays: Mapping[str, Any]) -> QueuedKernel:
         cl, values = import_opencl(), list[Any]()
         for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
             f = self.functions[x.operator]
             for argument in f.arguments:
-                values += self.pointer(argument)
+                values += self._pointer_in(argument, arrays)
             first = first_consecutive(x.tasks)
             values += [None if first is not None else self._order(context, x.tasks), np.int32(first or 0)]
             values.append(np.int32(self.groups_of(x)))
@@ -134,13 +137,28 @@ class LaunchProgram(OpenClProgram):
         number, place = self.argument_address(argument, self.memory.buffers)
         return self.constants.buffers[number - 1] if number else self.buffer, np.int64(place)
 
+    def _pointer_in(self, argument: Pointer, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return ``pointer`` of an argument, or its place in the array that replaces its buffer."""
+        storage = self.program.storage[argument.tensor] if argument.packing is None else None
+        if storage is None or storage.buffer not in arrays:
+            return self.pointer(argument)
+        array, inside = arrays[storage.buffer], storage.offset * itemsize(self.program.buffer[storage.buffer].dtype)
+        return array.base_data, np.int64(array.offset + inside)
+
+    def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
+        """Return the placement for a call with these arrays by port, which kernels use in place where possible."""
+        if self.program.repeat is not None:  # whose moves address the program's memory
+            return self.own
+        arrays = find_usable_arrays(self.program, inputs, outputs, has_device_room)
+        return Placement(self.memory.buffers, self._prepare_kernels(arrays), arrays) if arrays else self.own
+
     def _order(self, context: Any, tasks: Sequence[int]) -> Any:
         flags = import_opencl().mem_flags
         return import_opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.array(tasks, np.int32))
 
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration: all kernels, without waits of the host."""
-        for kernel in self.launches:
+        for kernel in at.arguments:
             kernel.launch()
 
     def recover(self) -> None:
@@ -154,7 +172,7 @@ class LaunchProgram(OpenClProgram):
     def close(self) -> None:
         """Free the device memory when all queued work has finished."""
         super().close()
-        self.launches = []
+        self.own = Placement({}, [])
 
 
 def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:

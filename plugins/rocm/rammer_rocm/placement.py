@@ -1,12 +1,13 @@
 """Buffer locations for a call: in the program's memory, or in the caller's arrays.
 
 On a CPU with system-wide shared virtual memory, kernels can use every host address. They address tensors by offsets from the
-program's memory. Host arrays are therefore used in place: the call has a separate table with the offsets of these arrays."""
+program's memory. Host arrays are therefore used in place: the call has a separate table with the offsets of these arrays. On a
+GPU a launch has a buffer for each tensor: the call has separate kernels, whose arguments are the arrays' buffers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,11 +29,11 @@ ROOM: Final = HostRoom(LINE, SLACK)
 @dataclass(frozen=True)
 class Placement:
     """The buffer locations of one call. ``buffers`` are the byte offsets of the buffers from the program's memory. ``arguments``
-    is the kernels' device table of these offsets. ``arrays`` are the caller's arrays by buffer."""
+    is the kernels' device table of these offsets, or the prepared launches. ``arrays`` are the caller's arrays by buffer."""
 
     buffers: Mapping[str, int]
     arguments: Any
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
     _seams: list[Seam] = field(default_factory=list, repr=False, compare=False)
     _moves: list[Any] = field(default_factory=list, repr=False, compare=False)
 
@@ -49,19 +50,38 @@ class Placement:
         return self._moves[0]
 
 
-def find_usable_arrays(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the arrays that can replace the ports' buffers, by buffer name."""
+def find_usable_arrays(
+    program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any], has_room: Callable[[Any], bool] = ROOM.has
+) -> dict[str, Any]:
+    """Return the arrays that can replace the ports' buffers, by buffer name. They meet ROOM by ``has_room``."""
     ports = [("input", p, inputs.get(p.external)) for p in program.inputs]
     ports += [("output", p, outputs.get(p.external)) for p in program.outputs]
     used = Counter(program.storage[p.tensor].buffer for _, p, _ in ports)
-    found = dict[str, Array]()
+    found = dict[str, Any]()
     for kind, port, array in ports:
         storage = program.storage[port.tensor]
         buffer = program.buffer[storage.buffer]
         own = used[buffer.name] == 1 and buffer.kind == kind and is_whole_buffer(storage, buffer)
-        if own and array is not None and ROOM.has(array) and array.dtype == buffer.dtype:
+        if own and array is not None and has_room(array) and array.dtype == buffer.dtype:
             found[buffer.name] = array
     return found
+
+
+def has_device_room(array: Any) -> bool:
+    """Return True if an OpenCL array meets ROOM in its buffer."""
+    after = 0 if isinstance(array, np.ndarray) or not array.nbytes else array.base_data.size - array.offset - array.nbytes
+    return bool(after >= ROOM.beyond and array.offset % ROOM.aligned == 0)
+
+
+def device_array(queue: Any, values: Array) -> Any:
+    """Return a copy of host values as an OpenCL array that meets ROOM."""
+    import pyopencl.array
+
+    cl = import_opencl()
+    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, values.nbytes + ROOM.beyond)
+    made = pyopencl.array.Array(queue, values.shape, values.dtype, data=memory)
+    made.set(np.ascontiguousarray(values), queue)
+    return made
 
 
 def byte_distance(array: Array, memory: Array) -> int:

@@ -134,6 +134,26 @@ def test_both_executors_are_right(executor: str, rng: np.random.Generator) -> No
     exe.close()
 
 
+@pytest.mark.parametrize("executor", ["waves", "single"])
+def test_a_bound_call_uses_arrays_with_room_in_place(executor: str, rng: np.random.Generator) -> None:
+    import pyopencl.array
+
+    exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu", "executor": executor})
+    inputs, wanted = layers(rng)
+    bound = exe.bind(inputs)
+    assert (not bound.notes) == (executor == "waves")
+    tight = exe.bind({n: pyopencl.array.to_device(bound.stream, a) for n, a in inputs.items()}, stream=bound.stream)
+    assert any("copied" in note for note in tight.notes)
+    for call in (bound, tight, bound):
+        call.run()
+        assert np.abs(call.to_host("y")["y"] - wanted).max() < 1e-5
+        inputs, wanted = layers(rng)
+        assert np.abs(exe.run(inputs)["y"] - wanted).max() < 1e-5
+        for other in (bound, tight):
+            other.write(inputs)
+    exe.close()
+
+
 def test_a_form_of_one_launch_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(opened_unit, "kind_of", lambda device: "gpu")
     exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu"})

@@ -298,6 +298,11 @@ UNIT_WORDS: Final = 6
 MOST_POLLS: Final = 20_000_000
 #: The same in a trial of the groups that run at the same time, on a GPU and on other devices: tenths of a second.
 TRIAL_POLLS: Final = (300_000, 50_000_000)
+#: A copy of the row of unit ``u`` to local memory. The row of the next level's first unit is copied before the wait: it does not
+#: depend on other groups.
+_FETCH: Final = (
+    "if (u < end) for (int i = (int)get_local_id(0); i < {width}; i += {threads}) row[i] = units[u * (long){width} + i];"
+)
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
     __global int *arrived, volatile __global int *sync, int levels{records}, int before)
@@ -314,27 +319,34 @@ __kernel void program({parameters}, __global const long *units, __global const i
     }}
     return;
   }}
-  int first = starts[0];
+  __local long row[{width}];
+  int end = starts[1], u = starts[0] + group;
+  {fetch}
   for (int level = 0; level < levels; ++level) {{
-    const int end = starts[level + 1];
-    for (int u = first + group; u < end; u += groups) {{
-      __global const long *const unit = units + u * (long){width}, *const a = unit + {words};
-      const int task = (int)unit[1];{begin}
-      switch ((int)unit[0]) {{
+    const int after = level + 1 < levels ? starts[level + 2] : end;
+    while (u < end) {{
+      barrier(CLK_LOCAL_MEM_FENCE);
+      __local const long *const a = row + {words};
+      const int task = (int)row[1];{begin}
+      switch ((int)row[0]) {{
 {cases}      }}
       barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);{end}
+      u += groups;
+      {fetch}
     }}
-    first = end;
     if (level + 1 == levels) break;
+    u = end + group;
+    end = after;
+    {fetch}
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (get_local_id(0) == 0) {{
       rm_fence();
       atomic_inc(sync);
       const int wanted = (before + level + 1) * groups;
-      int polls = 0;
-      while (sync[0] < wanted && !sync[32] && polls < {patience}) ++polls;
-      if (polls >= {patience}) sync[32] = 1;
-      given_up[0] = sync[32];
+      int polls = 0, seen = sync[0];
+      for (; seen < wanted && polls < {patience} && ((++polls & 63) || !sync[32]); seen = sync[0]);
+      if (seen < wanted) sync[32] = 1;
+      given_up[0] = seen < wanted;
       rm_fence();
     }}
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
@@ -363,6 +375,7 @@ def persistent_text(
         parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(constants)),
         scratch=_local_scratch(functions),
         width=UNIT_WORDS + 2 * pointers,
+        fetch=_FETCH.format(width=UNIT_WORDS + 2 * pointers, threads=threads),
         words=UNIT_WORDS,
         cases=cases,
         patience=MOST_POLLS,
@@ -376,7 +389,7 @@ def persistent_text(
 
 def _unit_call(function: TaskFunction, shape: WalkShape) -> str:
     pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
-    shared = ["partials + unit[4]", "arrived + unit[5]", "(int)unit[2]", "(int)unit[3]"] if function.blocks > 1 else []
+    shared = ["partials + row[4]", "arrived + row[5]", "(int)row[2]", "(int)row[3]"] if function.blocks > 1 else []
     return f"{function.entry}({', '.join([*pointers, 'scratch', 'task', *shared])})"
 
 

@@ -1,7 +1,7 @@
 """Compilation for AMD targets without the card: clang compiles the same OpenCL C and reports each kernel's resources.
 
-Debian's ``clang-19``, ``lld-19`` and ``rocm-device-libs`` suffice. The device libraries determine the supported targets: 5.2.3
-has gfx906 and gfx90a but not gfx942."""
+Debian's ``clang-19``, ``lld-19`` and ``rocm-device-libs`` suffice. The device libraries have one file for each target, whose only
+content is the target's number. It is generated for targets that are newer than the libraries (5.2.3 lacks gfx942 and gfx1100)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.build import ROUNDED
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.matrix.instruction import device_name
 from rammer_rocm.source import launch_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
@@ -35,6 +36,10 @@ BITCODE = (
     "/opt/rocm/amdgcn/bitcode",
     "/opt/rocm/lib/llvm/lib/clang/*/lib/amdgcn/bitcode",
 )
+#: The file of a target in the device libraries, as LLVM IR.
+_VERSION = """target triple = "amdgcn-amd-amdhsa"
+@__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {number}, align 4
+"""
 PACKAGES = "on Debian or Ubuntu: apt install clang-19 lld-19 rocm-device-libs"
 
 
@@ -59,7 +64,7 @@ class Card:
             MemoryLayer("register", "thread", 255 * 4, 768.0 * self.clock * self.units, 4, "256 VGPRs a work-item"),
         )
         return VDevice(
-            name="opencl_gpu",
+            name=device_name(target),
             description=f"{target}: {self.description}",
             veus=self.units,
             layers=layers,
@@ -122,10 +127,6 @@ class Toolchain:
         bitcode = next((path for path in folders if (path / "ockl.bc").is_file()), None)
         if bitcode is None:
             raise DeviceUnavailable(f"compiling for {target} needs AMD's device libraries", hint=PACKAGES)
-        if not (bitcode / f"oclc_isa_version_{target.removeprefix('gfx')}.bc").is_file():
-            raise DeviceUnavailable(
-                f"the device libraries in {bitcode} do not support {target}", hint="install newer rocm-device-libs"
-            )
         return Toolchain(clang, bitcode, target)
 
     @cached_property
@@ -138,31 +139,46 @@ class Toolchain:
     def compile(self, text: str) -> Resources:
         """Return the resources of the single kernel in ``text``. Raises DeviceFailure with the compiler's first errors."""
         if text not in self.known:
-            with tempfile.TemporaryDirectory() as folder:
-                source = Path(folder) / "kernel.cl"
-                source.write_text(text)
-                command = [
-                    self.clang,
-                    "-x",
-                    "cl",
-                    "-cl-std=CL2.0",
-                    *ROUNDED,
-                    "-O3",
-                    "-target",
-                    "amdgcn-amd-amdhsa",
-                    f"-mcpu={self.target}",
-                    f"--rocm-device-lib-path={self.bitcode}",
-                    "-Rpass-analysis=kernel-resource-usage",
-                    str(source),
-                    "-o",
-                    str(source.with_suffix(".so")),
-                ]
-                done = run_program(command)
+            self.known[text] = resources_in(self._run_clang(text, "-Rpass-analysis=kernel-resource-usage")[1])
+        return self.known[text]
+
+    def assembly(self, text: str) -> str:
+        """Return the assembly of ``text``. Raises DeviceFailure with the compiler's first errors."""
+        return self._run_clang(text, "-S")[0].decode()
+
+    def _run_clang(self, text: str, option: str) -> tuple[bytes, str]:
+        """Compile OpenCL C. Return the output file, and the compiler's messages."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            source, made = folder / "kernel.cl", folder / "kernel.out"
+            source.write_text(text)
+            language = ["-x", "cl", "-cl-std=CL2.0", *ROUNDED, "-O3", "-target", "amdgcn-amd-amdhsa", f"-mcpu={self.target}"]
+            libraries = f"--rocm-device-lib-path={self._find_libraries(folder)}"
+            done = run_program([self.clang, *language, libraries, option, str(source), "-o", str(made)])
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
                 raise DeviceFailure(f"a kernel does not compile for {self.target}", where="\n      ".join(errors))
-            self.known[text] = resources_in(done.stderr)
-        return self.known[text]
+            return made.read_bytes(), done.stderr
+
+    def _find_libraries(self, folder: Path) -> Path:
+        """Return the folder of the device libraries; in ``folder``, with the target's file, if they lack it."""
+        name = f"oclc_isa_version_{self.target.removeprefix('gfx')}"
+        if (self.bitcode / f"{name}.bc").is_file():
+            return self.bitcode
+        for file in self.bitcode.glob("*.bc"):
+            (folder / file.name).symlink_to(file)
+        source = folder / f"{name}.ll"
+        source.write_text(_VERSION.format(number=isa_number(self.target)))
+        run_program(
+            [self.clang, "-x", "ir", "-c", "-emit-llvm", str(source), "-o", str(source.with_suffix(".bc"))]
+        ).check_returncode()
+        return folder
+
+
+def isa_number(target: str) -> int:
+    """Return the device libraries' number of a target: 9010 for gfx90a, 11000 for gfx1100."""
+    digits = target.removeprefix("gfx")
+    return 1000 * int(digits[:-2]) + 100 * int(digits[-2], 16) + int(digits[-1], 16)
 
 
 def resources_in(remarks: str) -> Resources:

@@ -10,6 +10,7 @@ from rammer.device.manifest import Hardware
 from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.build import nvidia_capability
+from rammer_rocm.matrix.instruction import device_name
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 
@@ -94,7 +95,7 @@ def _make_gpu(device: Any) -> VDevice:
         MemoryLayer("register", "thread", 255 * 4, groups * clock * 512, 4, "255 registers a work-item"),
     )
     return VDevice(
-        name="opencl_gpu",
+        name=device_name(device.name.strip()),
         description=device.name.strip(),
         veus=groups,
         layers=layers,

@@ -14,7 +14,7 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import RProgram, dense
 
 from rammer_rocm import offline
-from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain, resources_in
+from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain, isa_number, resources_in
 from rammer_rocm.plugin import DEVICE
 from rammer_rocm.resources import of_code_object, of_log
 
@@ -109,7 +109,12 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(offline, "BITCODE", (f"{tmp_path}/none",))
     with pytest.raises(DeviceUnavailable, match="device libraries"):
         Toolchain.find("gfx906")
-    (tmp_path / "ockl.bc").touch()
-    monkeypatch.setattr(offline, "BITCODE", (str(tmp_path),))
-    with pytest.raises(DeviceUnavailable, match="do not support gfx942"):
-        Toolchain.find("gfx942")
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx1100"])
+def test_device_libraries_know_the_number_of_newer_targets(target: str) -> None:
+    """Check the generated numbers by those of the installed libraries, and that a newer target compiles."""
+    known = {"gfx906": 9006, "gfx90a": 9010, "gfx942": 9402, "gfx1030": 10300, "gfx1100": 11000}
+    assert {t: isa_number(t) for t in known} == known
+    text = "__kernel void f(__global float *x) { x[get_global_id(0)] = exp(x[0]); }"
+    assert f'amdhsa--{target}"' in tools(target).assembly(text)

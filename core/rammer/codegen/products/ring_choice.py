@@ -18,8 +18,8 @@ from rammer.codegen.products.depth import Depth, depth_of
 from rammer.codegen.products.ring_cost import (
     DepthWalk,
     Numbers,
+    OperandSupport,
     Processor,
-    ProductInstruction,
     RingCost,
     Work,
     halo_bytes,
@@ -46,7 +46,7 @@ BEST_THREADS = 192
 Config: TypeAlias = tuple[tuple[str, int], ...]
 
 
-def find_roles(i: ProductInstruction, operator: ROperator, binding: Binding) -> Roles | None:
+def find_roles(i: OperandSupport, operator: ROperator, binding: Binding) -> Roles | None:
     """Return the roles of a contraction of the instruction's operand type and precision, or None if unsupported."""
     read = {binding.types[n].dtype for n in operator.computes[0].reads}
     kind = BYTE if read <= set(BYTES) else "float16" if "float16" in read else "float32"

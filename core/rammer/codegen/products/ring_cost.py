@@ -69,25 +69,30 @@ class Processor(Protocol):
         ...
 
 
-class ProductInstruction(Protocol):
-    """An instruction that adds products: ``lanes`` threads add ``depth`` products at a time, from operands of ``item`` bytes."""
+class OperandSupport(Protocol):
+    """The operands that an instruction supports: their type, and maps before the contraction."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def dtype(self) -> str: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def item(self) -> int: ...
     @property
     def prologue(self) -> bool: ...
 
     def serves(self, precision: str) -> bool:
         """Return True if the instruction supports ``precision``."""
         ...
+
+
+class ProductInstruction(OperandSupport, Protocol):
+    """An instruction that adds products: ``lanes`` threads add ``depth`` products at a time, from operands of ``item`` bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def item(self) -> int: ...
 
     def product(self, operator: ROperator, binding: Binding) -> Product:
         """Return the matrix product of a tiled operator. Raises Unsuited."""

@@ -9,7 +9,7 @@ once to each staged element, by the work-item that copied it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen import (
@@ -97,6 +97,8 @@ def ring_kernel(operator: ROperator, binding: Binding, instruction: Fma) -> Task
 class RingKernel:
     """A writer of the function of one product."""
 
+    target = GPU_DIALECT
+
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s, self.text = product, binding, shape, Text()
         s = shape
@@ -113,6 +115,7 @@ class RingKernel:
         self.scratch = max(staged, 4 * s.bm * s.bn * s.slice_k, 16)
         if self.scratch > MOST_LOCAL:
             raise Unsuited(f"{self.scratch} bytes of local memory")
+        self.threads, self.helpers = s.threads, COPIES
         self.arguments = self._function_arguments()
 
     def _function_arguments(self) -> tuple[Argument, ...]:
@@ -126,14 +129,14 @@ class RingKernel:
 
     def function(self, family: str) -> TaskFunction:
         """Return the finished function."""
-        s, text = self.s, self.text
+        text = self.text
         self._declare()
         self._ring()
         tables = self._results()
         types = tuple(GPU_DIALECT.types["float32" if a.packing else self.binding.types[a.tensor].dtype] for a in self.arguments)
         pointers = [(t, a.written) for t, a in zip(types, self.arguments, strict=True)]
         shared = ", __global float *partials, __global int *arrived, int slot, int rank" * (self.split > 1)
-        rest = head_of(GPU_DIALECT, "@", pointers)[:-1] + f"{shared}) {{\n{text}}}\n"
+        rest = head_of(self.target, "@", pointers)[:-1] + f"{shared}) {{\n{text}}}\n"
         defines = {**self._copy_macros(), **self._prologue_macros()}
         macros = "".join(f"#define {name} {text}\n" for name, text in defines.items())
         whole = tables + macros + rest + "".join(f"#undef {name.partition('(')[0]}\n" for name in defines)
@@ -145,8 +148,8 @@ class RingKernel:
             self.arguments,
             types,
             self.scratch,
-            COPIES,
-            threads=s.threads,
+            self.helpers,
+            threads=self.threads,
             blocks=self.split,
             partials=partials,
         )
@@ -181,12 +184,16 @@ class RingKernel:
             stage.apply(text, maps)
         return as_macro(text.lines)
 
+    def _write_origins(self) -> None:
+        """Write the work-item's number, and where the task's tile begins."""
+        o = self.p.operator
+        self.text.line("const int tid = (int)get_local_id(0);")
+        for d, (place, tile, count) in enumerate(zip(split_digits("task", o.grid), o.tile, o.grid, strict=True)):
+            self.text.line(f"const int o{d} = {'0' if count == 1 else place if tile == 1 else f'{place} * {tile}'};")
+
     def _declare(self) -> None:
-        s, text, p = self.s, self.text, self.p
-        places = zip(split_digits("task", p.operator.grid), p.operator.tile, p.operator.grid, strict=True)
-        text.line("const int tid = (int)get_local_id(0);")
-        for d, (place, tile, count) in enumerate(places):
-            text.line(f"const int o{d} = {'0' if count == 1 else place if tile == 1 else f'{place} * {tile}'};")
+        s, text = self.s, self.text
+        self._write_origins()
         text.line("__local float *const shared = (__local float *)scratch, *const ashared = shared;")
         text.line(f"__local float *const bshared = shared + {s.stages * self.a.size};")
         text.line("__global const float *const ag = p0, *const bg = p1;")
@@ -201,13 +208,18 @@ class RingKernel:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
             self.prologue.copy(text, pointers, "tid", s.threads)
 
-    def _ring(self) -> None:
-        """Write the sums of this group's share of the products."""
-        s, text, blocks = self.s, self.text, self.depth.blocks
+    def _write_share(self) -> None:
+        """Write the first and the last block of products that this group adds."""
+        blocks = self.depth.blocks
         begin, end = "0", str(blocks)
         if self.split > 1:
             begin, end = f"{blocks} * rank / {self.split}", f"{blocks} * (rank + 1) / {self.split}"
-        text.line(f"const int begin = {begin}, end = {end};")
+        self.text.line(f"const int begin = {begin}, end = {end};")
+
+    def _ring(self) -> None:
+        """Write the sums of this group's share of the products."""
+        s, text = self.s, self.text
+        self._write_share()
         text.line(f"float acc[{s.tm}][{s.tn}];")
         self._unrolled("acc[i][j] = 0.0f;")
         text.line(f"for (int i = 0; i < {s.stages - 1}; ++i) {{")
@@ -250,7 +262,7 @@ class RingKernel:
 
     def _results(self) -> str:
         """Write the sums to local memory, their exchange between groups, the maps and the stores. Return the maps' tables."""
-        s, text, p = self.s, self.text, self.p
+        s, text = self.s, self.text
         text.all(["rm_arrived(0);", GPU_DIALECT.barrier])
         row = f"slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}"
         column = f"tx * 4 + j % 4 + j / 4 * {s.bn // (s.tn // 4)}"
@@ -259,29 +271,41 @@ class RingKernel:
         text.line(GPU_DIALECT.barrier)
         value = " + ".join(f"shared[(i + {q * s.bm}) * {s.bn} + j]" for q in range(s.slice_k))
         if self.split > 1:
-            cells = p.row_count * p.width
-            text.line(f"__global float *const all = partials + slot * {self.split * cells};")
+            self._declare_partials()
             with self._cells():
-                text.line(f"all[rank * {cells} + e] = {value};")
-            text.all(["rm_fence();", "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"])
-            text.line("__local int *const last = (__local int *)scratch;")
-            text.line(f"if (tid == 0) last[0] = atomic_inc((volatile __global int *)(arrived + slot)) == {self.split - 1};")
-            text.all([GPU_DIALECT.barrier, "if (!last[0]) return;", "rm_fence();"])
-            text.line("if (tid == 0) arrived[slot] = 0;")
-            value = " + ".join(f"all[{q * cells} + e]" for q in range(self.split))
-        return self._maps(value)
+                self._store_partial(value)
+            value = self._add_partials()
+        return self._maps(value, self._cells())
+
+    def _declare_partials(self) -> None:
+        """Write the address of the task's sums of all groups."""
+        self.text.line(f"__global float *const all = partials + slot * {self.split * self.p.row_count * self.p.width};")
+
+    def _store_partial(self, value: str) -> None:
+        """Write the store of this group's sum of cell ``e``."""
+        self.text.line(f"all[rank * {self.p.row_count * self.p.width} + e] = {value};")
+
+    def _add_partials(self) -> str:
+        """Write the exit of all groups but the last one. Return the sum of cell ``e`` over all groups."""
+        text = self.text
+        text.all(["rm_fence();", "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"])
+        text.line("__local int *const last = (__local int *)scratch;")
+        text.line(f"if (tid == 0) last[0] = atomic_inc((volatile __global int *)(arrived + slot)) == {self.split - 1};")
+        text.all([GPU_DIALECT.barrier, "if (!last[0]) return;", "rm_fence();"])
+        text.line("if (tid == 0) arrived[slot] = 0;")
+        return " + ".join(f"all[{q * self.p.row_count * self.p.width} + e]" for q in range(self.split))
 
     @contextmanager
     def _cells(self) -> Iterator[None]:
         """Write a loop over the tile's cells ``e``, in row ``i`` and column ``j``."""
-        p, s = self.p, self.s
+        p = self.p
         self.text.line(f"#pragma unroll {UNROLL}")
-        with self.text.block(f"for (int e = tid; e < {p.row_count * p.width}; e += {s.threads})"):
+        with self.text.block(f"for (int e = tid; e < {p.row_count * p.width}; e += {self.threads})"):
             self.text.line(f"const int i = e / {p.width}, j = e % {p.width};")
             yield
 
-    def _maps(self, value: str) -> str:
-        """Write the maps after the sum ``value`` and the stores, by the core's emitter."""
+    def _maps(self, value: str, cells: AbstractContextManager[None]) -> str:
+        """Write the maps after the sum ``value`` and the stores of ``cells``, by the core's emitter. Return the maps' tables."""
         p, text, axes = self.p, self.text, self.p.main.axes
         places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
@@ -291,7 +315,7 @@ class RingKernel:
         block.memo[Load(p.main.name, point)] = Val("sum", p.main.dtype, atom=True)
         for name in p.operator.outputs:
             block.store(places[name], point, block.unrounded(Load(name, point)), ())
-        with self._cells():
+        with cells:
             text.all(f"const int x{d} = o{d};" for d in range(len(axes)) if d not in (*p.rows, *p.columns))
             tests = [*self._coordinates(p.rows, "i"), *self._coordinates(p.columns, "j")]
             with text.block(f"if ({' && '.join(tests)})" if tests else ""):

@@ -1,0 +1,1 @@
+"""Products of half precision on AMD GPUs: matrix instructions of whole waves."""

@@ -13,6 +13,8 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.fusion.connect import connect
+from rammer.fusion.fusion_rules import apply_rule, join_operators, list_siblings
+from rammer.fusion.group_prices import CostModel, GroupPrices
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator, RegionTimes
 from rammer.fusion.tile_graph import TileGraph
@@ -108,3 +110,25 @@ def test_what_has_no_kernel_takes_for_ever(rng: np.random.Generator) -> None:
     none = Evaluator(lambda operator: (), lambda found, after: 0.0)
     times = RegionTimes(none, lambda g: made[min(g)] if len(g) == 1 else None, [set(), set()], lambda o: o)
     assert times.predicted((), frozenset({0, 1})) == times.run((), frozenset({0, 1})) == none.alone(made[0]) == float("inf")
+
+
+@pytest.mark.parametrize(("together", "count"), [(3.9, 2), (4.1, 4)])
+def test_proposals_that_pay_alone_must_pay_together(together: float, count: int, rng: np.random.Generator) -> None:
+    """Check two pairs of readers. A pair takes 1 s as one operator and 2 s as two; both pairs take ``together`` seconds joined,
+    and 4 s otherwise."""
+    text = "(float[8] x_0, float[8] x_1) => (float[8] a, float[8] b, float[8] c, float[8] d) {"
+    tile = tiles_of(SmallModel("pairs", f"{text} a = Exp(x_0) b = Neg(x_0) c = Exp(x_1) d = Neg(x_1) }}"), rng)
+
+    class Pairs:
+        name = "pairs"
+
+        def __call__(self, tile: TileGraph, device: VDevice) -> list[ROperator]:
+            return [join for _, readers in list_siblings(tile) if (join := join_operators(tile, readers)) is not None]
+
+    def seconds(found: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]]) -> float:
+        return together if [len(k.operator.outputs) for (k,) in found.values()] == [2, 2] else float(len(found))
+
+    model = CostModel(lambda operator: RKernel(operator, lambda: Written("", Resources()), 1.0, 1.0))
+    latency = Evaluator(lambda operator: (), seconds)
+    found = apply_rule(Pairs(), tile, WHERE, GroupPrices.of(tile.graph, WHERE, model), latency)
+    assert len(found.operators) == count

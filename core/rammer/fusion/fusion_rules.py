@@ -71,10 +71,11 @@ def list_siblings(tile: TileGraph) -> list[tuple[str, tuple[ROperator, ...]]]:
 
 
 def apply_rule(rule: FusionRule, tile: TileGraph, device: VDevice, prices: GroupPrices, latency: Evaluator) -> TileGraph:
-    """Return ``tile`` with the proposals of ``rule`` that are faster. Raises DeviceFailure if a proposal is malformed."""
+    """Return ``tile`` with the proposals of ``rule`` that are faster, alone and together. Raises DeviceFailure if a proposal is
+    malformed."""
     with attribute_errors(rule):
         proposals = [_check_proposal(o, tile) for o in rule(tile, device)]
-    position = {c.name: i for i, c in enumerate(tile.graph.computes)}
+    before, position = tile, {c.name: i for i, c in enumerate(tile.graph.computes)}
     for proposed in proposals:
         inside = {c.name for c in proposed.computes}
         others = [o for o in tile.operators if inside.isdisjoint(c.name for c in o.computes)]
@@ -84,7 +85,8 @@ def apply_rule(rule: FusionRule, tile: TileGraph, device: VDevice, prices: Group
             continue
         wide = regroup(tile, operators, [proposed], rule.name)
         tile = fall_back(wide, tile, prices, latency, rule.name, -max(LEAST_GAIN, prices.doubt))
-    return tile
+    # Operators that a proposal joins no longer run beside those that another one joins.
+    return tile if tile.operators == before.operators else fall_back(tile, before, prices, latency)
 
 
 def _check_proposal(operator: ROperator, tile: TileGraph) -> ROperator:

@@ -162,6 +162,14 @@ def test_no_list_hides_a_third_partys_best(backend: Backend) -> None:
     assert [o.tile for o in options[1:]] == [o.tile for o in own[:3]]
 
 
+def test_a_fallback_does_not_replace_a_named_family_by_prediction(backend: Backend) -> None:
+    tuner, operator, binding = asked(backend, "off", lambda o, b: [])
+    fallback, named = whole(operator, binding)[0], replace(backend.candidates(operator, binding)[0], family="named")
+    assert backend.kernel(fallback, binding).busy_time() < backend.kernel(named, binding).busy_time()
+    backend.candidates = lambda o, b: (named, fallback)  # type: ignore[method-assign]
+    assert [k.operator.family for k in tuner.kernels(operator, binding)] == ["named"]
+
+
 def test_what_was_tuned_with_other_plugins_is_not_used(backend: Backend) -> None:
     tuner, operator, binding = asked(backend, "quick", lambda o, b: ())
     tuner.kernels(operator, binding)

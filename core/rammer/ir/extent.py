@@ -213,8 +213,8 @@ class Ranged:
         return Ranged(lengths, shapes, spans, steps, formulas)
 
     def complete(self, point: Point) -> Point:
-        """Return ``point`` with the derived lengths."""
-        if not self.formulas:
+        """Return ``point`` with the derived lengths, or ``point`` itself if it has them."""
+        if self.formulas.keys() <= point.keys():
             return point
         found = dict(point)
         for name, formula in self.formulas.items():

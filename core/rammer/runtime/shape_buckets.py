@@ -233,8 +233,8 @@ def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]
 
 
 def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
-    """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and the lengths."""
-    point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
+    """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and all lengths."""
+    point, tensors = ranged.complete(point_of(ranged, ports, inputs)), {v.external or v.name: v for v in ports}
     wide = {name: pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = ranged.scalars(point)
     wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from itertools import islice
-from typing import Final
 
 import numpy as np
 
-from rammer.codegen.writer import generator_hash, kinds_of
+from rammer.codegen.writer import generator_hash
 from rammer.device.execution_forms import ExecutionForm
 from rammer.device.manifest import Array, Binding, Loaded, MachineCode, OpenOptions, Profiler, Recorded
 from rammer.ir.device import VDevice
@@ -20,7 +17,7 @@ from rammer.tuning.kernel_probe import random_inputs, task_times
 
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.forms import MANY, SINGLE
+from rammer_rocm.forms import MIXED, WAVES, form_of
 from rammer_rocm.kernel_writing import WrittenKernels
 from rammer_rocm.opened_unit import OpenClUnit, find_unit, is_single_launch
 from rammer_rocm.persistent_executor import RESIDENT
@@ -28,9 +25,6 @@ from rammer_rocm.resources import measure_resources
 from rammer_rocm.shipped_kernels import machine_code
 from rammer_rocm.trace import TracedLaunches, TracedPersistent, TracedTable, record_trace
 from rammer_rocm.units import virtual_device
-
-#: Other kernels of an operator that are offered for one launch: usually the best of each family.
-OFFERED: Final = 3
 
 
 class OpenClBackend(OpenClUnit, OpenClKernels):
@@ -44,28 +38,9 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
         OpenClKernels.__init__(self, vdevice, excluded, RESIDENT if shared else 0)
         OpenClUnit.__init__(self, device, options.index, executor, vdevice)
 
-    @cached_property
-    def resident_kernels(self) -> OpenClKernels:
-        """The kernels for programs in one launch, of which a unit runs ``RESIDENT`` groups at a time."""
-        found = OpenClKernels(self.vdevice, self.without, RESIDENT)
-        found.exclude_families(self.excluded)
-        return found
-
     def suitable_forms(self, program: RProgram, binding: Binding) -> Sequence[ExecutionForm]:
-        """Return the forms that may be the fastest for a program. One launch is tried unless it has many kernels to compile, or
-        each run has its own lengths."""
-        tried = not any(o.skips for o in program.operators) and len({*kinds_of(program.operators, binding).values()}) <= MANY
-        return self.forms if tried else self.forms[:1]
-
-    def form_kernels(self, form: ExecutionForm, operator: ROperator, binding: Binding, part: bool = False) -> list[RKernel]:
-        """Return the kernels of an operator in a form. For one launch these are its own kernel and others, of which the local
-        memory of a unit holds ``RESIDENT`` groups."""
-        if form != SINGLE or part:
-            return [*super().form_kernels(form, operator, binding, part)]
-        kernels = self.resident_kernels
-        others = islice(kernels.candidates(replace(operator, tile=(), family="", config=()), binding), OFFERED)
-        found = [kernels.kernel(o, binding) for o in dict.fromkeys((operator, *others)) if kernels.fits(o, binding)]
-        return sorted(found, key=lambda k: k.operator_time(self.vdevice.veus)) or [self.kernel(operator, binding)]
+        """Return the forms that may be the fastest for a program: the first one if each run has its own lengths."""
+        return self.forms[:1] if any(o.skips for o in program.operators) else self.forms
 
     @property
     def written(self) -> WrittenKernels:
@@ -98,8 +73,8 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
         if self.vdevice.threads == 1:
             loaded = TracedTable(self.written, self.constants, program, constants, self.single)
         else:
-            traced = TracedPersistent if self.runs_in_one_launch(program) else TracedLaunches
-            loaded = traced(self.written, self.constants, program, constants)
+            form, given = form_of(program, self.forms), (self.written, self.constants, program, constants)
+            loaded = TracedLaunches(*given) if form == WAVES else TracedPersistent(*given, form == MIXED)
         try:
             return Recorded(program, record_trace(loaded, inputs))
         finally:

@@ -6,7 +6,7 @@ launches that do not depend on each other share a kernel if their groups have eq
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl
 from rammer_rocm.placement import Placement, find_usable_arrays, has_device_room
 from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
 from rammer_rocm.resident import BINARY, OpenClProgram
-from rammer_rocm.source import launch_text
+from rammer_rocm.source import LevelShape, launch_text
 
 if TYPE_CHECKING:
     from rammer_rocm.kernels.task import TaskFunction
@@ -32,6 +32,14 @@ MOST_PARTS: Final = 6
 MOST_GROUPS: Final = 4
 #: Alignment in floats of the memory that groups of a task share.
 LINE: Final = 64
+
+
+class Queueable(Protocol):
+    """A prepared launch."""
+
+    def launch(self) -> None:
+        """Queue it."""
+        ...
 
 
 class LaunchProgram(OpenClProgram):
@@ -47,39 +55,58 @@ class LaunchProgram(OpenClProgram):
         super().__init__(shared.queue, kernels, program, constants)
         context, functions = self.queue.context, self.functions
         self.check_memory(context.devices[0], 0)
-        #: Launches of each kernel of a run, in order.
-        self.plan = join_launches(make_launches(program), functions, kernels.vdevice.veus)
+        self.levels = launch_levels(make_launches(program))
+        #: The steps of a run, in order: the launches of a kernel, or a range of levels that one launch runs.
+        self.steps = self.make_steps(kernels.vdevice.veus)
+        self.plan = [step for step in self.steps if not isinstance(step, range)]
         texts = dict.fromkeys(tuple(functions[x.operator] for x in joined) for joined in self.plan)
         with shared.filling():  # while the runtime compiles or loads its cached binary
             self.constants = self.placed(functions, constants, shared)
             signatures = {tuple(f.entry for f in parts): parts for parts in texts}
             self.number = {entries: i for i, entries in enumerate(signatures)}
             written = cast("list[Sequence[TaskFunction]]", list(signatures.values()))
-            self.binary = kernels.build(lambda dialect: launch_text(written, dialect, self.traced))
+            levels = self.level_shape()
+            self.binary = kernels.build(lambda dialect: launch_text(written, dialect, self.traced, levels))
         self.allocate(context, False)
         self.upload_constants(constants)
-        self.partials, self.arrived = self._allocate_sharing(context)
+        self.partials, self.arrived = self.allocate_sharing(context)
+        self.prepare_levels(context)
         self.own = Placement(self.memory.buffers, self._prepare_kernels({}))
 
     @property
     def kernels(self) -> int:
         """Number of launches of one run."""
-        return self.program.turns * len(self.plan)
+        return self.program.turns * len(self.steps)
+
+    def make_steps(self, veus: int) -> list[list[Launch] | range]:
+        """Return the steps of a run."""
+        return [joined for level in self.levels for joined in join_level(level, self.functions, veus)]
+
+    def level_shape(self) -> LevelShape | None:
+        """Return the shape of the kernel that runs levels, or None without one."""
+        return None
+
+    def prepare_levels(self, context: Any) -> None:
+        """Prepare the launches that run levels."""
+
+    def level_launch(self, levels: range) -> Queueable:
+        """Return the launch that runs a range of levels."""
+        raise NotImplementedError
 
     def groups_of(self, launch: Launch) -> int:
         """Return the groups of one launch."""
         return len(launch.tasks) * self.functions[launch.operator].blocks
 
-    def _allocate_sharing(self, context: Any) -> tuple[Any, Any]:
-        """Return memory for partial sums, and zeroed counters. Kernels run in order, so all use the same memory."""
-        ends = [self._sharing_places(joined)[-1] for joined in self.plan]
+    def allocate_sharing(self, context: Any) -> tuple[Any, Any]:
+        """Return memory for partial sums, and zeroed counters. Kernels and levels run in order, so all use the same memory."""
+        ends = [self.sharing_places(launches)[-1] for launches in (*self.plan, *self.levels)]
         floats, words = (max((end[i] for end in ends), default=0) for i in (0, 1))
         cl = import_opencl()
         partials, arrived = (cl.Buffer(context, cl.mem_flags.READ_WRITE, max(4 * n, 64)) for n in (floats, words))
         cl.enqueue_fill_buffer(self.queue, arrived, np.int32(0), 0, arrived.size)
         return partials, arrived
 
-    def _sharing_places(self, joined: Sequence[Launch]) -> list[tuple[int, int]]:
+    def sharing_places(self, joined: Sequence[Launch]) -> list[tuple[int, int]]:
         """Return the first partial sum (floats) and the first counter of each launch of a kernel, then the ends."""
         found = [(0, 0)]
         for x in joined:
@@ -92,13 +119,17 @@ class LaunchProgram(OpenClProgram):
         """Return the additional arguments of a traced kernel."""
         return ()
 
-    def _prepare_kernels(self, arrays: Mapping[str, Any]) -> list[QueuedKernel]:
+    def _prepare_kernels(self, arrays: Mapping[str, Any]) -> list[Queueable]:
         """Create kernels with all arguments set, so that a run only queues them. ``arrays`` replace buffers of the program."""
-        return [self._prepare_kernel(self.queue.context, joined, arrays) for joined in self.plan]
+        context = self.queue.context
+        return [
+            self.level_launch(step) if isinstance(step, range) else self._prepare_kernel(context, step, arrays)
+            for step in self.steps
+        ]
 
     def _prepare_kernel(self, context: Any, joined: Sequence[Launch], arrays: Mapping[str, Any]) -> QueuedKernel:
         cl, values = import_opencl(), list[Any]()
-        for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
+        for x, (place, counter) in zip(joined, self.sharing_places(joined), strict=False):
             f = self.functions[x.operator]
             for argument in f.arguments:
                 values += self._pointer_in(argument, arrays)
@@ -113,12 +144,12 @@ class LaunchProgram(OpenClProgram):
         threads = functions[0].threads
         return QueuedKernel(self.queue, kernel, sum(map(self.groups_of, joined)) * threads, threads)
 
-    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any]:
+    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any] | None:
         """Record the launches of a run, in order."""
         partials, arrived = calls.allocate(self.partials.size), calls.allocate(self.arrived.size)
         for joined in self.plan:
             values = list[Argument]()
-            for x, (place, counter) in zip(joined, self._sharing_places(joined), strict=False):
+            for x, (place, counter) in zip(joined, self.sharing_places(joined), strict=False):
                 f = self.functions[x.operator]
                 for number, start in (self.argument_address(a, self.memory.buffers) for a in f.arguments):
                     values += [buffer_argument(constants[number - 1] if number else memory), int64(start)]
@@ -149,8 +180,19 @@ class LaunchProgram(OpenClProgram):
         """Return the placement for a call with these arrays by port, which kernels use in place where possible."""
         if self.program.repeat is not None:  # whose moves address the program's memory
             return self.own
-        arrays = find_usable_arrays(self.program, inputs, outputs, has_device_room)
+        found = find_usable_arrays(self.program, inputs, outputs, has_device_room)
+        arrays = {buffer: array for buffer, array in found.items() if buffer not in self.buffers_of_ranges()}
         return Placement(self.memory.buffers, self._prepare_kernels(arrays), arrays) if arrays else self.own
+
+    def buffers_of_ranges(self) -> set[str]:
+        """Return the buffers that ranges of levels use, which are always in the program's memory."""
+        inside = (x for step in self.steps if isinstance(step, range) for i in step for x in self.levels[i])
+        return {buffer for x in inside for buffer in self.buffers_of(x)}
+
+    def buffers_of(self, launch: Launch) -> set[str]:
+        """Return the buffers of the program that the tasks of a launch use."""
+        tensors = [a.tensor for a in self.functions[launch.operator].arguments if a.packing is None]
+        return {self.program.storage[t].buffer for t in tensors}
 
     def _order(self, context: Any, tasks: Sequence[int]) -> Any:
         flags = import_opencl().mem_flags
@@ -186,22 +228,22 @@ def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:
     return levels
 
 
-def join_launches(launches: Sequence[Launch], functions: Mapping[str, Function], veus: int) -> list[list[Launch]]:
-    """Return the launches of each kernel, in a legal order. A kernel's launches do not depend on each other."""
+def join_level(level: Sequence[Launch], functions: Mapping[str, Function], veus: int) -> list[list[Launch]]:
+    """Return the launches of each kernel of a level. A kernel's launches do not depend on each other."""
     kernels, most = list[list[Launch]](), MOST_GROUPS * veus
-    for level in launch_levels(launches):
-        open_ = dict[int, list[list[Launch]]]()  # kernels with room, by work-items of a group
-        for x in level:
-            groups, threads = _count_groups([x], functions), functions[x.operator].threads
-            room = (k for k in open_.get(threads, ()) if len(k) < MOST_PARTS and _count_groups(k, functions) <= most)
-            kernel = next(room, None) if groups <= most else None
-            if kernel is None:
-                kernel = []
-                kernels.append(kernel)
-                open_.setdefault(threads, []).append(kernel)
-            kernel.append(x)
+    open_ = dict[int, list[list[Launch]]]()  # kernels with room, by work-items of a group
+    for x in level:
+        groups, threads = count_groups([x], functions), functions[x.operator].threads
+        room = (k for k in open_.get(threads, ()) if len(k) < MOST_PARTS and count_groups(k, functions) <= most)
+        kernel = next(room, None) if groups <= most else None
+        if kernel is None:
+            kernel = []
+            kernels.append(kernel)
+            open_.setdefault(threads, []).append(kernel)
+        kernel.append(x)
     return kernels
 
 
-def _count_groups(launches: Sequence[Launch], functions: Mapping[str, Function]) -> int:
+def count_groups(launches: Sequence[Launch], functions: Mapping[str, Function]) -> int:
+    """Return the groups of launches."""
     return sum(len(x.tasks) * functions[x.operator].blocks for x in launches)

@@ -18,7 +18,7 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.forms import FORMS, SINGLE, form_of
+from rammer_rocm.forms import FORMS, MIXED, WAVES, form_of
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.persistent_executor import PersistentProgram
@@ -110,7 +110,10 @@ class OpenClUnit(Backend):
         for a form that the unit does not have."""
         if self.vdevice.threads == 1:
             return TableProgram(kernels, shared, program, constants, self.single)
-        return (PersistentProgram if self.runs_in_one_launch(program) else LaunchProgram)(kernels, shared, program, constants)
+        form = form_of(program, self.forms)
+        if form == WAVES:
+            return LaunchProgram(kernels, shared, program, constants)
+        return PersistentProgram(kernels, shared, program, constants, form == MIXED)
 
     @cached_property
     def forms(self) -> Sequence[ExecutionForm]:
@@ -119,10 +122,6 @@ class OpenClUnit(Backend):
         if self.vdevice.threads == 1:
             return super().forms
         return FORMS[self.executor][: None if kind_of(self.device) == "gpu" else 1]
-
-    def runs_in_one_launch(self, program: RProgram) -> bool:
-        """Return True if a GPU's program is for one launch. Raises DeviceFailure for an unknown form."""
-        return form_of(program, self.forms) == SINGLE
 
     @cached_property
     def iteration_cost(self) -> IterationCost:
@@ -179,6 +178,8 @@ def is_single_launch(executor: str, device: Any, vdevice: VDevice) -> bool:
     and on GPUs if a user chooses it."""
     if vdevice.threads > 1:
         return executor == "single"
+    if executor == "mixed":
+        raise BadInput("executor=mixed is for kernels of GPUs", hint="leave it out")
     able = language_version(device) >= (2, 0)
     executor = executor or ("single" if able else "waves")
     if executor == "single" and not able:

@@ -1,29 +1,32 @@
-"""The persistent executor of GPUs: one launch, whose groups run all levels of a program.
+"""The persistent executor of GPUs: launches whose groups run several levels of a program.
 
 A level has the tasks of launches that do not depend on each other (``launch_executor.launch_levels``). Group ``g`` of ``n`` runs
 tasks ``g``, ``g + n`` and so on of each level, then waits until all groups have finished the level. All groups must therefore run
 at the same time. OpenCL does not tell how many do, so a trial finds the number when a program is loaded: all groups wait for each
-other once. A group that waits too long ends the run for all."""
+other once. A group that waits too long ends the run for all.
+
+One launch runs all levels, or in form ``mixed`` only those that groups for all units finish in one round. A kernel with all
+functions has the registers and the local memory of the largest one, so larger levels are faster alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from rammer.device.driver_calls import DriverCalls
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
-from rammer.ir.launches import Launch, make_launches
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram
 
-from rammer_rocm.constants import DeviceConstants, round_up
-from rammer_rocm.launch_executor import LINE, launch_levels
+from rammer_rocm.constants import DeviceConstants
+from rammer_rocm.launch_executor import LaunchProgram, Queueable, count_groups, join_level
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, kind_of
-from rammer_rocm.placement import Placement
 from rammer_rocm.program_kernels import ProgramKernels
-from rammer_rocm.resident import OpenClProgram
-from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, persistent_text
+from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, LevelShape
 
 if TYPE_CHECKING:
     from rammer_rocm.kernels.task import TaskFunction
@@ -33,12 +36,14 @@ LARGEST: Final = 1 << 30
 #: Groups of a unit that kernels are chosen for, and those that trials on a GPU try.
 RESIDENT: Final = 2
 TRIED: Final = (3, 2, 1)
+#: Bytes of local memory for a unit's row.
+ROW: Final = 1024
 #: Byte of ``sync`` that is not zero after a group gave up.
 GIVEN_UP: Final = 128
 
 
-class PersistentProgram(OpenClProgram):
-    """A program that one launch of ``groups`` groups runs."""
+class PersistentProgram(LaunchProgram):
+    """A program whose levels one launch of ``groups`` groups runs, or with ``mixed`` a launch for each range of small levels."""
 
     def __init__(
         self,
@@ -46,112 +51,103 @@ class PersistentProgram(OpenClProgram):
         shared: DeviceConstants,
         program: RProgram,
         constants: Mapping[str, Array],
+        mixed: bool = False,
     ) -> None:
-        super().__init__(shared.queue, kernels, program, constants)
-        context, functions = self.queue.context, self.functions
-        self.check_memory(context.devices[0], 0)
-        self.items, self.epoch = kernels.vdevice.threads, 0
-        self.levels = launch_levels(make_launches(program))
-        distinct = list({f.entry: f for f in functions.values()}.values())
-        numbers = {f.entry: i for i, f in enumerate(distinct)}
-        self.pointers = max((len(f.arguments) for f in distinct), default=0)
-        with shared.filling():  # while the runtime compiles or loads its cached binary
-            self.constants = self.placed(functions, constants, shared)
-            sizes = len(self.constants.buffers), self.pointers, self.items
-            trial = TRIAL_POLLS[kind_of(context.devices[0]) != "gpu"]
-            written = cast("list[TaskFunction]", distinct)
-            self.binary = kernels.build(lambda dialect: persistent_text(written, dialect, sizes, trial, self.traced))
-        self.allocate(context, False)
-        self.upload_constants(constants)
-        self.own = Placement(self.memory.buffers, None)
-        self.places: list[tuple[Launch, int]] = [(x, task) for x, task, _ in self._units()]
-        units, starts, floats, counters = self._make_table(numbers)
-        self._upload_table(context, units, starts, floats, counters)
-        self._prepare_kernel(context, len(starts) - 1)
+        self.mixed, self.items, self.passed = mixed, kernels.vdevice.threads, 0
+        super().__init__(kernels, shared, program, constants)
+
+    def make_steps(self, veus: int) -> list[list[Launch] | range]:
+        """Return the steps of a run: one range of all levels, or ranges of small levels between launches."""
+        if not self.mixed:
+            return [range(len(self.levels))] if self.levels else []
+        steps = list[list[Launch] | range]()
+        for small, numbers in groupby(range(len(self.levels)), lambda i: self._is_small(self.levels[i], veus)):
+            found = list(numbers)
+            if small and len(found) > 1:
+                steps.append(range(found[0], found[-1] + 1))
+            else:
+                steps += [joined for i in found for joined in join_level(self.levels[i], self.functions, veus)]
+        return steps
+
+    def _is_small(self, level: Sequence[Launch], veus: int) -> bool:
+        """Return True if ``veus`` groups run a level in one round, with their rows in local memory, and it uses no port: launches
+        use ports in place."""
+        ports = {self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs)}
+        inside, functions = count_groups(level, self.functions) <= veus, [self.functions[x.operator] for x in level]
+        room = self.device.layer("veu").capacity - ROW
+        fits = all(f.scratch <= room and 8 * (UNIT_WORDS + 2 * len(f.arguments)) <= ROW for f in functions)
+        return inside and fits and not any(ports & self.buffers_of(x) for x in level)
+
+    def level_shape(self) -> LevelShape | None:
+        """Return the shape of the kernel that runs the levels of ranges."""
+        self.inside = [i for step in self.steps if isinstance(step, range) for i in step]
+        used = {f.entry: f for i in self.inside for x in self.levels[i] for f in [self.functions[x.operator]]}
+        self.entries = list(used)
+        self.pointers = max((len(f.arguments) for f in used.values()), default=0)
+        trial = TRIAL_POLLS[kind_of(self.queue.device) != "gpu"]
+        written = cast("list[TaskFunction]", list(used.values()))
+        return LevelShape(written, len(self.constants.buffers), self.pointers, self.items, trial) if self.inside else None
+
+    def prepare_levels(self, context: Any) -> None:
+        """Upload the table of the levels, and find the number of groups."""
+        cl, flags = import_opencl(), import_opencl().mem_flags
+        units, starts = self._make_table()
+        self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in (units, starts)]
+        self.sync = cl.Buffer(context, flags.READ_WRITE, 256)
         self.word = np.zeros(1, np.int32)
-        self.groups = self.find_groups()
-        self.launch = self._prepare_launch(self.groups)
+        self.recover()
+        self.groups = self.find_groups() if self.inside else 0
 
-    @property
-    def kernels(self) -> int:
-        """Number of launches of one run."""
-        return self.program.turns
-
-    def _units(self) -> list[tuple[Launch, int, int]]:
-        """Return the launch, the position of the task in it and the rank of every unit of work, by level."""
-        return [
-            (x, i, rank)
-            for level in self.levels
-            for x in level
-            for i in range(len(x.tasks))
-            for rank in range(self.functions[x.operator].blocks)
-        ]
-
-    def _make_table(self, numbers: Mapping[str, int]) -> tuple[Array, Array, int, int]:
-        """Return the rows of all units, the first unit of each level, and the shared partial sums and counters.
+    def _make_table(self) -> tuple[Array, Array]:
+        """Return the rows of all units of the levels inside ranges, and the first unit of each of these levels.
 
         A row has the function, the task, the slot, the rank, the places of its partial sums and counters, then buffer and byte
         offset of every pointer. A row has whole 64-bit words."""
-        rows, starts, most = list[list[int]](), [0], [0, 0]
-        for level in self.levels:
-            floats = counters = 0
-            for x in level:
+        rows, starts = list[list[int]](), [0]
+        numbers = {entry: i for i, entry in enumerate(self.entries)}
+        for level in (self.levels[i] for i in self.inside):
+            for x, (floats, counters) in zip(level, self.sharing_places(level), strict=False):
                 f = self.functions[x.operator]
                 pointers = [n for a in f.arguments for n in self.argument_address(a, self.memory.buffers)]
                 pointers += [0] * (2 * self.pointers - len(pointers))
                 for i, task in enumerate(x.tasks):
                     for rank in range(f.blocks):
                         rows.append([numbers[f.entry], task, i, rank, floats, counters, *pointers])
-                if f.blocks > 1:
-                    floats, counters = round_up(floats + f.partials * len(x.tasks), LINE), counters + len(x.tasks)
             starts.append(len(rows))
-            most = [max(most[0], floats), max(most[1], counters)]
         width = UNIT_WORDS + 2 * self.pointers
-        table = np.array(rows or [[0] * width], np.int64)
-        return table, np.array(starts, np.int32), most[0], most[1]
+        return np.array(rows or [[0] * width], np.int64), np.array(starts, np.int32)
 
-    def _upload_table(self, context: Any, units: Array, starts: Array, floats: int, counters: int) -> None:
-        cl = import_opencl()
-        flags = cl.mem_flags
-        self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in (units, starts)]
-        self.partials = cl.Buffer(context, flags.READ_WRITE, max(4 * floats, 64))
-        self.arrived = cl.Buffer(context, flags.READ_WRITE, max(4 * counters, 64))
-        self.sync = cl.Buffer(context, flags.READ_WRITE, 256)
-        self.recover()
-
-    def recorders(self, context: Any) -> Sequence[Any]:
-        """Return the additional kernel arguments of a traced program."""
+    def unit_recorders(self) -> Sequence[Any]:
+        """Return the additional arguments of the traced kernel that runs levels."""
         return ()
 
-    def _prepare_kernel(self, context: Any, levels: int) -> None:
-        cl = import_opencl()
-        self.kernel = cl.Kernel(self.binary, "program")
+    def _level_kernel(self, base: int, levels: int, groups: int) -> QueuedKernel:
+        """Return the launch of ``levels`` levels from number ``base`` of the table; its last argument is not set."""
+        kernel = import_opencl().Kernel(self.binary, "program")
         fixed = (self.buffer, *self.constants.buffers, *self.tables, self.partials, self.arrived, self.sync)
-        self.kernel.set_args(*fixed, np.int32(levels), *self.recorders(context), np.int32(0))
-        self.last, self.count = len(fixed) + 1 + len(self.recorders(context)), levels
+        values = (*fixed, *self.unit_recorders(), np.int32(base), np.int32(levels))
+        kernel.set_args(*values, np.int32(0))
+        self.last = len(values)
+        return QueuedKernel(self.queue, kernel, groups * self.items, self.items)
+
+    def level_launch(self, levels: range) -> Queueable:
+        """Return the launch that runs a range of levels."""
+        return RangeLaunch(self, self._level_kernel(self.inside.index(levels[0]), len(levels), self.groups), len(levels))
 
     def find_groups(self) -> int:
         """Return the number of groups that run at the same time, by trials of whole groups for each unit."""
-        for each in TRIED if kind_of(self.queue.device) == "gpu" else (1,):
+        for each in TRIED if kind_of(self.queue.device) == "gpu" and not self.mixed else (1,):
             groups = each * self.device.veus
-            self._set_levels(0)
-            self._prepare_launch(groups).launch()
-            if not self._has_given_up():
-                self._set_levels(self.count)
-                self._zero_counters()
-                return groups
+            trial = self._level_kernel(0, 0, groups)
+            trial.kernel.set_arg(self.last, np.int32(groups))
+            trial.launch()
+            given_up = self._has_given_up()
             self.recover()
+            if not given_up:
+                return groups
         raise DeviceFailure(
             f"groups of {self.queue.device.name.strip()} do not run at the same time", hint="try --option executor=waves"
         )
-
-    def _set_levels(self, levels: int) -> None:
-        self.kernel.set_arg(self.last - len(self.recorders(self.queue.context)) - 1, np.int32(levels))
-
-    def _prepare_launch(self, groups: int) -> QueuedKernel:
-        """Return the launch of ``groups`` groups. The last argument of a trial is their number."""
-        self.kernel.set_arg(self.last, np.int32(groups))
-        return QueuedKernel(self.queue, self.kernel, groups * self.items, self.items)
 
     def _has_given_up(self) -> bool:
         """Wait for all queued runs. Return True if a group gave up in one of them."""
@@ -159,15 +155,12 @@ class PersistentProgram(OpenClProgram):
         self.queue.finish()
         return bool(self.word[0])
 
-    def queue_turn(self, at: Placement) -> None:
-        """Queue one iteration: one launch."""
-        if not self.count:
-            return
-        if (self.epoch + 1) * self.groups * self.count > LARGEST:
+    def pass_levels(self, count: int) -> int:
+        """Return the levels that were passed since the counter was zero, before a launch of ``count`` more."""
+        if (self.passed + count) * self.groups > LARGEST:
             self._zero_counters()
-        self.kernel.set_arg(self.last, np.int32(self.epoch * self.count))
-        self.epoch += 1
-        self.launch.launch()
+        self.passed += count
+        return self.passed - count
 
     def finish(self) -> None:
         """Wait for all queued runs. Raises DeviceFailure if groups gave up in one of them, which leaves its outputs unwritten."""
@@ -181,13 +174,28 @@ class PersistentProgram(OpenClProgram):
         """Zero the counters of groups, but not the word that says that a group gave up: no caller has seen it."""
         for buffer, size in ((self.arrived, self.arrived.size), (self.sync, GIVEN_UP)):
             import_opencl().enqueue_fill_buffer(self.queue, buffer, np.int32(0), 0, size)
-        self.epoch = 0
+        self.passed = 0
 
     def recover(self) -> None:
         """Zero all counters after an aborted run."""
         import_opencl().enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self._zero_counters()
 
+    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> None:
+        """Return None: the calls of a run differ from those of the run before."""
+
     def buffers(self) -> Sequence[Any]:
         """Return all device memory that the program owns."""
-        return (*super().buffers(), *self.tables, self.partials, self.arrived, self.sync)
+        return (*super().buffers(), *self.tables, self.sync)
+
+
+class RangeLaunch:
+    """The launch of a range of ``levels`` levels of ``program``."""
+
+    def __init__(self, program: PersistentProgram, prepared: QueuedKernel, levels: int) -> None:
+        self.program, self.prepared, self.levels = program, prepared, levels
+
+    def launch(self) -> None:
+        """Queue it, with the levels that were passed before."""
+        self.prepared.kernel.set_arg(self.program.last, np.int32(self.program.pass_levels(self.levels)))
+        self.prepared.launch()

@@ -38,7 +38,9 @@ def open_device(options: OpenOptions) -> Backend:
 #: AMD architectures that kernels can be compiled for without the card.
 TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
-EXECUTOR = Option("executor", "", "One launch per program or per wave.", ("single", "waves"))
+EXECUTOR = Option(
+    "executor", "", "One launch per program, per wave, or (GPUs) per range of small waves.", ("single", "waves", "mixed")
+)
 KERNELS = Option("kernels", "", "Kernels of CPU cores or of a GPU's groups, whatever the device.", ("cpu", "gpu"))
 WINOGRAD = Option("winograd", "on", "Winograd kernels for 3 x 3 convolutions.", ("on", "off"))
 

@@ -251,15 +251,31 @@ def _group_attribute(threads: int) -> str:
     return f"__attribute__((reqd_work_group_size({threads}, 1, 1)))"
 
 
-def launch_text(kernels: Sequence[Sequence[TaskFunction]], dialect: CTarget, traced: bool = False) -> str:
-    """Return the complete OpenCL program of launches.
+@dataclass(frozen=True, slots=True)
+class LevelShape:
+    """The specialisation of the kernel that runs levels: its functions, the buffers of constants, the pointers of a row, the
+    work-items of a group, and the polls of a group in a trial."""
+
+    functions: Sequence[TaskFunction]
+    constants: int
+    pointers: int
+    threads: int
+    trial: int
+
+
+def launch_text(
+    kernels: Sequence[Sequence[TaskFunction]], dialect: CTarget, traced: bool = False, levels: LevelShape | None = None
+) -> str:
+    """Return the complete OpenCL program of launches, and with ``levels`` the kernel that runs levels.
 
     Kernel ``launch_i`` has the tasks of all functions of ``kernels[i]``, which have equal work-items: first those of the first
     function, then those of the next. A task has a group, or ``blocks`` groups."""
-    functions = dict.fromkeys(f for parts in kernels for part in parts for f in (*_ordered_callees(part), part))
+    called = [*(part for parts in kernels for part in parts), *(levels.functions if levels else ())]
+    functions = dict.fromkeys(f for part in called for f in (*_ordered_callees(part), part))
     parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in functions if f.helpers)]
     parts += dict.fromkeys(f.text for f in functions)
-    return "\n".join([*parts, *(_launch_kernel(number, parts, traced) for number, parts in enumerate(kernels))])
+    parts += [_launch_kernel(number, parts, traced) for number, parts in enumerate(kernels)]
+    return "\n".join([*parts, *([_levels_kernel(levels, traced)] if levels else [])])
 
 
 def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> str:
@@ -305,7 +321,7 @@ _FETCH: Final = (
 )
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
-    __global int *arrived, volatile __global int *sync, int levels{records}, int before)
+    __global int *arrived, volatile __global int *sync{records}, int base, int levels, int before)
 {{
   {scratch}
   const int group = (int)get_group_id(0), groups = (int)get_num_groups(0);
@@ -320,6 +336,7 @@ __kernel void program({parameters}, __global const long *units, __global const i
     return;
   }}
   __local long row[{width}];
+  starts += base;
   int end = starts[1], u = starts[0] + group;
   {fetch}
   for (int level = 0; level < levels; ++level) {{
@@ -358,33 +375,26 @@ __kernel void program({parameters}, __global const long *units, __global const i
 """
 
 
-def persistent_text(
-    functions: Sequence[TaskFunction], dialect: CTarget, sizes: tuple[int, int, int], trial: int, traced: bool = False
-) -> str:
-    """Return the complete OpenCL program of one launch for all levels. ``sizes`` are the buffers of constants, the pointers of a
-    row, and the work-items of a group. In a trial a group polls at most ``trial`` times."""
-    constants, pointers, threads = sizes
-    called = dict.fromkeys(f for function in functions for f in (*_ordered_callees(function), function))
-    parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in called if f.helpers)]
-    parts += dict.fromkeys(f.text for f in called)
-    shape = WalkShape(0, 0, constants)
-    cases = "".join(f"        case {i}: {_unit_call(f, shape)}; break;\n" for i, f in enumerate(functions))
-    record = "\n      if (!get_local_id(0)) { records[2 * u] = begin; records[2 * u + 1] = rm_clock(); }"
-    text = _PERSISTENT.format(
-        head=_group_attribute(threads),
-        parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(constants)),
-        scratch=_local_scratch(functions),
-        width=UNIT_WORDS + 2 * pointers,
-        fetch=_FETCH.format(width=UNIT_WORDS + 2 * pointers, threads=threads),
+def _levels_kernel(levels: LevelShape, traced: bool) -> str:
+    """Return the kernel of one launch that runs consecutive levels."""
+    shape, width = WalkShape(0, 0, levels.constants), UNIT_WORDS + 2 * levels.pointers
+    cases = "".join(f"        case {i}: {_unit_call(f, shape)}; break;\n" for i, f in enumerate(levels.functions))
+    times = "__global ulong *const times = records + 2 * (record + u);"
+    record = f"\n      if (!get_local_id(0)) {{ {times} times[0] = begin; times[1] = rm_clock(); }}"
+    return _PERSISTENT.format(
+        head=_group_attribute(levels.threads),
+        parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(levels.constants)),
+        scratch=_local_scratch(levels.functions),
+        width=width,
+        fetch=_FETCH.format(width=width, threads=levels.threads),
         words=UNIT_WORDS,
         cases=cases,
         patience=MOST_POLLS,
-        trial=trial,
-        records=", __global ulong *records" * traced,
+        trial=levels.trial,
+        records=", __global ulong *records, int record" * traced,
         begin="\n      const ulong begin = rm_clock();" * traced,
         end=record * traced,
     )
-    return "\n".join([*parts, text])
 
 
 def _unit_call(function: TaskFunction, shape: WalkShape) -> str:

@@ -92,15 +92,22 @@ class TracedLaunches(Clocked, LaunchProgram):
     def recorders(self, context: Any, joined: Sequence[Launch]) -> Sequence[Any]:
         """Return the record buffer (two 64-bit words per group of the run) and the first record of a kernel."""
         counts = [sum(map(self.groups_of, launches)) for launches in self.plan]
+        return self._records(len(self.tasks())), np.int32(sum(counts[: [*self.plan].index([*joined])]))
+
+    def _records(self, count: int) -> Any:
         if not hasattr(self, "records"):
             cl = import_opencl()
-            self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(sum(counts), 1))
-        return self.records, np.int32(sum(counts[: [*self.plan].index([*joined])]))
+            self.records = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, 16 * max(count, 1))
+        return self.records
 
     def tasks(self) -> list[tuple[int, str, int]]:
         """Return a row, the operator and the index of every record. Tasks of a launch have different rows where possible."""
+        return [record for joined in self.plan for record in self.tasks_of(joined)]
+
+    def tasks_of(self, launches: Sequence[Launch]) -> list[tuple[int, str, int]]:
+        """Return the records of launches, one for each group."""
         result = list[tuple[int, str, int]]()
-        for launch in (x for joined in self.plan for x in joined):
+        for launch in launches:
             blocks = self.functions[launch.operator].blocks
             result += [
                 (i % self.device.veus, launch.operator, task) for i, task in enumerate(launch.tasks) for _ in range(blocks)
@@ -112,25 +119,16 @@ class TracedLaunches(Clocked, LaunchProgram):
         return (*super().buffers(), self.records)
 
 
-class TracedPersistent(Clocked, PersistentProgram):
-    """A persistent program whose groups record two times for each unit of work."""
+class TracedPersistent(TracedLaunches, PersistentProgram):
+    """A persistent program: the records of launches, then two times for each unit of work of levels."""
 
-    traced = True
-
-    def recorders(self, context: Any) -> Sequence[Any]:
-        """Return the record buffer: two 64-bit words per unit."""
-        if not hasattr(self, "records"):
-            cl = import_opencl()
-            self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(len(self.places), 1))
-        return (self.records,)
+    def unit_recorders(self) -> Sequence[Any]:
+        """Return the record buffer, and the first record of a unit."""
+        return self._records(len(self.tasks())), np.int32(len(super().tasks()))
 
     def tasks(self) -> list[tuple[int, str, int]]:
         """Return a row, the operator and the index of every record."""
-        return [(i % self.device.veus, x.operator, x.tasks[i]) for x, i in self.places]
-
-    def buffers(self) -> Sequence[Any]:
-        """Return all device memory that the program owns, including the records."""
-        return (*super().buffers(), self.records)
+        return [*super().tasks(), *(record for i in self.inside for record in self.tasks_of(self.levels[i]))]
 
 
 def record_trace(loaded: TracedTable | TracedLaunches | TracedPersistent, inputs: Mapping[str, Array]) -> list[Span]:

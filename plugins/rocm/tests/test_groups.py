@@ -17,7 +17,6 @@ from products import PROLOGUES
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.form_planning import FormPlanner
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.launches import Launch
@@ -29,9 +28,8 @@ from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 from rammer_rocm import opened_unit, persistent_executor, source
 from rammer_rocm.build import build_program
-from rammer_rocm.forms import SINGLE
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_launches, launch_levels
+from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_level, launch_levels
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, units
 from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.plugin import DEVICE
@@ -125,8 +123,8 @@ def layers(rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
     return {"x": x, "w_a": w_a, "w_b": w_b}, e / e.sum(1, keepdims=True) @ w_b
 
 
-@pytest.mark.parametrize("executor", ["waves", "single"])
-def test_both_executors_are_right(executor: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("executor", ["waves", "single", "mixed"])
+def test_executors_are_right(executor: str, rng: np.random.Generator) -> None:
     exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu", "executor": executor})
     for _ in range(3):
         inputs, wanted = layers(rng)
@@ -154,23 +152,43 @@ def test_a_bound_call_uses_arrays_with_room_in_place(executor: str, rng: np.rand
     exe.close()
 
 
-def test_a_form_of_one_launch_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+#: Maps in a chain, each of which is a level of few groups.
+CHAIN = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[2] x) => (float[2] y) {
+    a = Relu(x)
+    b = Tanh(a)
+    c = Exp(b)
+    d = Neg(c)
+    y = Exp(d)
+}"""
+
+
+def test_a_form_of_ranges_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Check that small levels share a launch, between launches that use the caller's arrays in place, also after resets."""
     monkeypatch.setattr(opened_unit, "kind_of", lambda device: "gpu")
-    exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu"})
-    inputs, wanted = layers(rng)
+    exe = rammer.compile(onnx.parser.parse_model(CHAIN), device="rocm", options={"kernels": "gpu"}, fusion="none")
+    inputs = {"x": rng.standard_normal(2, np.float32)}
     (segment,) = exe.prepare(exe.checked(inputs)).compiled.segments
     assert isinstance(segment, ProgramSegment)
-    assert re.search(r"form \w+, by measurement( before)?: waves [\d.]+ ms, single [\d.]+ ms", segment.choice)
-    base = replace(segment, program=replace(segment.program, form=""))
-    planned = FormPlanner(base, exe.backend).plan(SINGLE)
-    loaded = exe.backend.load(planned.program, planned.constants)
-    (port,) = planned.program.outputs
-    assert planned.program.form == "single" and loaded.kernels == 1
-    assert np.abs(loaded.run(inputs).outputs[port.external] - wanted).max() < 1e-5
+    assert re.search(r"form \w+, by measurement( before)?: waves [\d.]+ ms, mixed [\d.]+ ms", segment.choice)
+    mixed = rammer.compile(
+        onnx.parser.parse_model(CHAIN), device="rocm", options={"kernels": "gpu", "executor": "mixed"}, fusion="none"
+    )
+    assert mixed.prepare(mixed.checked(inputs)).kernels == 3, "the first level, three levels, and the last one"
+    bound = mixed.bind(inputs)
+    assert not bound.notes
+    for largest in (1 << 30, 1 << 30, 0, 0):
+        monkeypatch.setattr(persistent_executor, "LARGEST", largest)
+        wanted = np.exp(-np.exp(np.tanh(np.maximum(inputs["x"], 0))))
+        bound.run()
+        for found in (bound.to_host("y")["y"], mixed.run(inputs)["y"]):
+            assert np.abs(found - wanted).max() < 1e-5
+        inputs = {"x": rng.standard_normal(2, np.float32)}
+        bound.write(inputs)
     with pytest.raises(DeviceFailure, match="for the execution form other, which device rocm does not have"):
-        exe.backend.load(replace(planned.program, form="other"), planned.constants)
-    loaded.close()
+        exe.backend.load(replace(segment.program, form="other"), {})
     exe.close()
+    mixed.close()
 
 
 def test_a_run_whose_groups_do_not_all_run_is_reported(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -215,9 +233,9 @@ def test_launches_that_do_not_depend_share_a_kernel() -> None:
         Launch("d", (0,), (3,)),
     ]
     assert [[x.operator for x in level] for level in launch_levels(launches)] == [["a", "b", "e"], ["c"], ["d"]]
-    joined = join_launches(launches, functions, 2)
+    joined = [kernel for level in launch_levels(launches) for kernel in join_level(level, functions, 2)]
     assert [[x.operator for x in kernel] for kernel in joined] == [["a", "b"], ["e"], ["c"], ["d"]]
     many = [Launch("a", (0,), ()) for _ in range(MOST_PARTS + 1)]
-    assert [len(k) for k in join_launches(many, functions, 2)] == [MOST_PARTS, 1]
+    assert [len(k) for k in join_level(many, functions, 2)] == [MOST_PARTS, 1]
     large = Launch("a", tuple(range(2 * MOST_GROUPS + 1)), ())
-    assert [len(k) for k in join_launches([large, large], functions, 2)] == [1, 1]
+    assert [len(k) for k in join_level([large, large], functions, 2)] == [1, 1]

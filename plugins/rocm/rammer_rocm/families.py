@@ -18,7 +18,7 @@ from rammer_rocm.dots.choose import make_dots_family
 from rammer_rocm.generic.kernel import make_generic_family
 from rammer_rocm.image.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
-from rammer_rocm.matrix.choose import make_matrix_family
+from rammer_rocm.matrix.choose import make_matrix_families
 from rammer_rocm.panel.choose import GENERIC_RATE, make_panel_family
 from rammer_rocm.ring.choose import SHARED_LOCAL, make_ring_family
 from rammer_rocm.window.choose import make_window_family
@@ -43,7 +43,7 @@ def families_of(device: VDevice, without: Collection[str] = (), resident: int = 
         make_winograd_family(device),
         make_image_family(device),
         make_channels_family(device),
-        make_matrix_family(device),
+        *make_matrix_families(device),
         make_ring_family(device, resident),
         make_window_family(device),
         make_generic_family(device),

@@ -23,7 +23,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.build import ROUNDED
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.matrix.instruction import device_name
+from rammer_rocm.matrix.instruction import device_name, lower_precisions
 from rammer_rocm.source import launch_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
@@ -74,7 +74,7 @@ class Card:
             vector=1,
             resident=self.units,
             source=self.source,
-            precisions=PRECISIONS,
+            precisions=PRECISIONS + lower_precisions(device_name(target)),
         )
 
 

@@ -10,7 +10,7 @@ from rammer.device.manifest import Hardware
 from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.build import nvidia_capability
-from rammer_rocm.matrix.instruction import device_name
+from rammer_rocm.matrix.instruction import device_name, lower_precisions
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 
@@ -86,7 +86,7 @@ def _make_cpu(device: Any) -> VDevice:
 def _make_gpu(device: Any) -> VDevice:
     groups = int(device.max_compute_units)
     threads = min(GPU_THREADS, int(device.max_work_group_size))
-    clock = max(1, int(device.max_clock_frequency)) * 1e6
+    clock, name = max(1, int(device.max_clock_frequency)) * 1e6, device_name(device.name.strip())
     layers = (
         # 16 bytes per cycle and compute unit: within 30% of gfx906, gfx90a and H200 data sheets.
         MemoryLayer("vram", "device", int(device.global_mem_size), groups * clock * 8, 64, "estimate per unit"),
@@ -95,7 +95,7 @@ def _make_gpu(device: Any) -> VDevice:
         MemoryLayer("register", "thread", 255 * 4, groups * clock * 512, 4, "255 registers a work-item"),
     )
     return VDevice(
-        name=device_name(device.name.strip()),
+        name=name,
         description=device.name.strip(),
         veus=groups,
         layers=layers,
@@ -105,7 +105,7 @@ def _make_gpu(device: Any) -> VDevice:
         vector=1,
         resident=groups,
         source="OpenCL device info",
-        precisions=PRECISIONS,
+        precisions=PRECISIONS + lower_precisions(name),
     )
 
 

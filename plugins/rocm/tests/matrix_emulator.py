@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from rammer_rocm.matrix.instruction import INSTRUCTIONS, MatrixInstruction
+from rammer_rocm.matrix.instruction import MatrixInstruction
 
 #: Every lane leaves its fragments in local memory. After a barrier of the group, which all waves reach equally often, it adds.
 _EXCHANGE: Final = """
 #define rm_in_order()
-#define rm_half(p, i) vload_half(i, (__local const half *)(p))
-inline static rm_sums rm_exchanged(const ushort *x, const ushort *y, rm_sums sums, __local char *mail, const int count) {
+#define rm_number(p, i) (brain ? as_float((uint)(p)[i] << 16) : vload_half(i, (__local const half *)(p)))
+inline static rm_sums rm_exchanged(const ushort *x, const ushort *y, rm_sums sums, __local char *mail, const int count,
+                                   const bool brain) {
   const int lanes = @LANES@, lane = (int)get_local_id(0) % lanes, first = (int)get_local_id(0) - lane;
   __local ushort *const a = (__local ushort *)mail, *const b = a + 256 * count;
   for (int e = 0; e < count; ++e) {
@@ -35,7 +36,7 @@ inline static rm_sums rm_exchanged(const ushort *x, const ushort *y, rm_sums sum
       // The other copy of a row, in lanes from 16 on, must be equal.
       const int other = @TWIN@ ? lane / 16 * 16 : 0;
       const int x = (first + group + row + other) * count + at, y = (first + group + column + other) * count + at;
-      c[e] = fma(rm_half(a, x), rm_half(b, y), c[e]);
+      c[e] = fma(rm_number(a, x), rm_number(b, y), c[e]);
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -46,24 +47,28 @@ _MFMA: Final = """
 typedef ushort8 rm_fragment;
 typedef float16 rm_sums;
 #define rm_fragment_of(lots, one, other) (*(__local const ushort8 *)((lots) + (one)))
-#define rm_of(x, y, c, mail) \\
-  { ushort u[4], v[4]; vstore4(x, 0, u); vstore4(y, 0, v); c = rm_exchanged(u, v, c, mail, 4); }
-#define rm_products0(x, y, c, mail) rm_of((x).lo, (y).lo, c, mail)
-#define rm_products1(x, y, c, mail) rm_of((x).hi, (y).hi, c, mail)
+#define rm_of(x, y, c, mail, brain) \\
+  { ushort u[4], v[4]; vstore4(x, 0, u); vstore4(y, 0, v); c = rm_exchanged(u, v, c, mail, 4, brain); }
+#define rm_products0(x, y, c, mail) rm_of((x).lo, (y).lo, c, mail, false)
+#define rm_products1(x, y, c, mail) rm_of((x).hi, (y).hi, c, mail, false)
+#define rm_products0b(x, y, c, mail) rm_of((x).lo, (y).lo, c, mail, true)
+#define rm_products1b(x, y, c, mail) rm_of((x).hi, (y).hi, c, mail, true)
 """
 _WMMA: Final = """
 typedef ushort16 rm_fragment;
 typedef float8 rm_sums;
 #define rm_fragment_of(lots, one, other) \\
   (ushort16)(*(__local const ushort8 *)((lots) + (one)), *(__local const ushort8 *)((lots) + (other)))
-#define rm_products0(x, y, c, mail) \\
-  { ushort u[16], v[16]; vstore16(x, 0, u); vstore16(y, 0, v); c = rm_exchanged(u, v, c, mail, 16); }
+#define rm_of(x, y, c, mail, brain) \\
+  { ushort u[16], v[16]; vstore16(x, 0, u); vstore16(y, 0, v); c = rm_exchanged(u, v, c, mail, 16, brain); }
+#define rm_products0(x, y, c, mail) rm_of(x, y, c, mail, false)
+#define rm_products0b(x, y, c, mail) rm_of(x, y, c, mail, true)
 """
 
 
-def emulated(target: str) -> MatrixInstruction:
-    """Return the instruction of ``target`` as text for any OpenCL device."""
-    i, wide = INSTRUCTIONS[target], target.startswith("gfx9")
+def emulated(target: str, i: MatrixInstruction) -> MatrixInstruction:
+    """Return the instruction ``i`` of ``target`` as text for any OpenCL device."""
+    wide = target.startswith("gfx9")
     names = {"LANES": 64, "SUMS": 16, "SIDE": 32, "PRODUCTS": 8, "TWIN": 0, "STORE": "vstore16", "LOAD": "vload16"}
     names["ROW"] = "8 * (e / 4) + 4 * (lane / 32) + e % 4"
     if not wide:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from random import Random
 from typing import Any
 
@@ -26,15 +26,14 @@ from .isa import MATRIX, MCA, cycles_of, inner_loop
 from .matrix_emulator import emulated
 from rammer_rocm import units
 from rammer_rocm.dialect import GPU_DIALECT
-from rammer_rocm.matrix import instruction
 from rammer_rocm.matrix.arrangement import LOT, Swizzled
-from rammer_rocm.matrix.instruction import INSTRUCTIONS
+from rammer_rocm.matrix.instruction import INSTRUCTIONS, ROUNDING
 from rammer_rocm.matrix.shape import shape_of
 from rammer_rocm.offline import OfflineBackend, Toolchain
 from rammer_rocm.plugin import DEVICE
 from rammer_rocm.source import launch_text
 
-TARGETS = tuple(INSTRUCTIONS)
+TARGETS, FAMILIES = tuple(INSTRUCTIONS), ("matrix", "matrix_bf16")
 #: Products and convolutions with maps behind them: the lines, and the shapes of the inputs. ``w`` is a constant.
 CASES: Mapping[str, tuple[Sequence[str], Mapping[str, tuple[int, ...]]]] = {
     "packed": (
@@ -59,18 +58,22 @@ CASES: Mapping[str, tuple[Sequence[str], Mapping[str, tuple[int, ...]]]] = {
 }
 
 
-def subject_of(name: str) -> UntiledOperator:
-    """Return the operator of a case. The images of convolutions are channels-last."""
+def subject_of(name: str, rounded: bool = False) -> UntiledOperator:
+    """Return the operator of a case, or the same in float32 that may be ``rounded`` to bfloat16. The images of convolutions are
+    channels-last."""
     lines, shapes = CASES[name]
-    computes = tuple(Compute.parse(line) for line in lines)
-    types = {n: TensorType("float16", s) for n, s in shapes.items()} | {c.name: c.type for c in computes}
+    computes = tuple(Compute.parse(line.replace("f16[", "f32[") if rounded else line) for line in lines)
+    types = {n: TensorType("float32" if rounded else "float16", s) for n, s in shapes.items()} | {
+        c.name: c.type for c in computes
+    }
     inside = computes[0].name
     edges = (Connection(inside, computes[1].name, "veu"),) if len(computes) > 1 else ()
     operator = ROperator("A", computes, edges, ("y",), ())
     stored = {n: dense(n, n, types[n].shape) for n in (*shapes, "y")}
     if len(shapes["x"]) == 4:
         stored |= {n: replace(s, strides=channels_last(s.shape)) for n, s in stored.items() if n in ("x", "r", "y")}
-    return UntiledOperator(operator, Binding(types, stored, frozenset({"w"} & {*shapes})), {})
+    binding = Binding(types, stored, frozenset({"w"} & {*shapes}))
+    return UntiledOperator(operator, replace(binding, precision="bfloat16" if rounded else "float32"), {})
 
 
 def tools(target: str) -> Toolchain:
@@ -86,7 +89,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not DEVICE.probe():
         pytest.skip("no OpenCL unit")
     target = request.param
-    monkeypatch.setitem(instruction.INSTRUCTIONS, target, emulated(target))
+    for table in (INSTRUCTIONS, ROUNDING):
+        monkeypatch.setitem(table, target, emulated(target, table[target]))
     monkeypatch.setattr(units, "device_name", lambda name: f"opencl_{target}")
     made = DEVICE.open(OpenOptions(options={"kernels": "gpu", "executor": "waves"}))
     yield made
@@ -96,16 +100,17 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", TARGETS, indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_products_are_right_in_any_shape(backend: Any, name: str, seed: int) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_are_right_in_any_shape(backend: Any, name: str, family: str, seed: int) -> None:
     """Check every element of random tiles, shapes and splits within an error bound; memory is NaN before."""
     random = Random(seed)
-    (family,) = (f for f in backend.usable if f.name == "matrix")
-    one = subject_of(name)
+    (offered,) = (f for f in backend.usable if f.name == family)
+    one = subject_of(name, family != "matrix")
 
     def fitting(operators: Sequence[ROperator]) -> Iterator[ROperator]:
         return (o for o in operators if backend.fits(o, one.binding))
 
-    choices = [c.operator for c in islice(family.candidates(one.operator, one.binding, backend.unit), 4000)]
+    choices = [c.operator for c in islice(offered.candidates(one.operator, one.binding, backend.unit), 4000)]
     split = [o for o in choices if dict(o.config)["split_k"] > 1]
     random.shuffle(choices)
     for operator in [*islice(fitting(choices), 3), *islice(fitting(split), 1)]:
@@ -144,17 +149,18 @@ def product_of(target: str, packed: bool = True) -> tuple[OfflineBackend, ROpera
 
 
 def first_choice(target: str, one: UntiledOperator) -> tuple[OfflineBackend, ROperator]:
-    """Return the device's first choice for an operator, which must be a kernel with matrix instructions."""
+    """Return the device's first choice for an operator, whose kernel must have matrix instructions."""
     backend = OfflineBackend(target, tools(target))
     operator = next(o for o in backend.candidates(one.operator, one.binding) if backend.fits(o, one.binding))
-    assert operator.family == "matrix"
+    assert operator.family in FAMILIES
     return backend, operator
 
 
 def check_resources(backend: OfflineBackend, operator: ROperator, binding: Binding) -> str:
     """Check that a kernel has matrix instructions, spills nothing, and leaves room for the groups that its cost assumes. Return
     its text."""
-    function, i = backend.writer.written(operator, binding), INSTRUCTIONS[backend.tools.target]
+    among = INSTRUCTIONS if operator.family == "matrix" else ROUNDING
+    function, i = backend.writer.written(operator, binding), among[backend.tools.target]
     text = launch_text([(function,)], GPU_DIALECT)
     found, p = backend.tools.compile(text), i.product(operator, binding)
     shape = shape_of(i, p.row_count, p.width, dict(operator.config))
@@ -167,12 +173,12 @@ def check_resources(backend: OfflineBackend, operator: ROperator, binding: Bindi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", [*CASES, "large"])
-def test_every_product_has_matrix_instructions_and_no_spills(target: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "rounded"), [*product(CASES, (False, True)), ("large", False)])
+def test_every_product_has_matrix_instructions_and_no_spills(target: str, name: str, rounded: bool) -> None:
     if name == "large":
         backend, operator, binding = product_of(target, packed=False)
     else:
-        one = subject_of(name)
+        one = subject_of(name, rounded)
         backend, operator = first_choice(target, one)
         binding = one.binding
     text = check_resources(backend, operator, binding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product, repeat
 from typing import Final
@@ -18,11 +18,10 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.units import SPLITS, Units
-from rammer_rocm.matrix.instruction import DEPTH, THREADS, MatrixInstruction, instruction_of
+from rammer_rocm.matrix.instruction import DEPTH, INSTRUCTIONS, ROUNDING, THREADS, MatrixInstruction, instruction_of
 from rammer_rocm.matrix.kernel import matrix_kernel
 from rammer_rocm.matrix.shape import MatrixShape, shape_of
 
-NAME: Final = "matrix"
 #: Fragments of a wave along either side.
 FRAGMENTS: Final = (1, 2, 4)
 #: Groups of a unit up to which sums are shared, and choices of one tile size and split that are offered.
@@ -47,7 +46,7 @@ def task_cycles(s: MatrixShape, depth: Depth, cells: int, shared: int) -> tuple[
     part = s.bk // DEPTH
     waves, staged = -(-s.waves // i.simds), (s.bm + s.bn) * s.bk * i.item
     matrix, fragments = waves * part * s.tm * s.tn * i.cycles, part * (s.tm + s.tn)
-    others = waves * i.issue * (ADDRESSES + fragments * 2 / i.groups + COPY * staged / (16 * THREADS))
+    others = waves * i.issue * (ADDRESSES + fragments * 2 / i.groups + COPY * staged * i.source / i.item / (16 * THREADS))
     local = (fragments * s.waves * i.side * ROW + staged) / LOCAL
     busy = matrix if i.beside else matrix + others
     step = max(resident * max(busy, local), matrix + others, LATENCY) + STEP
@@ -61,7 +60,7 @@ def seconds_of(s: MatrixShape, main: Compute, cells: int, tasks: int, ends: int,
     cycles, end, resident = task_cycles(s, depth, cells, unit.device.layer("veu").capacity)
     rounds = -(-groups // (unit.sms * resident))
     clock = unit.device.flops / FLOP
-    moved = groups * -(-depth.blocks // s.split_k) * s.bk * (s.bm + s.bn) * s.instruction.item
+    moved = groups * -(-depth.blocks // s.split_k) * s.bk * (s.bm + s.bn) * s.instruction.source
     partials = 8 * cells * groups * (s.split_k > 1)
     compute = (START + rounds * (cycles + end)) / clock
     return max(compute, moved / (unit.delivered * unit.sms * clock)) + (ends + partials) / unit.bandwidth
@@ -98,12 +97,17 @@ def matrix_choices(i: MatrixInstruction, operator: ROperator, binding: Binding, 
             about = math.prod(tile), dict(config)["split_k"]
             seen[about] += 1
             if seen[about] <= ALIKE:
-                yield Choice(seconds, replace(operator, tile=tile, family=NAME, config=config))
+                yield Choice(seconds, replace(operator, tile=tile, family=i.name, config=config))
 
 
-def make_matrix_family(device: VDevice) -> Family:
-    """Return the family for the matrix instruction of ``device``; devices without one do not support it."""
-    instruction = instruction_of(device)
+def make_matrix_families(device: VDevice) -> tuple[Family, ...]:
+    """Return the families for float16, and for float32 that is rounded to bfloat16."""
+    return tuple(_make_family(device, among) for among in (INSTRUCTIONS, ROUNDING))
+
+
+def _make_family(device: VDevice, among: Mapping[str, MatrixInstruction]) -> Family:
+    """Return the family for the matrix instruction of ``device`` in ``among``; devices without one do not support it."""
+    instruction, any_ = instruction_of(device, among), next(iter(among.values()))
     shared = device.layer("veu").capacity
 
     def needed() -> MatrixInstruction:
@@ -121,12 +125,13 @@ def make_matrix_family(device: VDevice) -> Family:
         return seconds_of(s, p.main, p.row_count * p.width, operator.task_count, ends, Units(unit))
 
     return Family(
-        NAME,
+        any_.name,
         dict.fromkeys(KEYS, range(0, 1025)),
         candidates,
         seconds,
         lambda operator, binding: matrix_kernel(operator, binding, needed(), shared),
-        lambda unit: instruction_of(unit) is not None,
+        lambda unit: instruction_of(unit, among) is not None,
         product=True,
         spread=lambda operator: max(1, dict(operator.config).get("split_k", 1)),
+        operand_rounding=any_.rounding,
     )

@@ -7,7 +7,8 @@ MI200, CDNA 3 and RDNA 3), so a wrong fragment changes results."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.codegen import Product, product_of
@@ -29,6 +30,10 @@ typedef float16 rm_sums;
   c = __builtin_amdgcn_mfma_f32_32x32x8f16(as_half4((x).lo), as_half4((y).lo), c, 0, 0, 0)
 #define rm_products1(x, y, c, mail) \\
   c = __builtin_amdgcn_mfma_f32_32x32x8f16(as_half4((x).hi), as_half4((y).hi), c, 0, 0, 0)
+#define rm_products0b(x, y, c, mail) \\
+  c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(as_short4((x).lo), as_short4((y).lo), c, 0, 0, 0)
+#define rm_products1b(x, y, c, mail) \\
+  c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(as_short4((x).hi), as_short4((y).hi), c, 0, 0, 0)
 """
 _WMMA: Final = """
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -38,6 +43,7 @@ typedef float8 rm_sums;
 #define rm_fragment_of(lots, one, other) \\
   (ushort16)(*(__local const ushort8 *)((lots) + (one)), *(__local const ushort8 *)((lots) + (other)))
 #define rm_products0(x, y, c, mail) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(as_half16(x), as_half16(y), c)
+#define rm_products0b(x, y, c, mail) c = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(as_short16(x), as_short16(y), c)
 """
 
 
@@ -49,7 +55,9 @@ class MatrixInstruction:
     ``blocks`` are the products of a step of the kernel, as far as registers last. A lane reads one of ``groups`` parts of the 16
     products, by ``lane / side``. A unit has ``registers`` for each lane, at most ``most`` for a wave. A wave issues another
     instruction every ``issue`` cycles; with ``beside``, other units execute it while the matrix unit multiplies. ``device`` is
-    the text of the device. It gets ``mailbox`` bytes of local memory, for emulation."""
+    the text of the device. It gets ``mailbox`` bytes of local memory, for emulation.
+
+    Operands of ``dtype`` in memory are rounded to bfloat16 on their way to local memory if they are float32."""
 
     name: str
     lanes: int
@@ -77,9 +85,24 @@ class MatrixInstruction:
         """The waves of a group."""
         return THREADS // self.lanes
 
+    @property
+    def rounding(self) -> str:
+        """The format to which operands are rounded, or ""."""
+        return "bfloat16" if self.dtype == "float32" else ""
+
+    @property
+    def source(self) -> int:
+        """Bytes of an element in memory."""
+        return 4 if self.rounding else self.item
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the names of device functions for the type in local memory."""
+        return "b" if self.rounding else ""
+
     def serves(self, precision: str) -> bool:
-        """Return True: products of float16 are exact in float32."""
-        return True
+        """Return True if products may be as inexact as ``precision``. Products of float16 are exact in float32."""
+        return self.rounding in ("", precision)
 
     def product(self, operator: ROperator, binding: Binding) -> Product:
         """Return the matrix product of a tiled operator. Raises Unsuited."""
@@ -101,6 +124,8 @@ INSTRUCTIONS: Final = {
     "gfx942": _mfma(64),
     "gfx1100": _WMMA_F16,
 }
+#: The same for float32 operands, rounded to bfloat16 if a user allows it. The instructions have the same fragments and rates.
+ROUNDING: Final = {t: replace(i, name="matrix_bf16", dtype="float32") for t, i in INSTRUCTIONS.items()}
 #: The name of a virtual device with matrix instructions is this prefix and the target.
 PREFIX: Final = "opencl_"
 
@@ -111,6 +136,11 @@ def device_name(target: str) -> str:
     return PREFIX + (name if name in INSTRUCTIONS else "gpu")
 
 
-def instruction_of(device: VDevice) -> MatrixInstruction | None:
+def instruction_of(device: VDevice, among: Mapping[str, MatrixInstruction]) -> MatrixInstruction | None:
     """Return the matrix instruction of a device, or None."""
-    return INSTRUCTIONS.get(device.name.removeprefix(PREFIX)) if device.threads == THREADS else None
+    return among.get(device.name.removeprefix(PREFIX)) if device.threads == THREADS else None
+
+
+def lower_precisions(name: str) -> tuple[str, ...]:
+    """Return the formats to which a virtual device of this name can round operands of products."""
+    return ("bfloat16",) if name.removeprefix(PREFIX) in ROUNDING else ()

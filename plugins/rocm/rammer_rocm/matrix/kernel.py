@@ -31,10 +31,13 @@ DIALECT: Final = replace(GPU_DIALECT, function="__attribute__((always_inline))")
 ADDRESS: Final = 3
 #: Both operands have the same form in local memory.
 SWIZZLED: Final = Swizzled()
-HALVES: Final = Staging("float16", SWIZZLED, SWIZZLED, SWIZZLED, LOT)
+STAGINGS: Final = {
+    "float16": Staging("float16", SWIZZLED, SWIZZLED, SWIZZLED, LOT),
+    "float32": Staging("float32", SWIZZLED, SWIZZLED, SWIZZLED, LOT // 2),
+}
 #: Copies of 16, 8 and 2 bytes in two parts: from global memory to a register ``held``, and from there to local memory, with zeros
-#: where ``valid`` is false. An invalid load reads ``base`` instead, so no lane branches. ``rm_turn16`` stores eight elements of
-#: one product, each to its row.
+#: where ``valid`` is false. An invalid load reads ``base`` instead, so no lane branches. ``rm_turn16`` stores the elements of
+#: one product, each to its row. Names with ``b`` round float32 to bfloat16.
 COPIES: Final = """
 #define rm_load16(held, base, to, from, valid) held = *(__global const uint4 *)((valid) ? (from) : (base))
 #define rm_load8(held, base, to, from, valid) held.xy = *(__global const uint2 *)((valid) ? (from) : (base))
@@ -42,18 +45,28 @@ COPIES: Final = """
 #define rm_store16(held, base, to, from, valid) *(__local uint4 *)(to) = (valid) ? held : (uint4)(0)
 #define rm_store8(held, base, to, from, valid) *(__local uint2 *)(to) = (valid) ? held.xy : (uint2)(0)
 #define rm_store2(held, base, to, from, valid) *(to) = (valid) ? (ushort)held.x : (ushort)0
-#define rm_turn16(block, held, base, to, from, valid) rm_turn(block, shared, (int)((to) - shared), (valid) ? held : (uint4)(0))
-inline static void rm_turn(const int block, __local ushort *shared, int to, uint4 held) {
-  const ushort8 v = as_ushort8(held);
+#define rm_load4(held, base, to, from, valid) held.x = as_uint(*((valid) ? (from) : (base)))
+#define rm_store16b(held, base, to, from, valid) *(__local ushort4 *)(to) = (valid) ? rm_brains(held) : (ushort4)(0)
+#define rm_store4b(held, base, to, from, valid) *(to) = (valid) ? rm_brains(held).x : (ushort)0
+#define rm_turn16b(block, held, base, to, from, valid) \\
+  rm_turn(block, shared, (int)((to) - shared), (valid) ? rm_brains(held) : (ushort4)(0))
+// Round float32 to bfloat16: to nearest, ties to even. A NaN stays one.
+inline static ushort4 rm_brains(uint4 v) {
+  const uint4 rounded = v + 0x7fff + (v >> 16 & 1);
+  return convert_ushort4(select(rounded, v | 0x400000, (v & 0x7fffffff) > 0x7f800000) >> 16);
+}
+#define rm_turn16(block, held, base, to, from, valid) do { \\
+  const ushort8 v_ = as_ushort8((valid) ? held : (uint4)(0)); \\
+  const int at_ = (int)((to) - shared); \\
+  rm_turn(block, shared, at_, v_.lo); \\
+  rm_turn(block, shared, (at_ ^ 4 / max(1, 64 / block) % (block / 8) * 8) + 4 * block, v_.hi); \\
+} while (0)
+inline static void rm_turn(const int block, __local ushort *shared, int to, ushort4 v) {
   const int rows = max(1, 64 / block), lots = block / 8;
   shared[to] = v.s0;
   shared[(to ^ 1 / rows % lots * 8) + block] = v.s1;
   shared[(to ^ 2 / rows % lots * 8) + 2 * block] = v.s2;
   shared[(to ^ 3 / rows % lots * 8) + 3 * block] = v.s3;
-  shared[(to ^ 4 / rows % lots * 8) + 4 * block] = v.s4;
-  shared[(to ^ 5 / rows % lots * 8) + 5 * block] = v.s5;
-  shared[(to ^ 6 / rows % lots * 8) + 6 * block] = v.s6;
-  shared[(to ^ 7 / rows % lots * 8) + 7 * block] = v.s7;
 }
 """
 
@@ -78,8 +91,9 @@ class MatrixKernel(RingKernel):
         self.p, self.binding, self.shape, self.text = p, binding, shape, Text()
         self.depth = depth_of(p.main.reduce, shape.bk)
         self.split = min(shape.split_k, self.depth.blocks)
-        self.a = Staged("a", p, p.a, p.rows, shape.bm, self.depth, THREADS, HALVES, GPU_DIALECT)
-        self.b = Staged("b", p, p.b, p.columns, shape.bn, self.depth, THREADS, HALVES, GPU_DIALECT)
+        staging = STAGINGS[shape.instruction.dtype]
+        self.a = Staged("a", p, p.a, p.rows, shape.bm, self.depth, THREADS, staging, GPU_DIALECT)
+        self.b = Staged("b", p, p.b, p.columns, shape.bn, self.depth, THREADS, staging, GPU_DIALECT)
         self.prologue = None
         self.scratch = shape.local + shape.instruction.mailbox
         copies = sum(ADDRESS * (8 if self._is_turned(o) else 1) * len(self._copies(o, "load")[1]) for o in (self.a, self.b))
@@ -97,7 +111,8 @@ class MatrixKernel(RingKernel):
         self._write_origins()
         text.line("__local ushort *const shared = (__local ushort *)scratch, *const ashared = shared;")
         text.line(f"__local ushort *const bshared = shared + {2 * self.a.size};")
-        text.line("__global const ushort *const ag = (__global const ushort *)p0, *const bg = (__global const ushort *)p1;")
+        kind = f"__global const {self.a.staging.ctype} *"
+        text.line(f"{kind}const ag = ({kind})p0, *const bg = ({kind})p1;")
         text.line(f"const int lane = tid % {i.lanes}, wave = min(tid / {i.lanes}, {s.waves - 1});")
         text.line(f"const int ty = wave / {s.wide} * {i.side * s.tm}, tx = wave % {s.wide} * {i.side * s.tn};")
         for n, own in (("a", "ty"), ("b", "tx")):
@@ -128,7 +143,7 @@ class MatrixKernel(RingKernel):
 
     @staticmethod
     def _is_turned(stage: Staged) -> bool:
-        """Return True if a copy has eight elements of one product."""
+        """Return True if a copy has several elements of one product."""
         return stage.packing is None and not stage.deep and stage.vector > 1
 
     def _copies(self, stage: Staged, verb: str) -> tuple[str, list[str]]:
@@ -143,12 +158,13 @@ class MatrixKernel(RingKernel):
 
         def part(match: re.Match[str]) -> str:
             names.append(f"{n}held{len(names)}")
-            part = (
-                f"rm_turn{match[1]}({self.shape.bk}, " if self._is_turned(stage) and verb == "store" else f"rm_{verb}{match[1]}("
-            )
-            return f"{part}{names[-1]}, {n}g, "
+            if verb == "load":
+                return f"rm_load{match[1]}({names[-1]}, {n}g, "
+            kind = f"{match[1]}{self.shape.instruction.suffix}("
+            return f"{f'rm_turn{kind}{self.shape.bk}, ' if self._is_turned(stage) else f'rm_store{kind}'}{names[-1]}, {n}g, "
 
-        return re.sub(r"rm_copy(\d+)\(", part, "\n".join(text.lines)), names
+        found = "\n".join(text.lines).replace("__local float *", "__local ushort *")
+        return re.sub(r"rm_copy(\d+)\(", part, found), names
 
     def _copy(self, verb: str) -> None:
         for stage in (self.a, self.b):
@@ -186,7 +202,7 @@ class MatrixKernel(RingKernel):
         """Write the products of step ``k``. Consecutive instructions have different sums."""
         s = self.shape
         for step, x, y in product(range(s.instruction.steps), range(s.tm), range(s.tn)):
-            self.text.line(f"rm_products{step}(a{k}_{x}, b{k}_{y}, acc{x}_{y}, scratch + {s.local});")
+            self.text.line(f"rm_products{step}{s.instruction.suffix}(a{k}_{x}, b{k}_{y}, acc{x}_{y}, scratch + {s.local});")
 
     def _results(self) -> str:
         """Write the sums to local memory, band by band, their exchange between groups, the maps and the stores."""

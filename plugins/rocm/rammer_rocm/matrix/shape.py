@@ -59,7 +59,7 @@ class MatrixShape:
         others. The compiler computes addresses once a task, so each takes a register."""
         i = self.instruction
         fragment, addresses = DEPTH // i.groups // 2, 4 * self.bk // DEPTH // i.groups
-        copies = -(-(self.bm + self.bn) * self.bk * i.item // (4 * THREADS))
+        copies = -(-(self.bm + self.bn) * self.bk * i.source // (4 * THREADS))
         return self.tm * self.tn * i.sums + 2 * (self.tm + self.tn) * fragment + addresses + copies + OTHERS
 
     def resident(self, shared: int) -> int:

@@ -43,7 +43,7 @@ def families_of(device: VDevice, without: Collection[str] = (), resident: int = 
         make_winograd_family(device),
         make_image_family(device),
         make_channels_family(device),
-        *make_matrix_families(device),
+        *make_matrix_families(device, resident),
         make_ring_family(device, resident),
         make_window_family(device),
         make_generic_family(device),

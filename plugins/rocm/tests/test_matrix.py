@@ -27,9 +27,10 @@ from .matrix_emulator import emulated
 from rammer_rocm import units
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.matrix.arrangement import LOT, Swizzled
-from rammer_rocm.matrix.instruction import INSTRUCTIONS, ROUNDING
+from rammer_rocm.matrix.choose import make_matrix_families
+from rammer_rocm.matrix.instruction import INSTRUCTIONS, ROUNDING, device_name
 from rammer_rocm.matrix.shape import shape_of
-from rammer_rocm.offline import OfflineBackend, Toolchain
+from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain
 from rammer_rocm.plugin import DEVICE
 from rammer_rocm.source import launch_text
 
@@ -169,6 +170,24 @@ def check_resources(backend: OfflineBackend, operator: ROperator, binding: Bindi
     assert found.spills == 0 and groups * found.local_bytes <= local
     assert groups * -(-i.waves // i.simds) * found.registers <= i.registers, (groups, found, shape)
     return text
+
+
+def test_instructions_are_chosen_by_the_name_of_a_driver() -> None:
+    names = ("gfx90a:sramecc+:xnack-", "gfx1100", "gfx906:sramecc+", "NVIDIA H100")
+    assert [device_name(n) for n in names] == ["opencl_gfx90a", "opencl_gfx1100", "opencl_gpu", "opencl_gpu"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shapes_of_a_single_launch_leave_room_for_two_groups(target: str) -> None:
+    device, one = CARDS[target].vdevice(target), subject_of("packed")
+    counts = list[set[int]]()
+    for resident in (0, 2):
+        family, _ = make_matrix_families(device, resident)
+        found = [c.operator for c in family.candidates(one.operator, one.binding, device)]
+        parts = [INSTRUCTIONS[target].product(o, one.binding) for o in found]
+        shapes = [shape_of(INSTRUCTIONS[target], p.row_count, p.width, dict(p.operator.config)) for p in parts]
+        counts.append({s.resident(device.layer("veu").capacity) for s in shapes})
+    assert counts == [{1, 2}, {2}]
 
 
 @pytest.mark.slow

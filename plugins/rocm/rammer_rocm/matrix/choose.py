@@ -66,27 +66,28 @@ def seconds_of(s: MatrixShape, main: Compute, cells: int, tasks: int, ends: int,
     return max(compute, moved / (unit.delivered * unit.sms * clock)) + (ends + partials) / unit.bandwidth
 
 
-def _shapes(i: MatrixInstruction, rows: int, width: int, most: int, shared: int) -> Iterator[MatrixShape]:
+def _shapes(i: MatrixInstruction, rows: int, width: int, most: int, room: tuple[int, int]) -> Iterator[MatrixShape]:
     """Yield the possible shapes of a task of ``rows x width`` that use more than half of the group's waves. At most ``most``
-    groups share a sum."""
+    groups share a sum. ``room`` is a unit's local memory, and the groups for which it must suffice."""
     for tm, tn, bk in product(FRAGMENTS, FRAGMENTS, i.blocks):
         s = shape_of(i, rows, width, {"tm": tm, "tn": tn, "bk": bk})
-        if i.waves < 2 * s.waves <= 2 * i.waves and s.registers <= i.most and s.resident(shared):
+        if i.waves < 2 * s.waves <= 2 * i.waves and s.registers <= i.most and s.resident(room[0]) >= room[1]:
             yield from (replace(s, split_k=split) for split in SPLITS if split <= most)
 
 
-def matrix_choices(i: MatrixInstruction, operator: ROperator, binding: Binding, unit: Units) -> Iterator[Choice]:
-    """Yield the best few choices of every tile size and split, best predicted first; some have no kernel."""
+def matrix_choices(i: MatrixInstruction, operator: ROperator, binding: Binding, unit: Units, resident: int) -> Iterator[Choice]:
+    """Yield the best few choices of every tile size and split, best predicted first; some have no kernel. A unit has room for
+    ``resident`` groups."""
     roles = find_roles(i, operator, binding)
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
     alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
     ends = [end_bytes(c, roles.after, operator, binding) for c in mains]
-    shared, ranked = unit.device.layer("veu").capacity, list[tuple[float, tuple[int, ...], Config]]()
+    room, ranked = (unit.device.layer("veu").capacity, max(1, resident)), list[tuple[float, tuple[int, ...], Config]]()
     for key in alike:
         rows, width, *tasks = key
-        for s in _shapes(i, rows, width, max(1, FULL * unit.sms // max(tasks)), shared):
+        for s in _shapes(i, rows, width, max(1, FULL * unit.sms // max(tasks)), room):
             if s.split_k > max(1, depth_of(roles.main.reduce, s.bk).blocks // 2):
                 continue
             each = [seconds_of(s, *one, unit) for one in zip(mains, repeat(rows * width), tasks, ends)]
@@ -100,12 +101,13 @@ def matrix_choices(i: MatrixInstruction, operator: ROperator, binding: Binding, 
                 yield Choice(seconds, replace(operator, tile=tile, family=i.name, config=config))
 
 
-def make_matrix_families(device: VDevice) -> tuple[Family, ...]:
-    """Return the families for float16, and for float32 that is rounded to bfloat16."""
-    return tuple(_make_family(device, among) for among in (INSTRUCTIONS, ROUNDING))
+def make_matrix_families(device: VDevice, resident: int = 0) -> tuple[Family, ...]:
+    """Return the families for float16, and for float32 that is rounded to bfloat16. A unit runs ``resident`` groups at a time (0:
+    as many as fit)."""
+    return tuple(_make_family(device, among, resident) for among in (INSTRUCTIONS, ROUNDING))
 
 
-def _make_family(device: VDevice, among: Mapping[str, MatrixInstruction]) -> Family:
+def _make_family(device: VDevice, among: Mapping[str, MatrixInstruction], resident: int) -> Family:
     """Return the family for the matrix instruction of ``device`` in ``among``; devices without one do not support it."""
     instruction, any_ = instruction_of(device, among), next(iter(among.values()))
     shared = device.layer("veu").capacity
@@ -116,7 +118,7 @@ def _make_family(device: VDevice, among: Mapping[str, MatrixInstruction]) -> Fam
         return instruction
 
     def candidates(operator: ROperator, binding: Binding, unit: VDevice) -> Iterable[Choice]:
-        return matrix_choices(needed(), operator, binding, Units(unit))
+        return matrix_choices(needed(), operator, binding, Units(unit), resident)
 
     def seconds(operator: ROperator, binding: Binding, unit: VDevice) -> float:
         p = needed().product(operator, binding)

@@ -144,6 +144,12 @@ def test_a_layer_that_holds_nothing_is_not_used(layer: str, spills: bool, rng: n
     assert all([t.layer for t in tried][:2] == ["thread", "veu"] for tried in some(list(tile.outcomes.values())))
 
 
+def test_a_value_that_others_read_is_refused_at_every_layer(rng: np.random.Generator) -> None:
+    text = "(float[64,96] x) => (float[64,96] b, float[64,96] y) { b = Exp(x) y = Neg(b) }"
+    tile = connect(graph_of(rng, SmallModel("kept", text)), device())
+    assert [t.layer for t in tile.outcomes["b", "y"]] == ["thread", "veu"]
+
+
 def test_a_task_is_bounded_by_what_it_loads_of_a_table(rng: np.random.Generator) -> None:
     model = SmallModel("rows", "(float[1000,64] x, int32[3] x_rows) => (float[3,64] y) { y = Gather<axis=0>(x, x_rows) }")
     graph, where = graph_of(rng, model), device()

@@ -196,7 +196,8 @@ class _Connector:
             written = self._group_outputs(wider.group)
             if not written:
                 self._log(joined, c, _refusal(c.name, layer, "a value that it leaves to others is not cut like its results"))
-                return wider
+                onward = onward or wider
+                continue
             operator = ROperator(c.name, wider.group, links, written)
             rows = self._goes_on(wider.group)
             if rows and not memory_bound(operator):  # the device is asked for all rows at once

@@ -15,7 +15,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.channels.kernel import make_channels_family
 from rammer_rocm.codes.choose import make_codes_family
 from rammer_rocm.dots.choose import make_dots_family
-from rammer_rocm.generic.kernel import make_generic_family
+from rammer_rocm.generic.kernel import GPU_CHAIN_RATE, make_generic_family
 from rammer_rocm.image.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.matrix.choose import make_matrix_families
@@ -26,9 +26,6 @@ from rammer_rocm.winograd.choose import make_winograd_family
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
 
-#: The share of the peak that generic kernels of several products reach on a GPU: 53 us for attention of 6 heads of 50 x 50 x 64
-#: on an H200.
-GPU_RATE = 0.002
 #: Number of panel tiles offered to the tuner, before the generic tiles.
 PANEL_TILES = 6
 
@@ -87,5 +84,5 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         return Resources(threads=function.threads, local_bytes=function.scratch)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """Return GENERIC_RATE, on a GPU GPU_RATE: no family computes several sums."""
-        return GPU_RATE if self.vdevice.threads > 1 else GENERIC_RATE
+        """Return GENERIC_RATE, on a GPU GPU_CHAIN_RATE: no family computes several sums."""
+        return GPU_CHAIN_RATE if self.vdevice.threads > 1 else GENERIC_RATE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from ranged_models import RANGED, UNRANGED, RangedModel
+from ranged_models import RANGED, UNRANGED, RangedModel, parsed
 
 import rammer
 from rammer.runtime.shape_buckets import BUCKETS, find_bucket
@@ -82,6 +84,29 @@ def test_lengths_outside_the_range_are_compiled_on_their_own(rng: np.random.Gene
         exe.run(model.inputs({"seq": length}, rng))
     assert sorted(s.compiled.ranged is None for s in exe.cache.values()) == [False, True, True]
     exe.close()
+
+
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_resize_has_another_ratio_at_each_length(device: str, coordinates: str, rng: np.random.Generator) -> None:
+    """Check a strided image that is resized to the extents of the input, at drawn lengths of one program."""
+    proto = parsed(
+        """resized (float[1, 3, h, w] x) => (float[1, 3, h, w] y) {
+            a = Conv<strides = [3, 3], pads = [1, 1, 1, 1]>(x, wa)  s = Shape(x)  y = Resize(a, , , s)
+        }""",
+        wa=rng.standard_normal((3, 3, 3, 3)).astype(np.float32),
+    )
+    attributes = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    proto.graph.node[-1].attribute.extend(onnx.helper.make_attribute(n, v) for n, v in attributes.items())
+    model = RangedModel(proto, {"h": (7, 20), "w": (8, 23)})
+    reference = _reference(model)
+    with rammer.compile(proto, device, shapes=model.spans, options=OPTIONS.get(device)) as exe:
+        exe.lengths = replace(exe.lengths, buckets=1)
+        for _ in range(6):
+            inputs = model.inputs({n: int(rng.integers(low, high + 1)) for n, (low, high) in model.spans.items()}, rng)
+            (expected,) = reference.run(None, inputs)
+            np.testing.assert_allclose(exe.run(inputs)["y"], expected, 1e-4, 1e-5)
+        assert len(exe.cache) == 1
 
 
 # "recurrent" becomes a loop program; the buckets of "clipped" end where its slice does, so each has a program.

@@ -50,7 +50,7 @@ from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NO_STEPS, NONE, AffineExtent, Point
+from rammer.ir.extent import NO_STEPS, NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
@@ -167,7 +167,14 @@ class Compiler:
             check_one(graph, self.lowerings)
         with self.step("lower"):
             wanted = None if kept is None else _alias_tensors(graphs[0], kept)
-            over, ranged, ended = in_common(fit, [lower(g, self.lowerings, ranged=True) for g in graphs], wanted)
+            try:
+                over, ranged, ended = in_common(fit, [lower(g, self.lowerings, ranged=True) for g in graphs], wanted)
+            except NoRange:
+                if not any(n.op == "Resize" for n in graphs[0].nodes):
+                    raise
+                fit = LengthFit(fit.points, fit.spans, fit.steps)  # the tables of a resize may differ between lengths
+                resized = [lower(g, self.lowerings, ranged=True, any_ratio=True) for g in graphs]
+                over, ranged, ended = in_common(fit, resized, wanted)
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))

@@ -48,7 +48,7 @@ MODELS: Final = {
     "ppocr_det": SizedModel((1, 3, "h", "w"), {"h": (64, 256, 32), "w": (64, 256, 32)}),
     "hubert": SizedModel((1, "n"), {"n": (800, 32000, 1)}),
     "whisper": SizedModel((1, 16, "n"), {"n": (20, 800, 1)}),
-    "segformer": SizedModel((1, 3, "h", "w"), {"h": (64, 384, 32), "w": (64, 384, 32)}),
+    "segformer": SizedModel((1, 3, "h", "w"), {"h": (64, 256, 1), "w": (64, 256, 1)}),
 }
 
 

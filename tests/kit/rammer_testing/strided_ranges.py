@@ -102,13 +102,15 @@ def every_few(d: Drawing) -> str:
 
 
 def resize(d: Drawing) -> str:
-    """Append a resize by a fixed scale."""
+    """Append a resize by a fixed scale, or to the extents of the input."""
+    mode, coordinates = ("nearest", "linear")[d.whole(0, 1)], ("asymmetric", "half_pixel")[d.whole(0, 1)]
+    if mode == "linear" and d.whole(0, 1):
+        coordinates = (coordinates, "align_corners", "pytorch_half_pixel")[d.whole(0, 2)]
+        sizes = d.node("Concat", d.constant(np.array([1, d.channels])), d.node("Shape", "x", start=2), axis=0)
+        return d.node("Resize", d.value, "", "", sizes, mode=mode, coordinate_transformation_mode=coordinates)
     scale = float(d.rng.choice([0.5, 2.0, 3.0]))
-    mode = ("nearest", "linear")[d.whole(0, 1)]
     scales = d.constant(np.array([1.0, 1.0, *[scale] * d.open_axes], np.float32))
-    return d.node(
-        "Resize", d.value, "", scales, mode=mode, coordinate_transformation_mode=("asymmetric", "half_pixel")[d.whole(0, 1)]
-    )
+    return d.node("Resize", d.value, "", scales, mode=mode, coordinate_transformation_mode=coordinates)
 
 
 def transposed(d: Drawing) -> str:

@@ -21,7 +21,14 @@ from rammer.verify.expressions import Bodies
 Lowerings: TypeAlias = Mapping[tuple[str, str], LoweringFn]
 
 
-def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings = REGISTRY, ranged: bool = False) -> Lowering:
+def lower_node(
+    graph: Graph,
+    node: Node,
+    taken: set[str],
+    lowerings: Lowerings = REGISTRY,
+    ranged: bool = False,
+    any_ratio: bool = False,
+) -> Lowering:
     """Lower one node, for all lengths of a range if ``ranged``. Its intermediates get names that are not in ``taken``, and these
     names are added to it.
 
@@ -30,7 +37,7 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
     function = lowerings.get((node.domain, node.bare))
     if function is None:
         raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.bare} has no lowering")
-    context = Lowering(graph, node, taken=taken, ranged=ranged)
+    context = Lowering(graph, node, taken=taken, ranged=ranged, any_ratio=any_ratio)
     with attribute_errors(function):
         function(context)
         for output in node.outputs:
@@ -62,9 +69,11 @@ def lower(
     lowerings: Lowerings = REGISTRY,
     otherwise: Callable[[Node], Sequence[Compute]] | None = None,
     ranged: bool = False,
+    any_ratio: bool = False,
 ) -> ComputeGraph:
-    """Lower every node of ``graph``, in order, and verify the result. With ``ranged``, it has the form of all lengths. Nodes for
-    which ``otherwise`` returns computes are not lowered. Raises CannotLower, ValueError."""
+    """Lower every node of ``graph``, in order, and verify the result. With ``ranged``, it has the form of all lengths; with
+    ``any_ratio``, also of resizes by a ratio that depends on the length. Nodes for which ``otherwise`` returns computes are not
+    lowered. Raises CannotLower, ValueError."""
     taken = Names(graph.types)
     computes: list[Compute] = []
     types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
@@ -74,7 +83,7 @@ def lower(
             computes += others
             types |= {c.name: c.type for c in others}
             continue
-        context = lower_node(graph, node, taken, lowerings, ranged)
+        context = lower_node(graph, node, taken, lowerings, ranged, any_ratio)
         computes += context.computes
         constants |= context.constants
         types |= context.types

@@ -29,7 +29,8 @@ class CannotLower(Exception):
 @dataclass
 class Lowering:
     """The context of a lowering function: one node, and the Computes that it emits. If ``ranged``, the node is unified with those
-    of other lengths, so the form of its Computes must not depend on extents."""
+    of other lengths, so the form of its Computes must not depend on extents. With ``any_ratio``, ratios of extents depend on the
+    length."""
 
     graph: Graph
     node: Node
@@ -38,6 +39,7 @@ class Lowering:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     taken: set[str] = field(default_factory=Names)
     ranged: bool = False
+    any_ratio: bool = False
 
     def has(self, index: int) -> bool:
         """Return True if optional input ``index`` is present."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from rammer.frontend.lower.resize_coordinates import Kernel, Resampling
 from rammer.frontend.read.limits import MAX_TABLE, check_positions
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Cast, Const, Expr, Op, Table
+from rammer.ir.expr import Cast, Const, Expr, Op, Table, integer
 from rammer.ir.types import is_float
 
 #: Dimensions that one map interpolates between corners; each other dimension is a separate pass.
 MOST_CORNERS: Final = 3
+#: Coordinate transformations that are a quotient of integers of the extents.
+EXACT: Final = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+#: Index and weight of the lower and the upper neighbour.
+Sides: TypeAlias = "tuple[tuple[Expr, Expr], ...]"
 
 
 @lowering("Resize", "Upsample")
@@ -44,6 +48,10 @@ def lower_resize(ctx: Lowering) -> None:
         "cubic" if mode == "cubic" else "linear", float(ctx.attr("cubic_coeff_a", -0.75)), bool(ctx.attr("antialias", 0))
     )
     exclude = bool(ctx.attr("exclude_outside", 0))
+    sized = modern and ctx.has(3) and ctx.attr("keep_aspect_ratio_policy", "stretch") == "stretch"
+    if ctx.any_ratio and sized and kernel == Kernel("linear", kernel.a) and not exclude and transformation in EXACT:
+        _emit_at_lengths(ctx, transformation)
+        return
     taps = {d: r.taps(places[d], kernel, exclude) for d, r in dims.items()}
     _emit_weighted(ctx, taps, guard)
 
@@ -148,8 +156,46 @@ def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]]
         if d not in corners:
             source = _emit_pass(ctx, source, d, index, weight, working)
     axes = ctx.axes(ctx.node.outputs[0])
-    value = _Corners(ctx, source, axes, taps, working).over(corners, {})
+    found = {d: _table_sides(axes[d].name, *taps[d], working) for d in corners}
+    value = _Corners(ctx, source, axes, found, working).over(corners, {})
     ctx.emit(axes, _select_inside(ctx, _cast_if_needed(value, working, dtype), guard), into=0)
+
+
+def _table_sides(axis: str, index: np.ndarray, weight: np.ndarray, dtype: str) -> Sides:
+    """Return the indices and weights of both neighbours as tables."""
+    return tuple(
+        (_source_index(axis, index[:, side]), Table(tuple(float(v) for v in weight[:, side]), ex.as_index(axis), dtype))
+        for side in (0, 1)
+    )
+
+
+def _emit_at_lengths(ctx: Lowering, transformation: str) -> None:
+    """Emit linear interpolation by arithmetic of one form for all extents, whose ratio may be any at each length of a range."""
+    dtype, axes, source = ctx.out().dtype, ctx.axes(ctx.node.outputs[0]), ctx.shape(ctx.input(0))
+    working = dtype if is_float(dtype) and dtype != "float16" else "float32"
+    spatial = [d for d, r in enumerate(_make_resamplings(ctx, True)) if d > 1 or r.out != r.source]
+    sides = {d: _length_sides(axes[d].name, source[d], axes[d].extent, transformation, working) for d in spatial}
+    value = _Corners(ctx, ctx.input(0), axes, sides, working).over(spatial, {})
+    ctx.emit(axes, _cast_if_needed(value, working, dtype), into=0)
+
+
+def _length_sides(axis: str, source: int, out: int, transformation: str, dtype: str) -> Sides:
+    """Return the indices and weights of both neighbours; the coordinate is ``above / below``."""
+    at = ex.as_index(axis)
+    if transformation == "align_corners":
+        above, below = Op("mul", (at, integer(source - 1))), Op("max", (integer(out - 1), integer(1)))
+    elif transformation == "asymmetric":
+        above, below = Op("mul", (at, integer(source))), Op("add", (integer(out), integer(0)))
+    else:
+        middle = Op("mul", (ex.make_add(ex.make_mul(at, 2), 1), integer(source)))
+        above, below = Op("sub", (middle, integer(out))), Op("mul", (integer(out), integer(2)))
+    next_one = Op("floordiv", (Op("add", (above, below)), below))  # from positive numbers: a coordinate is above -1
+    places = (Op("sub", (next_one, integer(1))), next_one)
+    rest = Op("sub", (above, Op("mul", (places[0], below))))
+    upper = Op("div", (Cast(dtype, rest), Cast(dtype, below)))
+    weights = (Op("sub", (Const(1.0, dtype), upper)), upper)
+    inside = (Op("max", (integer(0), Op("min", (p, integer(source - 1))))) for p in places)
+    return tuple(zip(inside, weights, strict=True))
 
 
 def _cast_if_needed(value: Expr, have: str, want: str) -> Expr:
@@ -158,13 +204,13 @@ def _cast_if_needed(value: Expr, have: str, want: str) -> Expr:
 
 @dataclass(frozen=True)
 class _Corners:
-    """Linear interpolation of ``source`` between two neighbours along some dimensions, computed as ``dtype``. ``taps`` maps each
-    dimension to the indices and weights of both neighbours."""
+    """Linear interpolation of ``source`` between two neighbours along some dimensions, computed as ``dtype``. ``sides`` maps each
+    dimension to the index and the weight of both neighbours."""
 
     ctx: Lowering
     source: str
     axes: Sequence[Axis]
-    taps: Mapping[int, tuple[np.ndarray, np.ndarray]]
+    sides: Mapping[int, Sides]
     dtype: str
 
     def over(self, dims: Sequence[int], chosen: Mapping[int, Expr]) -> Expr:
@@ -173,13 +219,7 @@ class _Corners:
             load = self.ctx.load(self.source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(self.axes)])
             return _cast_if_needed(load, self.ctx.type(self.source).dtype, self.dtype)
         first, rest = dims[0], dims[1:]
-        index, weight = self.taps[first]
-        name = self.axes[first].name
-        terms: list[Expr] = []
-        for side in (0, 1):
-            place = {**chosen, first: _source_index(name, index[:, side])}
-            factor = Table(tuple(float(v) for v in weight[:, side]), ex.as_index(name), self.dtype)
-            terms.append(Op("mul", (self.over(rest, place), factor)))
+        terms = [Op("mul", (self.over(rest, {**chosen, first: p}), factor)) for p, factor in self.sides[first]]
         return Op("add", (terms[0], terms[1]))
 
 

@@ -55,7 +55,7 @@ ptxas info    : Used 168 registers, 4096 bytes smem"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["gfx906", "gfx90a"])
+@pytest.mark.parametrize("target", ["gfx906", "gfx90a", "gfx942", "gfx1100"])
 def test_softmax_compiles_with_real_figures(target: str) -> None:
     tools(target)
     backend = DEVICE.open(OpenOptions(target=target))

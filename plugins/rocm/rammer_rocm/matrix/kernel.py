@@ -29,6 +29,8 @@ from rammer_rocm.ring.kernel import UNROLL, RingKernel
 DIALECT: Final = replace(GPU_DIALECT, function="__attribute__((always_inline))")
 #: Registers of a copy besides its data, for each row to which it stores: addresses and a test.
 ADDRESS: Final = 3
+#: Most copies of a work-item in a step. The test of each one takes two scalar registers from its load to its store.
+MOST_COPIES: Final = 24
 #: Both operands have the same form in local memory.
 SWIZZLED: Final = Swizzled()
 STAGINGS: Final = {
@@ -77,15 +79,15 @@ def matrix_kernel(operator: ROperator, binding: Binding, instruction: MatrixInst
     p = instruction.product(operator, binding)
     shape = shape_of(instruction, p.row_count, p.width, dict(operator.config))
     shape.check(shared)
-    return MatrixKernel(p, binding, shape).function(instruction.name)
+    return MatrixKernel(p, binding, shape, shape.room(shared)).function(instruction.name)
 
 
 class MatrixKernel(RingKernel):
-    """A writer of the function of one product."""
+    """A writer of the function of one product, whose lanes have ``room`` registers."""
 
     target = DIALECT
 
-    def __init__(self, p: Product, binding: Binding, shape: MatrixShape) -> None:
+    def __init__(self, p: Product, binding: Binding, shape: MatrixShape, room: int) -> None:
         if p.operator.reduce_bounds or p.a.fill or p.b.fill:
             raise Unsuited("a sum that ends at a length, or padding with a value other than 0")
         self.p, self.binding, self.shape, self.text = p, binding, shape, Text()
@@ -96,9 +98,10 @@ class MatrixKernel(RingKernel):
         self.b = Staged("b", p, p.b, p.columns, shape.bn, self.depth, THREADS, staging, GPU_DIALECT)
         self.prologue = None
         self.scratch = shape.local + shape.instruction.mailbox
-        copies = sum(ADDRESS * (8 if self._is_turned(o) else 1) * len(self._copies(o, "load")[1]) for o in (self.a, self.b))
-        if shape.registers + copies > shape.instruction.most:
-            raise Unsuited(f"{shape.registers} registers and {copies} for copies")
+        counts = [(len(self._copies(o, "load")[1]), 8 if self._is_turned(o) else 1) for o in (self.a, self.b)]
+        registers, copies = shape.registers + sum(ADDRESS * n * rows for n, rows in counts), sum(n for n, _ in counts)
+        if registers > room or copies > MOST_COPIES:
+            raise Unsuited(f"{registers} of {room} registers, {copies} copies of a work-item")
         self.threads, self.helpers = THREADS, shape.instruction.device + COPIES
         self.arguments = self._function_arguments()
 

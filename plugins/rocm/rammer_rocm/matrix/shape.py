@@ -68,6 +68,11 @@ class MatrixShape:
         waves = -(-i.waves // i.simds)
         return min(RESIDENT, shared // self.local, i.registers // (waves * self.registers))
 
+    def room(self, shared: int) -> int:
+        """Return the registers that a lane may have so that a unit holds ``resident`` groups."""
+        i = self.instruction
+        return min(i.most, i.registers // (-(-i.waves // i.simds) * self.resident(shared)))
+
     def check(self, shared: int) -> None:
         """Raise Unsuited if the shape is impossible on a unit with ``shared`` bytes of local memory."""
         i = self.instruction

@@ -104,7 +104,8 @@ def _device_rank(device: Any) -> int:
 @cache
 def _enqueue_function() -> Any:
     """Return the OpenCL function that launches a kernel, from the loader that pyopencl is linked to."""
-    function = ctypes.CDLL(import_opencl()._cl.__file__).clEnqueueNDRangeKernel
+    import_opencl()
+    function = ctypes.CDLL(importlib.import_module("pyopencl._cl").__file__).clEnqueueNDRangeKernel
     word, pointer = ctypes.c_uint, ctypes.c_void_p
     function.argtypes = [pointer, pointer, word, pointer, pointer, pointer, word, pointer, pointer]
     function.restype = ctypes.c_int

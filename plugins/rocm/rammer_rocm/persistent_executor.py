@@ -26,7 +26,7 @@ from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.launch_executor import LaunchProgram, Queueable, count_groups, join_level
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, kind_of
 from rammer_rocm.program_kernels import ProgramKernels
-from rammer_rocm.source import TRIAL_POLLS, UNIT_WORDS, LevelShape
+from rammer_rocm.source import CPU_POLLS, GPU_POLLS, UNIT_WORDS, LevelShape
 
 if TYPE_CHECKING:
     from rammer_rocm.kernels.task import TaskFunction
@@ -84,9 +84,9 @@ class PersistentProgram(LaunchProgram):
         used = {f.entry: f for i in self.inside for x in self.levels[i] for f in [self.functions[x.operator]]}
         self.entries = list(used)
         self.pointers = max((len(f.arguments) for f in used.values()), default=0)
-        trial = TRIAL_POLLS[kind_of(self.queue.device) != "gpu"]
+        polls = GPU_POLLS if kind_of(self.queue.device) == "gpu" else CPU_POLLS
         written = cast("list[TaskFunction]", list(used.values()))
-        return LevelShape(written, len(self.constants.buffers), self.pointers, self.items, trial) if self.inside else None
+        return LevelShape(written, len(self.constants.buffers), self.pointers, self.items, polls) if self.inside else None
 
     def prepare_levels(self, context: Any) -> None:
         """Upload the table of the levels, and find the number of groups."""

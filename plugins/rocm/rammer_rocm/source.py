@@ -254,13 +254,13 @@ def _group_attribute(threads: int) -> str:
 @dataclass(frozen=True, slots=True)
 class LevelShape:
     """The specialisation of the kernel that runs levels: its functions, the buffers of constants, the pointers of a row, the
-    work-items of a group, and the polls of a group in a trial."""
+    work-items of a group, and the polls of a group in a trial and in a run."""
 
     functions: Sequence[TaskFunction]
     constants: int
     pointers: int
     threads: int
-    trial: int
+    polls: tuple[int, int]
 
 
 def launch_text(
@@ -310,10 +310,11 @@ def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> 
 
 #: 64-bit words of a unit of work before its pointers: function, task, slot, rank, partial sums, counters.
 UNIT_WORDS: Final = 6
-#: Polls of a group before it gives up waiting for others: seconds on a GPU.
-MOST_POLLS: Final = 20_000_000
-#: The same in a trial of the groups that run at the same time, on a GPU and on other devices: tenths of a second.
-TRIAL_POLLS: Final = (300_000, 50_000_000)
+#: Polls of a group before it gives up waiting for others, in a trial of the groups that run at the same time and in a run, on a
+#: GPU: tenths of a second, and seconds.
+GPU_POLLS: Final = (300_000, 20_000_000)
+#: The same on other devices, whose groups wait for other processes, too.
+CPU_POLLS: Final = (500_000_000, 2_000_000_000)
 #: A copy of the row of unit ``u`` to local memory. The row of the next level's first unit is copied before the wait: it does not
 #: depend on other groups.
 _FETCH: Final = (
@@ -389,8 +390,8 @@ def _levels_kernel(levels: LevelShape, traced: bool) -> str:
         fetch=_FETCH.format(width=width, threads=levels.threads),
         words=UNIT_WORDS,
         cases=cases,
-        patience=MOST_POLLS,
-        trial=levels.trial,
+        trial=levels.polls[0],
+        patience=levels.polls[1],
         records=", __global ulong *records, int record" * traced,
         begin="\n      const ulong begin = rm_clock();" * traced,
         end=record * traced,

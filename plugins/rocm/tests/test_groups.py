@@ -26,7 +26,7 @@ from rammer_testing.nonempty import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm import opened_unit, persistent_executor, source
+from rammer_rocm import opened_unit, persistent_executor
 from rammer_rocm.build import build_program
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_level, launch_levels
@@ -193,7 +193,7 @@ def test_a_form_of_ranges_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rn
 
 def test_a_run_whose_groups_do_not_all_run_is_reported(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Check that groups give up waiting for groups that have not started, and that the next runs are reported, too."""
-    monkeypatch.setattr(source, "MOST_POLLS", 1000)
+    monkeypatch.setattr(persistent_executor, "CPU_POLLS", (1000, 1000))
     monkeypatch.setattr(PersistentProgram, "find_groups", lambda program: 512 * program.device.veus)
     options = {"kernels": "gpu", "executor": "single"}
     exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options=options, fusion="none")  # several waves

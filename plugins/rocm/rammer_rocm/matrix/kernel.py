@@ -103,15 +103,16 @@ class MatrixKernel(RingKernel):
         if registers > room or copies > MOST_COPIES:
             raise Unsuited(f"{registers} of {room} registers, {copies} copies of a work-item")
         self.threads, self.helpers = THREADS, shape.instruction.device + COPIES
-        self.arguments = self._function_arguments()
+        self.arguments = self.function_arguments()
 
-    def _copy_macros(self) -> dict[str, str]:
+    def copy_macros(self) -> dict[str, str]:
         """Return no macros: both parts of a copy are written where they are used."""
         return {}
 
-    def _declare(self) -> None:
+    def write_declarations(self) -> None:
+        """Write the variables of a work-item: its place in the tile, and the operands' buffers and addresses."""
         s, i, text = self.shape, self.shape.instruction, self.text
-        self._write_origins()
+        self.write_origins()
         text.line("__local ushort *const shared = (__local ushort *)scratch, *const ashared = shared;")
         text.line(f"__local ushort *const bshared = shared + {2 * self.a.size};")
         kind = f"__global const {self.a.staging.ctype} *"
@@ -126,10 +127,10 @@ class MatrixKernel(RingKernel):
         self.a.setup(text)
         self.b.setup(text)
 
-    def _ring(self) -> None:
+    def write_sums(self) -> None:
         """Write the sums of this group's share of the products."""
         s, text = self.shape, self.text
-        self._write_share()
+        self.write_share()
         text.all(f"rm_sums acc{i}_{j} = 0.0f;" for i in range(s.tm) for j in range(s.tn))
         held = {stage.name: len(self._copies(stage, "load")[1]) for stage in (self.a, self.b)}
         text.line(f"uint4 {', '.join(f'{n}held{k}' for n, count in held.items() for k in range(count))};")
@@ -207,12 +208,12 @@ class MatrixKernel(RingKernel):
         for step, x, y in product(range(s.instruction.steps), range(s.tm), range(s.tn)):
             self.text.line(f"rm_products{step}{s.instruction.suffix}(a{k}_{x}, b{k}_{y}, acc{x}_{y}, scratch + {s.local});")
 
-    def _results(self) -> str:
+    def write_results(self) -> str:
         """Write the sums to local memory, band by band, their exchange between groups, the maps and the stores."""
         s, i, text, tables = self.shape, self.shape.instruction, self.text, ""
         text.line("__local float *const totals = (__local float *)scratch;")
         if self.split > 1:
-            self._declare_partials()
+            self.declare_partials()
         value = f"totals[r * {s.bn} + j]"
         with text.block(f"for (int band = 0; band < {s.tm}; ++band)"):
             text.line(GPU_DIALECT.barrier)
@@ -224,10 +225,10 @@ class MatrixKernel(RingKernel):
             text.line(GPU_DIALECT.barrier)
             if self.split > 1:
                 with self._band():
-                    self._store_partial(value)
+                    self.store_partial(value)
             else:
-                tables = self._maps(value, self._band())
-        return self._maps(self._add_partials(), self._cells()) if self.split > 1 else tables
+                tables = self.write_maps(value, self._band())
+        return self.write_maps(self.add_partials(), self.cell_loop()) if self.split > 1 else tables
 
     @contextmanager
     def _band(self) -> Iterator[None]:

@@ -116,9 +116,9 @@ class RingKernel:
         if self.scratch > MOST_LOCAL:
             raise Unsuited(f"{self.scratch} bytes of local memory")
         self.threads, self.helpers = s.threads, COPIES
-        self.arguments = self._function_arguments()
+        self.arguments = self.function_arguments()
 
-    def _function_arguments(self) -> tuple[Argument, ...]:
+    def function_arguments(self) -> tuple[Argument, ...]:
         """Return the operands, then the tensors that the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
@@ -130,14 +130,14 @@ class RingKernel:
     def function(self, family: str) -> TaskFunction:
         """Return the finished function."""
         text = self.text
-        self._declare()
-        self._ring()
-        tables = self._results()
+        self.write_declarations()
+        self.write_sums()
+        tables = self.write_results()
         types = tuple(GPU_DIALECT.types["float32" if a.packing else self.binding.types[a.tensor].dtype] for a in self.arguments)
         pointers = [(t, a.written) for t, a in zip(types, self.arguments, strict=True)]
         shared = ", __global float *partials, __global int *arrived, int slot, int rank" * (self.split > 1)
         rest = head_of(self.target, "@", pointers)[:-1] + f"{shared}) {{\n{text}}}\n"
-        defines = {**self._copy_macros(), **self._prologue_macros()}
+        defines = {**self.copy_macros(), **self._prologue_macros()}
         macros = "".join(f"#define {name} {text}\n" for name, text in defines.items())
         whole = tables + macros + rest + "".join(f"#undef {name.partition('(')[0]}\n" for name in defines)
         name = f"{family}_{hash_of(whole)}"
@@ -156,7 +156,7 @@ class RingKernel:
 
     # --- parts of the text --------------------------------------------------------------------------
 
-    def _copy_macros(self) -> dict[str, str]:
+    def copy_macros(self) -> dict[str, str]:
         """Return the copies of a block of each operand as macros of the block and the buffer: OpenCL C has no closures."""
         return {f"{stage.name}fetch(kb_, slot_)": self._macro_of(stage, None) for stage in (self.a, self.b)}
 
@@ -184,16 +184,17 @@ class RingKernel:
             stage.apply(text, maps)
         return as_macro(text.lines)
 
-    def _write_origins(self) -> None:
+    def write_origins(self) -> None:
         """Write the work-item's number, and where the task's tile begins."""
         o = self.p.operator
         self.text.line("const int tid = (int)get_local_id(0);")
         for d, (place, tile, count) in enumerate(zip(split_digits("task", o.grid), o.tile, o.grid, strict=True)):
             self.text.line(f"const int o{d} = {'0' if count == 1 else place if tile == 1 else f'{place} * {tile}'};")
 
-    def _declare(self) -> None:
+    def write_declarations(self) -> None:
+        """Write the variables of a work-item: its place in the tile, and the operands' buffers and addresses."""
         s, text = self.s, self.text
-        self._write_origins()
+        self.write_origins()
         text.line("__local float *const shared = (__local float *)scratch, *const ashared = shared;")
         text.line(f"__local float *const bshared = shared + {s.stages * self.a.size};")
         text.line("__global const float *const ag = p0, *const bg = p1;")
@@ -208,7 +209,7 @@ class RingKernel:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
             self.prologue.copy(text, pointers, "tid", s.threads)
 
-    def _write_share(self) -> None:
+    def write_share(self) -> None:
         """Write the first and the last block of products that this group adds."""
         blocks = self.depth.blocks
         begin, end = "0", str(blocks)
@@ -216,10 +217,10 @@ class RingKernel:
             begin, end = f"{blocks} * rank / {self.split}", f"{blocks} * (rank + 1) / {self.split}"
         self.text.line(f"const int begin = {begin}, end = {end};")
 
-    def _ring(self) -> None:
+    def write_sums(self) -> None:
         """Write the sums of this group's share of the products."""
         s, text = self.s, self.text
-        self._write_share()
+        self.write_share()
         text.line(f"float acc[{s.tm}][{s.tn}];")
         self._unrolled("acc[i][j] = 0.0f;")
         text.line(f"for (int i = 0; i < {s.stages - 1}; ++i) {{")
@@ -260,7 +261,7 @@ class RingKernel:
         self.text.line("#pragma unroll")
         self.text.all([f"for (int j = 0; j < {s.tn}; ++j) {statement}", "}"])
 
-    def _results(self) -> str:
+    def write_results(self) -> str:
         """Write the sums to local memory, their exchange between groups, the maps and the stores. Return the maps' tables."""
         s, text = self.s, self.text
         text.all(["rm_arrived(0);", GPU_DIALECT.barrier])
@@ -271,21 +272,21 @@ class RingKernel:
         text.line(GPU_DIALECT.barrier)
         value = " + ".join(f"shared[(i + {q * s.bm}) * {s.bn} + j]" for q in range(s.slice_k))
         if self.split > 1:
-            self._declare_partials()
-            with self._cells():
-                self._store_partial(value)
-            value = self._add_partials()
-        return self._maps(value, self._cells())
+            self.declare_partials()
+            with self.cell_loop():
+                self.store_partial(value)
+            value = self.add_partials()
+        return self.write_maps(value, self.cell_loop())
 
-    def _declare_partials(self) -> None:
+    def declare_partials(self) -> None:
         """Write the address of the task's sums of all groups."""
         self.text.line(f"__global float *const all = partials + slot * {self.split * self.p.row_count * self.p.width};")
 
-    def _store_partial(self, value: str) -> None:
+    def store_partial(self, value: str) -> None:
         """Write the store of this group's sum of cell ``e``."""
         self.text.line(f"all[rank * {self.p.row_count * self.p.width} + e] = {value};")
 
-    def _add_partials(self) -> str:
+    def add_partials(self) -> str:
         """Write the exit of all groups but the last one. Return the sum of cell ``e`` over all groups."""
         text = self.text
         text.all(["rm_fence();", "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"])
@@ -296,7 +297,7 @@ class RingKernel:
         return " + ".join(f"all[{q * self.p.row_count * self.p.width} + e]" for q in range(self.split))
 
     @contextmanager
-    def _cells(self) -> Iterator[None]:
+    def cell_loop(self) -> Iterator[None]:
         """Write a loop over the tile's cells ``e``, in row ``i`` and column ``j``."""
         p = self.p
         self.text.line(f"#pragma unroll {UNROLL}")
@@ -304,7 +305,7 @@ class RingKernel:
             self.text.line(f"const int i = e / {p.width}, j = e % {p.width};")
             yield
 
-    def _maps(self, value: str, cells: AbstractContextManager[None]) -> str:
+    def write_maps(self, value: str, cells: AbstractContextManager[None]) -> str:
         """Write the maps after the sum ``value`` and the stores of ``cells``, by the core's emitter. Return the maps' tables."""
         p, text, axes = self.p, self.text, self.p.main.axes
         places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}

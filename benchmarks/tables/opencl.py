@@ -1,4 +1,4 @@
-"""An OpenCL GPU beside the same GPU through cuda without tensor cores."""
+"""An OpenCL GPU compared with the same GPU through cuda without tensor cores."""
 
 from __future__ import annotations
 

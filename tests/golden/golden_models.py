@@ -33,7 +33,7 @@ from rammer_cuda.backend import open_backend
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_rocm.backend import OpenClBackend
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.forms import WAVES
+from rammer_rocm.launch_forms import WAVES
 from rammer_rocm.offline import CARDS
 from rammer_toy import ToyBackend
 

@@ -85,7 +85,7 @@ def apply_rule(rule: FusionRule, tile: TileGraph, device: VDevice, prices: Group
             continue
         wide = regroup(tile, operators, [proposed], rule.name)
         tile = fall_back(wide, tile, prices, latency, rule.name, -max(LEAST_GAIN, prices.doubt))
-    # Operators that a proposal joins no longer run beside those that another one joins.
+    # Operators that a proposal joins no longer run at the same time as those that another one joins.
     return tile if tile.operators == before.operators else fall_back(tile, before, prices, latency)
 
 

@@ -105,8 +105,8 @@ class GroupPrices:
         return max(self.modelled(operator), self._product_seconds(operator))
 
     def _product_seconds(self, operator: ROperator) -> float:
-        """Return the seconds of the products of an operator with sums of sums, at the device's rate; 0 for any other. Products
-        beside each other, as in a recurrent cell, are computed like each alone."""
+        """Return the seconds of the products of an operator with sums of sums, at the device's rate; 0 for any other. Independent
+        products, as in a recurrent cell, are computed like each alone."""
         work = sum(c.flops for c in operator.computes if c.kind == "contraction")
         if not work or not _has_sum_of_sums(operator):
             return 0.0

@@ -17,8 +17,8 @@ from rammer.tuning.kernel_probe import random_inputs, task_times
 
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.forms import MIXED, WAVES, form_of
 from rammer_rocm.kernel_writing import WrittenKernels
+from rammer_rocm.launch_forms import MIXED, WAVES, form_of
 from rammer_rocm.opened_unit import OpenClUnit, find_unit, is_single_launch
 from rammer_rocm.persistent_executor import RESIDENT
 from rammer_rocm.resources import measure_resources

@@ -23,7 +23,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.build import ROUNDED
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
-from rammer_rocm.matrix.instruction import device_name, lower_precisions
+from rammer_rocm.matrix.matrix_instruction import device_name, lower_precisions
 from rammer_rocm.source import launch_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 

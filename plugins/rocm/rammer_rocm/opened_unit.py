@@ -18,8 +18,8 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.forms import FORMS, MIXED, WAVES, form_of
 from rammer_rocm.launch_executor import LaunchProgram
+from rammer_rocm.launch_forms import FORMS, MIXED, WAVES, form_of
 from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.persistent_executor import PersistentProgram
 from rammer_rocm.placement import ROOM

@@ -10,7 +10,7 @@ from rammer.device.manifest import Hardware
 from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.build import nvidia_capability
-from rammer_rocm.matrix.instruction import device_name, lower_precisions
+from rammer_rocm.matrix.matrix_instruction import device_name, lower_precisions
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 

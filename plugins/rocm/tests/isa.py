@@ -9,7 +9,7 @@ from typing import Final
 
 from rammer.child_processes import find_program, run_program
 
-from rammer_rocm.matrix.instruction import MatrixInstruction
+from rammer_rocm.matrix.matrix_instruction import MatrixInstruction
 
 MCA: Final = find_program("llvm-mca-19") or ""
 MATRIX: Final = re.compile(r"\bv_(?:mfma|wmma)_\w+")

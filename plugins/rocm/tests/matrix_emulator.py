@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from rammer_rocm.matrix.instruction import MatrixInstruction
+from rammer_rocm.matrix.matrix_instruction import MatrixInstruction
 
 #: Every lane leaves its fragments in local memory. After a barrier of the group, which all waves reach equally often, it adds.
 _EXCHANGE: Final = """

@@ -29,14 +29,14 @@ from rammer_rocm import units
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.matrix.arrangement import LOT, Swizzled
 from rammer_rocm.matrix.choose import make_matrix_families
-from rammer_rocm.matrix.instruction import INSTRUCTIONS, ROUNDING, device_name
+from rammer_rocm.matrix.matrix_instruction import INSTRUCTIONS, ROUNDING, device_name
 from rammer_rocm.matrix.shape import shape_of
 from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain
 from rammer_rocm.plugin import DEVICE
 from rammer_rocm.source import launch_text
 
 TARGETS, FAMILIES = tuple(INSTRUCTIONS), ("matrix", "matrix_bf16")
-#: Products and convolutions with maps behind them: the lines, and the shapes of the inputs. ``w`` is a constant.
+#: Products and convolutions with maps after them: the lines, and the shapes of the inputs. ``w`` is a constant.
 CASES: Mapping[str, tuple[Sequence[str], Mapping[str, tuple[int, ...]]]] = {
     "packed": (
         ("p: f16[m:70, n:90] = sum[k:100] x[m, k] * w[k, n]", "y: f16[m:70, n:90] = max(p[m, n] + r[m, n], 0.0)"),

@@ -18,8 +18,8 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.units import SPLITS, Units
-from rammer_rocm.matrix.instruction import DEPTH, INSTRUCTIONS, ROUNDING, THREADS, MatrixInstruction, instruction_of
 from rammer_rocm.matrix.kernel import matrix_kernel
+from rammer_rocm.matrix.matrix_instruction import DEPTH, INSTRUCTIONS, ROUNDING, THREADS, MatrixInstruction, instruction_of
 from rammer_rocm.matrix.shape import MatrixShape, shape_of
 
 #: Fragments of a wave along either side.
@@ -48,7 +48,7 @@ def task_cycles(s: MatrixShape, depth: Depth, cells: int, shared: int) -> tuple[
     matrix, fragments = waves * part * s.tm * s.tn * i.cycles, part * (s.tm + s.tn)
     others = waves * i.issue * (ADDRESSES + fragments * 2 / i.groups + COPY * staged * i.source / i.item / (16 * THREADS))
     local = (fragments * s.waves * i.side * ROW + staged) / LOCAL
-    busy = matrix if i.beside else matrix + others
+    busy = matrix if i.overlapped else matrix + others
     step = max(resident * max(busy, local), matrix + others, LATENCY) + STEP
     return -(-depth.blocks // s.split_k) * step, resident * (END * cells / THREADS), resident
 

@@ -21,7 +21,7 @@ from rammer.ir.operator import ROperator
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.matrix.arrangement import LOT, Swizzled
-from rammer_rocm.matrix.instruction import DEPTH, THREADS, MatrixInstruction
+from rammer_rocm.matrix.matrix_instruction import DEPTH, THREADS, MatrixInstruction
 from rammer_rocm.matrix.shape import MatrixShape, shape_of
 from rammer_rocm.ring.kernel import UNROLL, RingKernel
 
@@ -177,7 +177,7 @@ class MatrixKernel(RingKernel):
 
     def _multiply_block(self, further: bool) -> None:
         """Write the products of buffer ``use``, 16 at a time. Fragments are read one step ahead. The loads of a ``further`` block
-        are issued beside the first step, and its stores beside the last one."""
+        are issued during the first step, and its stores during the last one."""
         steps = self.shape.bk // DEPTH
         with self.text.block(""):
             self._read_fragments(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rammer.codegen import Unsuited
 
-from rammer_rocm.matrix.instruction import DEPTH, THREADS, MatrixInstruction
+from rammer_rocm.matrix.matrix_instruction import DEPTH, THREADS, MatrixInstruction
 
 #: Groups that a unit should hold, so that one multiplies while another waits at a barrier.
 RESIDENT = 2

@@ -54,8 +54,8 @@ class MatrixInstruction:
 
     ``blocks`` are the products of a step of the kernel, as far as registers last. A lane reads one of ``groups`` parts of the 16
     products, by ``lane / side``. A unit has ``registers`` for each lane, at most ``most`` for a wave. A wave issues another
-    instruction every ``issue`` cycles; with ``beside``, other units execute it while the matrix unit multiplies. ``device`` is
-    the text of the device. It gets ``mailbox`` bytes of local memory, for emulation.
+    instruction every ``issue`` cycles; with ``overlapped``, other units execute it while the matrix unit multiplies.
+    ``device`` is the text of the device. It gets ``mailbox`` bytes of local memory, for emulation.
 
     Operands of ``dtype`` in memory are rounded to bfloat16 on their way to local memory if they are float32."""
 
@@ -72,7 +72,7 @@ class MatrixInstruction:
     most: int
     blocks: tuple[int, ...]
     issue: int
-    beside: bool
+    overlapped: bool
     device: str
     mailbox: int = 0
     dtype: str = "float16"

@@ -203,8 +203,8 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     ),
     Decision(
         ("Col2Im",),
-        "dilations of three or more dimensions",
-        lambda use: len(use.attr("dilations") or ()) > 2 and any(d != 1 for d in use.attr("dilations")),
+        "dilations of one dimension, or of three or more",
+        lambda use: len(use.attr("dilations") or ()) != 2 and any(d != 1 for d in use.attr("dilations") or ()),
         ("onnxruntime",),
         "'dilations: 1-dimensional tensor with dilation value along each spatial axis of the image'. ONNX Runtime puts blocks "
         "elsewhere than they were taken from (im2col of the same attributes).",

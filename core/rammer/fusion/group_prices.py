@@ -19,6 +19,9 @@ from rammer.ir.operator import RKernel, ROperator
 
 __all__ = ["CostModel", "GroupPrices"]
 
+#: Kinds of Computes that add products or elements.
+_SUMS: Final = ("contraction", "window", "reduction")
+
 
 def static_operator(operator: ROperator) -> ROperator:
     """Return ``operator`` unchanged: a program for one length has no masked tasks."""
@@ -108,7 +111,7 @@ class GroupPrices:
         """Return the seconds of the products of an operator with sums of sums, at the device's rate; 0 for any other. Independent
         products, as in a recurrent cell, are computed like each alone."""
         work = sum(c.flops for c in operator.computes if c.kind == "contraction")
-        if not work or not _has_sum_of_sums(operator):
+        if not work or not operator.has_chain(_SUMS):
             return 0.0
         key = self._key(operator)
         if key not in self._rates:
@@ -126,15 +129,3 @@ class GroupPrices:
         if known is None or known[0] is not operator:
             known = self._keys[id(operator)] = (operator, self.binding.key(self.model.ended(operator)))
         return known[1]
-
-
-def _has_sum_of_sums(operator: ROperator) -> bool:
-    """Return True if a product, window or reduction reads results of another one, directly or through maps."""
-    below = set[str]()  # Computes that are sums, or read one
-    for c in operator.computes:
-        reads = not below.isdisjoint(c.reads)
-        if reads and c.kind != "map":
-            return True
-        if reads or c.kind != "map":
-            below.add(c.name)
-    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -155,6 +155,17 @@ class ROperator:
     def flops(self) -> int:
         """Floating-point operations of all tasks."""
         return sum(c.flops for c in self.computes)
+
+    def has_chain(self, kinds: Container[str]) -> bool:
+        """Return True if a Compute of one of ``kinds`` reads a result of another one, directly or through others."""
+        after = set[str]()  # Computes of these kinds, and those that read one
+        for c in self.computes:
+            reads = not after.isdisjoint(c.reads)
+            if reads and c.kind in kinds:
+                return True
+            if reads or c.kind in kinds:
+                after.add(c.name)
+        return False
 
     def task_box(self, index: int) -> Box:
         """Return the half-open output box of task ``index`` (row-major over ``grid``), clipped to the shape."""

@@ -35,16 +35,8 @@ from rammer.codegen.products.window_strips import (
 
 __all__ = ["BLOCKS", "DEEP", "MAPS_STEP", "PLAIN", "PRODUCER_MAPS", "REGISTERS", "WARP", "Config", "Cores", "Depth"]
 __all__ += ["DepthWalk", "LaunchCycles", "Piece", "RingCost", "Rows", "Shape", "Staged", "Staging", "Strips", "Turned"]
-__all__ += [
-    "Window",
-    "WindowWriter",
-    "Work",
-    "alike_tiles",
-    "at_lengths",
-    "ceiling_quotient",
-    "contiguous_tile",
-    "copied_together",
-]
+__all__ += ["OperandMaps", "Window", "WindowWriter", "Work", "alike_tiles", "at_lengths", "ceiling_quotient"]
+__all__ += ["contiguous_tile", "copied_together"]
 __all__ += ["depth_of", "end_bytes", "find_roles", "halo_elements", "moved_bytes", "one_tile", "patch_tiles", "ring_choices"]
 __all__ += ["ring_time", "shape_of", "stopped_axes", "taps_of", "task_count", "thread_count", "tile_parts"]
-__all__ += ["OperandMaps", "to_core_matrices", "window_of", "window_seconds", "window_tilings"]
+__all__ += ["to_core_matrices", "window_of", "window_seconds", "window_tilings"]

@@ -164,6 +164,15 @@ class Staged:
         """The elements of one buffer of the ring."""
         return self.arrangement.size(self.unit, self.depth.block)
 
+    def block_start(self) -> list[str]:
+        """Return the declarations of the tap and the inner product at which block ``kb`` starts; [] if packed."""
+        d = self.depth
+        if self.packing is not None:
+            return []
+        if d.flat or not d.outer:
+            return [f"const int tap = 0, c0 = kb * {d.block};"]
+        return [f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {d.block};"]
+
     def place(self, row: str, element: str) -> str:
         """Return the offset of product ``row`` of element ``element`` in shared memory."""
         return self.arrangement.place(row, element, self.unit, self.depth.block)

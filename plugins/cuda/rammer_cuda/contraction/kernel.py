@@ -419,14 +419,9 @@ class Contraction:
 
     def fetches(self) -> None:
         """Write the functions of both operands, for block ``kb`` of products."""
-        s, d = self.s, self.depth
         for stage in (self.a, self.b):
-            head = [f"{stage.staging.ctype} *const {stage.name}s = {stage.name}shared + slot * {stage.size};"]
-            if stage.packing is None and (d.flat or not d.outer):
-                head.append(f"const int tap = 0, c0 = kb * {s.bk};")
-            elif stage.packing is None:
-                head.append(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {s.bk};")
-            self.functions(stage, "kb", head)
+            buffer = f"{stage.staging.ctype} *const {stage.name}s = {stage.name}shared + slot * {stage.size};"
+            self.functions(stage, "kb", [buffer, *stage.block_start()])
 
     def functions(self, stage: Staged | InputHalo, number: str, head: list[str]) -> None:
         """Write a function that copies block ``number`` into buffer ``slot``. For the operand with maps before the contraction,

@@ -71,19 +71,8 @@ def _at_its_rate(operator: ROperator, device: VDevice) -> VDevice:
     if "contraction" not in sums or (len(sums) < 2 and device.threads == 1):
         return device
     rate = GENERIC_RATE if len(sums) > 1 else GPU_PRODUCT_RATE
-    rate = GPU_CHAIN_RATE if device.threads > 1 and _has_chain(operator) else rate
+    rate = GPU_CHAIN_RATE if device.threads > 1 and operator.has_chain(("contraction",)) else rate
     return replace(device, flops=device.flops * rate, map_flops=device.map_flops or device.flops)
-
-
-def _has_chain(operator: ROperator) -> bool:
-    """Return True if a product uses the result of another one."""
-    after = set[str]()
-    for c in operator.computes:
-        used = not after.isdisjoint(c.reads)
-        if used and c.kind == "contraction":
-            return True
-        after |= {c.name} if used or c.kind == "contraction" else set()
-    return False
 
 
 def make_generic_family(device: VDevice) -> Family:

@@ -152,12 +152,9 @@ class MatrixKernel(RingKernel):
 
     def _copies(self, stage: Staged, verb: str) -> tuple[str, list[str]]:
         """Return the ``verb`` part of this work-item's copies of block ``kb``, and the names of their registers."""
-        text, n, d, names = Text(), stage.name, self.depth, list[str]()
+        text, n, names = Text(), stage.name, list[str]()
         text.line(f"__local ushort *const {n}s = {n}shared + slot * {stage.size};")
-        if stage.packing is None and (d.flat or not d.outer):
-            text.line(f"const int tap = 0, c0 = kb * {self.shape.bk};")
-        elif stage.packing is None:
-            text.line(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {self.shape.bk};")
+        text.all(stage.block_start())
         stage.fetch(text)
 
         def part(match: re.Match[str]) -> str:

@@ -172,12 +172,9 @@ class RingKernel:
 
     def _macro_of(self, stage: Staged, maps: RingMaps | None) -> str:
         """Return the copies of a block of an operand, or with ``maps`` these on the block."""
-        text, n, d = Text(), stage.name, self.depth
+        text, n = Text(), stage.name
         text.line(f"__local float *const {n}s = {n}shared + (slot_) * {stage.size}; const int kb = (kb_);")
-        if stage.packing is None and (d.flat or not d.outer):
-            text.line(f"const int tap = 0, c0 = kb * {self.s.bk};")
-        elif stage.packing is None:
-            text.line(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {self.s.bk};")
+        text.all(stage.block_start())
         if maps is None:
             stage.fetch(text)
         else:

@@ -642,11 +642,16 @@ static void cpu_extensions(char *into, size_t size) {
 
 static int begins_with(const char *text, const char *start) { return !strncmp(text, start, strlen(start)); }
 
-/* Return 1 if the machine code's target names this device: its driver and, on a CPU, its vector extensions. */
+/* Return 1 if the machine code's target names this device: the architecture of an AMD GPU, whose programs are launches; else its driver
+ * and, on a CPU, its vector extensions. */
 static int fits_opencl(const rammer_model *m, void *platform, void *device, const char *code) {
   enum { PLATFORM_NAME = 0x902, PLATFORM_VERSION = 0x901, NAME = 0x102B, VERSION = 0x102F, DRIVER = 0x102D, TYPE = 0x1000, IS_CPU = 2 };
   char line[LONGEST_LINE] = "", end[LONGEST_LINE];
   uint64_t type = 0;
+  append_info(m->cl.device_info, device, NAME, line);
+  size_t length = strcspn(line, ": ");
+  if (begins_with(line, "gfx") && !strncmp(code, line, length) && !strcmp(code + length, " waves 256")) return 1;
+  line[0] = 0;
   append_info(m->cl.platform_info, platform, PLATFORM_NAME, line);
   append_info(m->cl.platform_info, platform, PLATFORM_VERSION, line);
   append_info(m->cl.device_info, device, NAME, line);

@@ -36,6 +36,7 @@ from rammer.ir.extent import Ranged
 from rammer.ir.formats import carrier_dtype
 from rammer.ir.graph import Graph, Value
 from rammer.ir.names import LIMIT, check_identifier, shorten_name
+from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
 from rammer.ir.untrusted_json import load_json
@@ -117,23 +118,23 @@ def as_refusal(path: Path | None) -> Iterator[None]:
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
     """Raise BadInput if a program names a memory layer, a kernel family or a configuration that the device does not have."""
+
+    def refusal(operator: ROperator, what: str) -> BadInput:
+        why = f"operator {operator.name} {what} does not have"
+        return BadInput(f"{path} does not fit {backend.hardware.name}: {why}", hint="compile the model again, for this device")
+
     families = backend.families
     for operator, edge in (found for p in compiled.tables for found in unknown_layers(p, backend.vdevice)):
-        what = f"operator {operator.name} holds a tile in memory layer {edge.layer}, which the device does not have"
-        raise _make_refusal(path, what)
+        raise refusal(operator, f"holds a tile in memory layer {edge.layer}, which the device")
     if families is None:
         return
     for operator in (o for p in compiled.tables for o in p.operators):
         keys = families.get(operator.family)
         if keys is None:
-            raise _make_refusal(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
+            raise refusal(operator, f"is of family {operator.family}, which the device")
         for key, value in operator.config:
             if value not in keys.get(key, ()):
-                raise _make_refusal(
-                    path,
-                    f"operator {operator.name} is configured with {key}={value}, which family "
-                    f"{operator.family or 'generic'} does not have",
-                )
+                raise refusal(operator, f"is configured with {key}={value}, which family {operator.family or 'generic'}")
 
 
 class _Members:

@@ -19,6 +19,7 @@ from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernel_writing import WrittenKernels
 from rammer_rocm.launch_forms import MIXED, WAVES, form_of
+from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.opened_unit import OpenClUnit, find_unit, is_single_launch
 from rammer_rocm.persistent_executor import RESIDENT
 from rammer_rocm.resources import measure_resources
@@ -85,7 +86,8 @@ class OpenClBackend(OpenClUnit, OpenClKernels):
         own = DeviceConstants(self.queue, self.vdevice.threads == 1)  # as in ``load_code``
         loaded = self.open_program(self.written, own, program, constants)
         try:
-            return machine_code(loaded, constants, self.code_target, self.builder.options)
+            binary = loaded.binary.get_info(import_opencl().program_info.BINARIES)[0]
+            return machine_code(loaded, self.vdevice.veus, binary, constants, self.code_target, self.builder.options)
         finally:
             loaded.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ from rammer.device.manifest import Array, Binding
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
 
-from rammer_rocm.build import Builder
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.kernels.task import TaskFunction
@@ -42,7 +41,7 @@ class WrittenKernels:
     """The kernels of a device's programs, written by its families ``kernels`` and compiled by ``builder``."""
 
     kernels: OpenClKernels
-    builder: Builder
+    builder: Callable[[str], Any]
 
     @property
     def vdevice(self) -> VDevice:

@@ -14,18 +14,20 @@ from pathlib import Path
 
 from rammer.child_processes import find_program, run_program
 from rammer.codegen.writer import generator_hash
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Profiler
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, MachineCode, OpenOptions, Profiler
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
 
 from rammer_rocm.build import ROUNDED
+from rammer_rocm.code_object import target_code
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.launch_forms import WAVES
 from rammer_rocm.matrix.matrix_instruction import device_name, lower_precisions
 from rammer_rocm.source import launch_text
-from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
+from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS, amd_code_target
 
 #: clang releases that are tried, newest first; older releases lack the option that reports resources.
 CLANGS = ("clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang")
@@ -40,6 +42,8 @@ BITCODE = (
 _VERSION = """target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {number}, align 4
 """
+#: The version of code objects: drivers since ROCm 5.5 load it. Newer compilers write newer ones by default.
+CODE_OBJECT = "-mcode-object-version=5"
 PACKAGES = "on Debian or Ubuntu: apt install clang-19 lld-19 rocm-device-libs"
 
 
@@ -142,6 +146,11 @@ class Toolchain:
             self.known[text] = resources_in(self._run_clang(text, "-Rpass-analysis=kernel-resource-usage")[1])
         return self.known[text]
 
+    def code_object(self, text: str) -> bytes:
+        """Return the code object of ``text``, which a card's driver loads. Raises DeviceFailure with the compiler's first
+        errors."""
+        return self._run_clang(text, CODE_OBJECT)[0]
+
     def assembly(self, text: str) -> str:
         """Return the assembly of ``text``. Raises DeviceFailure with the compiler's first errors."""
         return self._run_clang(text, "-S")[0].decode()
@@ -225,7 +234,7 @@ class OfflineProfiler(Profiler):
 
 
 class OfflineBackend(OpenClKernels):
-    """A backend that compiles for an AMD target but cannot load programs."""
+    """A backend that compiles for an AMD target, and writes machine code for it, but cannot load programs."""
 
     def __init__(self, target: str, tools: Toolchain) -> None:
         card = CARDS[target]
@@ -239,6 +248,15 @@ class OfflineBackend(OpenClKernels):
     def fingerprint(self) -> str:
         """A hash key of target, compiler and kernel generators."""
         return f"rocm {self.tools.target} {self.tools.version} {generator_hash('rammer_rocm')}"
+
+    @cached_property
+    def code_target(self) -> str:
+        """The target of any card of this architecture that runs programs as launches."""
+        return amd_code_target(self.tools.target, f"{WAVES.name} {GPU_THREADS}")
+
+    def export_code(self, program: RProgram, constants: Mapping[str, Array]) -> MachineCode:
+        """Return the launches of a program and its code object."""
+        return target_code(self, self.tools.code_object, self.code_target, program, constants)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Raise DeviceUnavailable, because programs cannot be loaded."""

@@ -27,7 +27,7 @@ from rammer_rocm.program_kernels import ProgramKernels
 from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.shipped_kernels import shipped_kernels
 from rammer_rocm.table_executor import TableProgram
-from rammer_rocm.units import make_hardware, virtual_device
+from rammer_rocm.units import amd_code_target, make_hardware, virtual_device
 
 #: Extensions of x86 that a compiler of kernels may use, among the flags in /proc/cpuinfo.
 _EXTENSIONS: Final = re.compile(r"(avx|amx|fma|f16c|bmi|sse)\w*")
@@ -86,12 +86,14 @@ class OpenClUnit(Backend):
 
     @cached_property
     def code_target(self) -> str:
-        """Platform, driver and device, the extensions of a CPU, and all that decides the kernels that walk a table."""
-        device, text = self.device, ""
+        """Platform, driver and device, the extensions of a CPU, and all that decides the kernels that walk a table. For an AMD
+        GPU, its architecture and these kernels."""
+        device, text, walk = self.device, "", f"{'single' if self.single else WAVES.name} {self.vdevice.threads}"
+        if kind_of(device) == "gpu" and (target := amd_code_target(device.name.strip(), walk)):
+            return target
         if self.vdevice.threads == 1:
             text = " ".join(_cpu_extensions())
         names = (device.platform.name, device.platform.version, device.name, device.version, device.driver_version)
-        walk = f"{'single' if self.single else 'waves'} {self.vdevice.threads}"
         return " ".join([*(n.strip() for n in names), *self.builder.options, walk, text])
 
     def load_code(self, program: RProgram, constants: Mapping[str, Array], code: MachineCode) -> Loaded:

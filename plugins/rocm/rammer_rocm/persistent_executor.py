@@ -1,6 +1,6 @@
 """The persistent executor of GPUs: launches whose groups run several levels of a program.
 
-A level has the tasks of launches that do not depend on each other (``launch_executor.launch_levels``). Group ``g`` of ``n`` runs
+A level has the tasks of launches that do not depend on each other (``planned_program.launch_levels``). Group ``g`` of ``n`` runs
 tasks ``g``, ``g + n`` and so on of each level, then waits until all groups have finished the level. All groups must therefore run
 at the same time. OpenCL does not tell how many do, so a trial finds the number when a program is loaded: all groups wait for each
 other once. A group that waits too long ends the run for all.
@@ -23,8 +23,9 @@ from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram
 
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.launch_executor import LaunchProgram, Queueable, count_groups, join_level
+from rammer_rocm.launch_executor import LaunchProgram, Queueable
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, kind_of
+from rammer_rocm.planned_program import count_groups, join_level
 from rammer_rocm.program_kernels import ProgramKernels
 from rammer_rocm.source import CPU_POLLS, GPU_POLLS, UNIT_WORDS, LevelShape
 

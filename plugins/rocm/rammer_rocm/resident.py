@@ -8,33 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from rammer.device.driver_calls import DriverCalls
 from rammer.device.manifest import Array, Bound, Loaded, RunResult
-from rammer.device.shared_constants import WantedForm
 from rammer.errors import DeviceFailure
-from rammer.ir.constants import parts_of
 from rammer.ir.program import RProgram
-from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import is_whole_buffer, storage_view
 
 from rammer_rocm.bound import OpenClBound
-from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form, plain_form
+from rammer_rocm.constants import DeviceConstants, PlacedConstants
 from rammer_rocm.memory import lay_out, shared_memory
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement
-from rammer_rocm.program_kernels import Function, Pointer, ProgramKernels
+from rammer_rocm.planned_program import PlannedProgram
+from rammer_rocm.program_kernels import ProgramKernels
 
-#: The array of machine code that has the binary.
-BINARY: Final = "binary"
 #: Note for run results: the rows that are printed do not determine the compute units.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
 
 
-class OpenClProgram(Loaded):
+class OpenClProgram(PlannedProgram, Loaded):
     """A program resident on an OpenCL device."""
 
     #: True if kernels record the start and end of each task (``trace.py``).
@@ -54,35 +49,12 @@ class OpenClProgram(Loaded):
         self.functions = kernels.functions(program, constants)
         self.memory = lay_out(program)
 
-    def placed(
-        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
-    ) -> PlacedConstants:
+    def placed(self, constants: Mapping[str, Array], shared: DeviceConstants) -> PlacedConstants:
         """Store the constants that kernels read on the device, in the required forms."""
-        filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
-        wanted, parts = dict[tuple[str, str], WantedForm](), parts_of(constants)
-        for a in (a for f in functions.values() for a in f.arguments):
-            name = self.program.storage[a.tensor].buffer if a.packing is None else a.tensor
-            if a.packing is not None:
-                wanted[name, a.packing.key] = packed_form(parts[name], a.packing)
-            elif name in filling and name not in self.memory.buffers:
-                wanted[name, ""] = plain_form(
-                    parts[filling[name]], self.program.storage[filling[name]], self.program.buffer[name]
-                )
         try:
-            return shared.placed(wanted)
+            return shared.placed(self.wanted_forms(constants))
         except import_opencl().MemoryError as problem:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
-
-    def argument_address(self, argument: Pointer, buffers: Mapping[str, int]) -> tuple[int, int]:
-        """Return the number of the buffer of constants and the byte in it; 0 and the byte in the arena for other tensors."""
-        if argument.packing is not None:
-            return self.constants.places[argument.tensor, argument.packing.key]
-        storage = self.program.storage[argument.tensor]
-        inside = storage.offset * itemsize(self.program.buffer[storage.buffer].dtype)
-        if storage.buffer in buffers:
-            return 0, buffers[storage.buffer] + inside
-        number, start = self.constants.places[storage.buffer, ""]
-        return number, start + inside
 
     def check_memory(self, device: Any, scratch: int) -> None:
         """Raise DeviceFailure if the arena, or the arena and ``scratch`` bytes, exceed the limits of ``device``."""
@@ -150,11 +122,6 @@ class OpenClProgram(Loaded):
     def queue_turn(self, at: Placement) -> None:
         """Queue one iteration of the program."""
         raise NotImplementedError
-
-    def record_calls(self, calls: DriverCalls, memory: int, constants: Sequence[int]) -> dict[str, Any] | None:
-        """Record the launches of a run. ``memory`` and ``constants`` are the numbers of the program's allocations. Returns other
-        facts of the executor, or None if its calls cannot be recorded."""
-        return None
 
     def read_length(self, tensor: str, at: Placement) -> int:
         """Return the length that the scalar ``tensor`` holds in this run."""

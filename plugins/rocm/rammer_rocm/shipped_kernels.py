@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rammer.device.driver_calls import CALLS, DriverCalls, refuse_calls
 from rammer.device.manifest import Array, MachineCode
-from rammer.device.shipped_kernels import ShippedPointer, record_kernels, restore_kernels
+from rammer.device.shipped_kernels import ShippedPointer, read_number, record_kernels, restore_kernels
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
 
 from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.planned_program import BINARY, PlannedProgram
 from rammer_rocm.program_kernels import Write
-from rammer_rocm.resident import BINARY, OpenClProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +58,27 @@ class ShippedKernels:
             raise DeviceFailure(f"the OpenCL driver refuses the machine code of a compiled file: {problem}") from problem
 
 
-def machine_code(loaded: OpenClProgram, constants: Mapping[str, Array], target: str, options: Sequence[str]) -> MachineCode:
-    """Return the machine code of a loaded program, whose constants are in one buffer. ``options`` are those of its build."""
-    record, arrays = record_kernels(loaded.functions, ("scratch", "threads", "blocks", "partials"), constants)
-    calls = DriverCalls(loaded.program)
-    record[CALLS] = _record_calls(loaded, calls, constants, record, options)
-    binary = loaded.binary.get_info(import_opencl().program_info.BINARIES)[0]
+def machine_code(
+    planned: PlannedProgram, veus: int, binary: bytes, constants: Mapping[str, Array], target: str, options: Sequence[str]
+) -> MachineCode:
+    """Return the machine code of a program. ``veus`` are those of the device that its kernels were written for, and ``options``
+    those of its build."""
+    record, arrays = record_kernels(planned.functions, ("scratch", "threads", "blocks", "partials"), constants)
+    calls = DriverCalls(planned.program)
+    record["veus"] = veus
+    record[CALLS] = _record_calls(planned, calls, constants, record, options)
     return MachineCode(target, record, {**arrays, **calls.arrays, BINARY: np.frombuffer(binary, np.uint8)})
 
 
 def _record_calls(
-    loaded: OpenClProgram,
+    planned: PlannedProgram,
     calls: DriverCalls,
     constants: Mapping[str, Array],
     record: Mapping[str, Any],
     options: Sequence[str],
 ) -> dict[str, Any]:
     """Return the record of a program's calls, or the reason why it has none."""
-    if loaded.program.repeat is not None:
+    if planned.program.repeat is not None:
         return refuse_calls("loop programs")
     packed = {
         (tensor, record["packings"][number][0]): ("array", str(number))
@@ -83,17 +86,17 @@ def _record_calls(
         for tensor, number in pointers
         if number >= 0
     }
-    plain = {loaded.program.storage[n].buffer: ("constant", n) for n in constants if n in loaded.program.storage}
-    own = [(loaded.memory.buffers[name], *source) for name, source in plain.items() if name in loaded.memory.buffers]
-    memory, filled = calls.allocate(loaded.memory.nbytes, own), list[int]()
-    for number, buffer in enumerate(loaded.constants.buffers, 1):
-        here = [(name, start) for name, (place, start) in loaded.constants.places.items() if place == number]
+    plain = {planned.program.storage[n].buffer: ("constant", n) for n in constants if n in planned.program.storage}
+    own = [(planned.memory.buffers[name], *source) for name, source in plain.items() if name in planned.memory.buffers]
+    memory, filled = calls.allocate(planned.memory.nbytes, own), list[int]()
+    for number, buffer in enumerate(planned.constants.buffers, 1):
+        here = [(name, start) for name, (place, start) in planned.constants.places.items() if place == number]
         fills = [(start, *(packed[name] if name[1] else plain[name[0]])) for name, start in here]
         filled.append(calls.allocate(buffer.size, fills))
-    more = loaded.record_calls(calls, memory, filled)
+    more = planned.record_calls(calls, memory, filled)
     if more is None:
         return refuse_calls("programs in one persistent launch on a GPU")
-    places = {name: (memory, start) for name, start in loaded.memory.buffers.items()}
+    places = {name: (memory, start) for name, start in planned.memory.buffers.items()}
     return calls.record(places, options=" ".join(options), **more)
 
 
@@ -106,4 +109,6 @@ def shipped_kernels(
     if missing:
         raise ValueError(f"operator {min(missing)} has no kernel")
     operators = {name: ShippedFunction(k.entry, k.arguments, *k.sizes) for name, k in found.items()}
+    # Another card of the same architecture may have another number of units, but its kernels have the same launches.
+    vdevice = replace(vdevice, veus=read_number(code.record.get("veus", vdevice.veus)))
     return ShippedKernels(vdevice, context, options, operators, code.arrays[BINARY].tobytes())

@@ -18,8 +18,9 @@ from rammer_rocm.constants import PART, DeviceConstants, round_up
 from rammer_rocm.memory import shared_memory, system_wide
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
+from rammer_rocm.planned_program import BINARY
 from rammer_rocm.program_kernels import Function, ProgramKernels
-from rammer_rocm.resident import BINARY, OpenClProgram
+from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class TableProgram(OpenClProgram):
         self.groups = min(program.veus, device.veus) if single else program.veus
         self.check_memory(context.devices[0], self.groups * scratch)
         with shared.filling():  # while the runtime compiles or loads its cached binary
-            self.constants = self.placed(functions, constants, shared)
+            self.constants = self.placed(constants, shared)
             self.pointers = [a for f in functions.values() for a in f.arguments]
             arguments, row_of = self._argument_table(functions)
             self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)

@@ -47,6 +47,13 @@ def make_hardware(index: int, device: Any) -> Hardware:
     return Hardware(index, device.name.strip(), kind_of(device), int(device.global_mem_size), detail)
 
 
+def amd_code_target(name: str, walk: str) -> str:
+    """Return the target of machine code for an AMD GPU with this name, as "gfx90a:sramecc+:xnack-", or "" for other devices.
+    ``walk`` names the kernels that run a program. A code object is for an architecture, and loads with any driver of it."""
+    found = re.match(r"gfx[0-9a-f]+\b", name)
+    return f"{found.group()} {walk}" if found else ""
+
+
 def virtual_device(device: Any, kernels: str = "") -> VDevice:
     """Return the VDevice of an OpenCL device for its own kernels, or those of a "cpu" or a "gpu". ``source`` of each figure names
     its origin."""

@@ -29,9 +29,9 @@ from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 from rammer_rocm import opened_unit, persistent_executor
 from rammer_rocm.build import build_program
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.launch_executor import MOST_GROUPS, MOST_PARTS, join_level, launch_levels
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, units
 from rammer_rocm.persistent_executor import PersistentProgram
+from rammer_rocm.planned_program import MOST_GROUPS, MOST_PARTS, join_level, launch_levels
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

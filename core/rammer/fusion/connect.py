@@ -247,9 +247,9 @@ class _Connector:
         if maps or (memory_bound(wide) and _is_row_wise(wide)):
             together, separate, doubt = self.prices.modelled(wide), cheap, min(0.0, doubt)
         else:
-            hopeless = self.prices.least(wide) > MOST_OVER_MODEL * cheap
-            separate = MOST_OVER_MODEL * cheap if hopeless else self._separate(parts)
-            together = self.prices.asked(wide, UPHILL * separate)
+            least, most = self.prices.least(wide), MOST_OVER_MODEL * cheap
+            separate = most if least > most else self._separate(parts)
+            together = least if least > most else self.prices.asked(wide, UPHILL * separate)
         # The times of kernels are uncertain, those of launches are not.
         kernels = max(separate - self.device.launch * len(parts), 0.0)
         kept = together < rival and together <= separate - doubt * kernels

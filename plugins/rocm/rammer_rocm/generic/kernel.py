@@ -70,7 +70,7 @@ def _at_its_rate(operator: ROperator, device: VDevice) -> VDevice:
     sums = [c.kind for c in operator.computes if c.kind != "map"]
     if "contraction" not in sums or (len(sums) < 2 and device.threads == 1):
         return device
-    rate = GENERIC_RATE if len(sums) > 1 else GPU_PRODUCT_RATE
+    rate = GENERIC_RATE if device.threads == 1 else GPU_PRODUCT_RATE
     rate = GPU_CHAIN_RATE if device.threads > 1 and operator.has_chain(("contraction",)) else rate
     return replace(device, flops=device.flops * rate, map_flops=device.map_flops or device.flops)
 

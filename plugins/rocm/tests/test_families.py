@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
@@ -16,12 +17,16 @@ from rammer.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port
 from rammer.jit.self_test import tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
+from rammer_testing.small_models import SmallModel
 
 from rammer_rocm import families
 from rammer_rocm.families import OpenClKernels
@@ -88,6 +93,17 @@ def test_what_the_search_wrote_is_not_written_again(monkeypatch: pytest.MonkeyPa
     for o in some(program.operators):
         assert functions[o.name] == replace(honest(o, binding, CPU), arguments=functions[o.name].arguments)
         assert {a.tensor for a in functions[o.name].arguments} == {*o.inputs, *o.outputs}
+
+
+@pytest.mark.parametrize("columns", [1152, 1536])
+def test_rows_and_their_product_stay_apart_on_a_gpu(columns: int, rng: np.random.Generator) -> None:
+    """Check that a layer normalisation is one operator, and its product a kernel of products."""
+    gpu = replace(CARDS["gfx90a"].vdevice("gfx90a"), veus=132, flops=5e11)
+    text = f"(float[50,384] x, float[384,{columns}] w_1, float[384] w_s, float[384] w_b) => (float[50,{columns}] y)"
+    model = SmallModel("rows", text + "{ n = LayerNormalization<axis=-1>(x, w_s, w_b)\ny = MatMul(n, w_1) }")
+    compiler = Compiler(Described(gpu), CompileOptions("wavefront"), KernelStore(None))  # type: ignore[arg-type]
+    made = compiler.program(lower(bind(read_model(model.build(rng)), {})), (Port("x", "x"),), (Port("y", "y"),))
+    assert [o.family for o in made.program.operators] == ["", "ring"]
 
 
 def test_what_a_family_cannot_compute_is_refused_with_the_reason() -> None:

@@ -461,6 +461,7 @@ typedef struct {
   int (*write)(void *, void *, uint32_t, size_t, size_t, const void *, uint32_t, void *, void *);
   int (*read)(void *, void *, uint32_t, size_t, size_t, void *, uint32_t, void *, void *);
   int (*fill)(void *, void *, const void *, size_t, size_t, size_t, uint32_t, void *, void *);
+  int (*copy)(void *, void *, void *, size_t, size_t, size_t, uint32_t, void *, void *);
   int (*finish)(void *);
   int (*free_buffer)(void *), (*free_kernel)(void *), (*free_program)(void *), (*free_queue)(void *), (*free_context)(void *);
 } opencl;
@@ -492,7 +493,8 @@ static const symbol OPENCL_SYMBOLS[] = {
     {"clEnqueueFillBuffer", offsetof(opencl, fill)},         {"clFinish", offsetof(opencl, finish)},
     {"clReleaseMemObject", offsetof(opencl, free_buffer)},   {"clReleaseKernel", offsetof(opencl, free_kernel)},
     {"clReleaseProgram", offsetof(opencl, free_program)},    {"clReleaseCommandQueue", offsetof(opencl, free_queue)},
-    {"clReleaseContext", offsetof(opencl, free_context)},    {NULL, 0}};
+    {"clReleaseContext", offsetof(opencl, free_context)},    {"clEnqueueCopyBuffer", offsetof(opencl, copy)},
+    {NULL, 0}};
 static const symbol CUDA_SYMBOLS[] = {
     {"cuInit", offsetof(cuda, init)},                          {"cuDeviceGetCount", offsetof(cuda, count)},
     {"cuDeviceGet", offsetof(cuda, device)},                   {"cuDeviceGetAttribute", offsetof(cuda, attribute)},
@@ -519,8 +521,8 @@ static rammer_status load_driver(void *into, void **library, const char *name, c
 
 /* ---- The model ---- */
 
-typedef enum { BUFFER, ADDRESS, INT32, INT64, RUN_NUMBER, LAUNCH_NUMBER } argument_kind;
-static const char *const ARGUMENTS[] = {"buffer", "address", "int32", "int64", "epoch", "launch"};
+typedef enum { BUFFER, ADDRESS, INT32, INT64, RUN_NUMBER, LAUNCH_NUMBER, MOVED, TURNS, SKIPPED } argument_kind;
+static const char *const ARGUMENTS[] = {"buffer", "address", "int32", "int64", "epoch", "launch", "moved", "turns", "skipped"};
 
 typedef struct {
   argument_kind kind;
@@ -543,13 +545,69 @@ typedef struct {
   argument *arguments;
 } launch;
 
+/* A sum of an offset and of lengths, each times a factor. */
 typedef struct {
-  rammer_port port;
+  int64_t offset, *factors;
+  size_t count, *lengths;
+} extent;
+
+/* A length of a range: that of a dimension, or the product of factors over a divisor, rounded down. Programs read it as a tensor. */
+typedef struct {
+  const char *name, *tensor;
+  int64_t low, high, step, now, divisor;
+  size_t count;
+  extent *factors; /* NULL for a dimension */
+} length;
+
+/* A tensor that enters the model, leaves it, or connects two programs. */
+typedef struct {
+  const char *tensor;
+  rammer_port port;   /* its name is NULL between programs; its extents are those of the current lengths */
+  int64_t *whole;     /* the extents in the programs' memory */
+  extent *dims;       /* the extents as functions of lengths, or NULL */
+  const length *scalar; /* the length whose value it holds, or NULL */
+  int known, is_input, is_written, is_read;
+  void *bound;        /* the caller's array */
+  unsigned char *own; /* an array with whole extents that later programs read, or NULL */
+} value;
+
+/* The place of a value in a program's memory. */
+typedef struct {
+  size_t value;
   int64_t buffer, place, *strides;
   int dense;
   size_t span;
-  void *bound;
-} bound_port;
+} placed;
+
+/* A copy between the iterations of a loop: first byte and step of target and source, number of bytes, and the ends of both. */
+typedef struct {
+  int64_t to, to_by, from, from_by, bytes, to_end, from_end;
+} move;
+
+enum { ONCE, FIRST, BEFORE, AFTER, LAST, TIMES };
+
+/* A program for all lengths, or for short ones. */
+typedef struct {
+  size_t buffers, kernels, launches, count[2];
+  buffer *buffer;
+  kernel *kernel;
+  launch *launch;
+  placed *ports[2];
+  void *program;
+  int repeated, loops, in_kernel;
+  int64_t done_buffer, done_place, done_by, most_launches, epoch, launched, moved;
+  int64_t turns, steps, step, memory;        /* of a loop: its iterations, the offset of the number of steps, and steps per iteration */
+  size_t terms, moves[TIMES];
+  int64_t *factors, *term_buffers, *term_places; /* of the lengths that the number of steps depends on */
+  move *move[TIMES];
+} table;
+
+/* A segment of the model. Table n + 1 runs up to until[n] of a length, table 0 beyond. */
+typedef struct {
+  size_t tables, selector;
+  table *table;
+  int64_t *until;
+} segment;
 
 struct rammer_model {
   block *pool;
@@ -557,16 +615,14 @@ struct rammer_model {
   driver_kind kind;
   opencl cl;
   cuda cu;
-  void *device, *context, *queue, *program;
+  void *device, *context, *queue;
   int cu_device, cu_retained, check_only, broken;
-  size_t buffers, kernels, launches, count[2];
-  buffer *buffer;
-  kernel *kernel;
-  launch *launch;
-  bound_port *bound[2];
+  size_t segments, values, room, lengths, count[2];
+  segment *segment;
+  value *value;
+  length *length;
   rammer_port *ports[2];
-  int repeated;
-  int64_t done_buffer, done_place, done_by, most_launches, epoch, launched;
+  size_t *port_values[2];
 };
 
 static rammer_status check_call(const rammer_model *m, int code, const char *what) {
@@ -574,32 +630,34 @@ static rammer_status check_call(const rammer_model *m, int code, const char *wha
   return fail(RAMMER_DEVICE_FAILED, "%s failed: %s error %d", what, m->kind == CUDA ? "CUDA" : "OpenCL", code);
 }
 
+static rammer_status clear_buffer(rammer_model *m, buffer *b) {
+  static const unsigned char zero[4] = {0};
+  if (m->kind == CUDA) return check_call(m, m->cu.set(b->handle, 0, b->bytes), "clearing device memory");
+  return check_call(m, m->cl.fill(m->queue, (void *)(uintptr_t)b->handle, zero, sizeof zero, 0, (b->bytes + 3) / 4 * 4, 0, NULL, NULL), "clearing device memory");
+}
+
 static rammer_status allocate(rammer_model *m, buffer *b) {
   int code = 0;
   if (m->kind == CUDA) {
-    TRY(check_call(m, m->cu.allocate(&b->handle, b->bytes), "allocating device memory"));
-    return check_call(m, m->cu.set(b->handle, 0, b->bytes), "clearing device memory");
+    code = m->cu.allocate(&b->handle, b->bytes);
+  } else {
+    b->handle = (handle)(uintptr_t)m->cl.create_buffer(m->context, 1 /* CL_MEM_READ_WRITE */, (b->bytes + 3) / 4 * 4, NULL, &code);
   }
-  static const unsigned char zero[4] = {0};
-  void *made = m->cl.create_buffer(m->context, 1 /* CL_MEM_READ_WRITE */, (b->bytes + 3) / 4 * 4, NULL, &code);
   TRY(check_call(m, code, "allocating device memory"));
-  b->handle = (handle)(uintptr_t)made;
-  return check_call(m, m->cl.fill(m->queue, made, zero, sizeof zero, 0, (b->bytes + 3) / 4 * 4, 0, NULL, NULL), "clearing device memory");
+  return clear_buffer(m, b);
 }
 
-static rammer_status write_bytes(rammer_model *m, int64_t number, int64_t place, const void *data, size_t bytes) {
-  handle to = m->buffer[number].handle;
+static rammer_status write_bytes(rammer_model *m, const buffer *b, int64_t place, const void *data, size_t bytes) {
   if (!bytes) return RAMMER_OK;
-  int code = m->kind == CUDA ? m->cu.write(to + (uint64_t)place, data, bytes)
-                             : m->cl.write(m->queue, (void *)(uintptr_t)to, 1, (size_t)place, bytes, data, 0, NULL, NULL);
+  int code = m->kind == CUDA ? m->cu.write(b->handle + (uint64_t)place, data, bytes)
+                             : m->cl.write(m->queue, (void *)(uintptr_t)b->handle, 1, (size_t)place, bytes, data, 0, NULL, NULL);
   return check_call(m, code, "copying to the device");
 }
 
-static rammer_status read_bytes(rammer_model *m, int64_t number, int64_t place, void *data, size_t bytes) {
-  handle from = m->buffer[number].handle;
+static rammer_status read_bytes(rammer_model *m, const buffer *b, int64_t place, void *data, size_t bytes) {
   if (!bytes) return RAMMER_OK;
-  int code = m->kind == CUDA ? m->cu.read(data, from + (uint64_t)place, bytes)
-                             : m->cl.read(m->queue, (void *)(uintptr_t)from, 1, (size_t)place, bytes, data, 0, NULL, NULL);
+  int code = m->kind == CUDA ? m->cu.read(data, b->handle + (uint64_t)place, bytes)
+                             : m->cl.read(m->queue, (void *)(uintptr_t)b->handle, 1, (size_t)place, bytes, data, 0, NULL, NULL);
   return check_call(m, code, "copying from the device");
 }
 
@@ -720,12 +778,15 @@ static rammer_status choose_variant(rammer_model *m, const char *wanted, int *va
   return status;
 }
 
-/* ---- Reading the calls ---- */
+/* ---- Reading a variant ---- */
 
+/* The table that is read: its calls, and where its constants and arrays are. */
 typedef struct {
   rammer_model *model;
+  table *table;
   int variant;
-  const json *head, *calls, *constants, *arrays;
+  char block[64], code_block[64];
+  const json *calls, *constants, *arrays;
 } source;
 
 static const char *const TYPES[] = {"bool", "int8", "uint8", "float16", "int16", "uint16", "float32", "int32", "uint32", "float64", "int64", "uint64"};
@@ -737,7 +798,6 @@ static rammer_status malformed(const char *what) { return fail(RAMMER_BAD_FILE, 
 static rammer_status find_array(const source *s, int is_constant, const char *name, const unsigned char **data, size_t *bytes) {
   const json *index = is_constant ? s->constants : s->arrays, *row = index->kind == LIST ? index->first : NULL;
   rammer_status status = RAMMER_OK;
-  char block_name[64];
   while (row && strcmp(text_of(at(row, 0)), name)) row = row->next;
   if (!row) return malformed("an array is missing");
   if (row->count == 4) return fail(RAMMER_UNSUPPORTED, "weights in the model's own file are read by Python only: compile with --weights inside");
@@ -753,8 +813,7 @@ static rammer_status find_array(const source *s, int is_constant, const char *na
   uint64_t place = (uint64_t)number_of(at(row, 3), 0, LARGEST, &status);
   uint32_t checksum = (uint32_t)number_of(at(row, 4), 0, 0xFFFFFFFFll, &status);
   TRY(status);
-  member_name(block_name, sizeof block_name, s->variant, is_constant ? "0.constants" : "0.code0.constants");
-  const member *m = find_member(&s->model->file, row->count == 6 ? text_of(at(row, 5)) : block_name);
+  const member *m = find_member(&s->model->file, row->count == 6 ? text_of(at(row, 5)) : is_constant ? s->block : s->code_block);
   if (!m || place > m->size || m->size - place < total) return malformed("an array exceeds its member");
   *data = m->data + place;
   *bytes = (size_t)total;
@@ -763,14 +822,15 @@ static rammer_status find_array(const source *s, int is_constant, const char *na
 
 static rammer_status read_buffers(const source *s) {
   rammer_model *m = s->model;
+  table *t = s->table;
   const json *list = get(s->calls, "buffers");
   rammer_status status = RAMMER_OK;
-  if (!(m->buffer = take(&m->pool, list->count, sizeof(buffer)))) return RAMMER_NO_MEMORY;
+  if (!(t->buffer = take(&m->pool, list->count, sizeof(buffer)))) return RAMMER_NO_MEMORY;
   for (const json *row = list->first; row; row = row->next) {
-    buffer *b = &m->buffer[m->buffers];
+    buffer *b = &t->buffer[t->buffers];
     b->bytes = (size_t)number_of(at(row, 0), 1, LARGEST, &status);
     TRY(status);
-    ++m->buffers;
+    ++t->buffers;
     if (!m->check_only) TRY(allocate(m, b));
     const json *fills = at(row, 1);
     for (const json *fill = fills->kind == LIST ? fills->first : NULL; fill; fill = fill->next) {
@@ -779,7 +839,7 @@ static rammer_status read_buffers(const source *s) {
       TRY(status);
       TRY(find_array(s, !strcmp(text_of(at(fill, 1)), "constant"), text_of(at(fill, 2)), &data, &bytes));
       if (place > b->bytes || b->bytes - place < bytes) return malformed("an array exceeds its memory");
-      if (!m->check_only) TRY(write_bytes(m, (int64_t)m->buffers - 1, (int64_t)place, data, bytes));
+      if (!m->check_only) TRY(write_bytes(m, b, (int64_t)place, data, bytes));
     }
   }
   return RAMMER_OK;
@@ -788,174 +848,442 @@ static rammer_status read_buffers(const source *s) {
 static rammer_status build_opencl(const source *s, const unsigned char *data, size_t bytes) {
   rammer_model *m = s->model;
   int status = 0, binary = 0;
-  m->program = m->cl.create_program(m->context, 1, &m->device, &bytes, &data, &binary, &status);
+  s->table->program = m->cl.create_program(m->context, 1, &m->device, &bytes, &data, &binary, &status);
   TRY(check_call(m, status ? status : binary, "loading the machine code"));
-  return check_call(m, m->cl.build(m->program, 1, &m->device, text_of(get(s->calls, "options")), NULL, NULL), "building the machine code");
+  return check_call(m, m->cl.build(s->table->program, 1, &m->device, text_of(get(s->calls, "options")), NULL, NULL), "building the machine code");
 }
 
 static rammer_status read_kernels(const source *s) {
   rammer_model *m = s->model;
+  table *t = s->table;
   const json *list = get(s->calls, "kernels");
   rammer_status status = RAMMER_OK;
-  if (!(m->kernel = take(&m->pool, list->count, sizeof(kernel)))) return RAMMER_NO_MEMORY;
+  int code = 0;
+  if (!(t->kernel = take(&m->pool, list->count, sizeof(kernel)))) return RAMMER_NO_MEMORY;
   for (const json *row = list->first; row; row = row->next) {
-    kernel *k = &m->kernel[m->kernels];
+    kernel *k = &t->kernel[t->kernels];
     const unsigned char *data;
     size_t bytes;
     const char *entry = text_of(at(row, 1));
     k->local_bytes = (int)number_of(at(row, 2), 0, 1 << 24, &status);
     TRY(status);
     TRY(find_array(s, 0, text_of(at(row, 0)), &data, &bytes));
-    ++m->kernels;
+    ++t->kernels;
     if (m->check_only) continue;
     if (m->kind == CUDA) {
       TRY(check_call(m, m->cu.load(&k->module, data), "loading the machine code"));
       TRY(check_call(m, m->cu.function(&k->handle, k->module, entry), "finding a kernel"));
       if (k->local_bytes) TRY(check_call(m, m->cu.limit(k->handle, 8 /* MAX_DYNAMIC_SHARED_SIZE_BYTES */, k->local_bytes), "reserving shared memory"));
-    } else if (!m->program) {
-      TRY(build_opencl(s, data, bytes));
+    } else {
+      if (!t->program) TRY(build_opencl(s, data, bytes));
+      k->handle = m->cl.create_kernel(t->program, entry, &code);
+      TRY(check_call(m, code, "finding a kernel"));
     }
   }
   return RAMMER_OK;
 }
 
-static rammer_status read_launch(rammer_model *m, const json *row, launch *x) {
+static rammer_status read_launch(rammer_model *m, table *t, const json *row, launch *x) {
   rammer_status status = RAMMER_OK;
   const json *list = at(row, 3);
-  x->kernel = (size_t)number_of(at(row, 0), 0, (int64_t)m->kernels - 1, &status);
+  x->kernel = (size_t)number_of(at(row, 0), 0, (int64_t)t->kernels - 1, &status);
   x->groups = (size_t)number_of(at(row, 1), 1, INT32_MAX, &status);
   x->threads = (size_t)number_of(at(row, 2), 1, 1 << 16, &status);
   TRY(status);
   if (list->kind != LIST) return malformed("a launch has no arguments");
   if (!(x->arguments = take(&m->pool, list->count, sizeof(argument)))) return RAMMER_NO_MEMORY;
-  for (const json *value = list->first; value; value = value->next) {
+  for (const json *item = list->first; item; item = item->next) {
     argument *a = &x->arguments[x->count++];
-    const char *kind = text_of(at(value, 0));
+    const char *kind = text_of(at(item, 0));
     int known = 0;
-    for (int k = 0; k <= LAUNCH_NUMBER; ++k)
+    for (int k = 0; k <= SKIPPED; ++k)
       if (!strcmp(kind, ARGUMENTS[k])) a->kind = (argument_kind)k, known = 1;
     if (!known) return malformed("the kind of an argument is unknown");
-    if (a->kind == BUFFER || a->kind == ADDRESS) a->number = number_of(at(value, 1), a->kind == BUFFER ? -1 : 0, (int64_t)m->buffers - 1, &status);
-    if (a->kind == INT32) a->number = number_of(at(value, 1), INT32_MIN, INT32_MAX, &status);
-    if (a->kind == INT64) a->number = number_of(at(value, 1), -LARGEST, LARGEST, &status);
-    if (a->kind == ADDRESS && !status) a->place = number_of(at(value, 2), 0, (int64_t)m->buffer[a->number].bytes, &status);
+    if (a->kind == BUFFER || a->kind == ADDRESS) a->number = number_of(at(item, 1), a->kind == BUFFER ? -1 : 0, (int64_t)t->buffers - 1, &status);
+    if (a->kind == INT32) a->number = number_of(at(item, 1), INT32_MIN, INT32_MAX, &status);
+    if (a->kind == INT64) a->number = number_of(at(item, 1), -LARGEST, LARGEST, &status);
+    if (a->kind == ADDRESS && !status) a->place = number_of(at(item, 2), 0, (int64_t)t->buffer[a->number].bytes, &status);
     TRY(status);
     if (m->kind == CUDA ? a->kind == BUFFER : a->kind == ADDRESS) return malformed("an argument is of the other driver");
+    t->in_kernel |= a->kind == TURNS;
   }
   return RAMMER_OK;
 }
 
+/* Read the launches, and the counter of finished rows that ends their repetition. */
 static rammer_status read_launches(const source *s) {
   rammer_model *m = s->model;
-  const json *list = get(s->calls, "launches"), *until = get(s->calls, "until"), *kernels = get(s->calls, "kernels");
+  table *t = s->table;
+  const json *list = get(s->calls, "launches"), *until = get(s->calls, "until");
   rammer_status status = RAMMER_OK;
-  int code = 0;
-  if (!(m->launch = take(&m->pool, list->count, sizeof(launch)))) return RAMMER_NO_MEMORY;
-  for (const json *row = list->first; row; row = row->next) TRY(read_launch(m, row, &m->launch[m->launches++]));
-  if (m->kind == OPENCL && !m->check_only) {
-    size_t number = 0;
-    for (const json *row = kernels->first; row; row = row->next, ++number) {
-      m->kernel[number].handle = m->cl.create_kernel(m->program, text_of(at(row, 1)), &code);
-      TRY(check_call(m, code, "finding a kernel"));
-    }
-  }
+  if (!(t->launch = take(&m->pool, list->count, sizeof(launch)))) return RAMMER_NO_MEMORY;
+  for (const json *row = list->first; row; row = row->next) TRY(read_launch(m, t, row, &t->launch[t->launches++]));
   if (until->kind == NOTHING) return RAMMER_OK;
-  m->repeated = 1;
-  m->done_buffer = number_of(at(until, 0), 0, (int64_t)m->buffers - 1, &status);
-  if (!status) m->done_place = number_of(at(until, 1), 0, (int64_t)m->buffer[m->done_buffer].bytes - 4, &status);
-  m->done_by = number_of(at(until, 2), 0, 1 << 20, &status);
-  m->most_launches = number_of(at(until, 3), 1, INT32_MAX, &status);
+  t->repeated = 1;
+  t->done_buffer = number_of(at(until, 0), 0, (int64_t)t->buffers - 1, &status);
+  if (!status) t->done_place = number_of(at(until, 1), 0, (int64_t)t->buffer[t->done_buffer].bytes - 4, &status);
+  t->done_by = number_of(at(until, 2), 0, 1 << 20, &status);
+  t->most_launches = number_of(at(until, 3), 1, INT32_MAX, &status);
   return status;
 }
 
-/* Read a port from its row of the head (name, type, external name) and of the calls, which has the same tensor. */
-static rammer_status read_port(rammer_model *m, const json *head, const json *rows, int is_output, bound_port *p) {
-  const char *name = text_of(at(head, 0)), *type = text_of(at(head, 1)), *external = text_of(at(head, 2));
-  const char *shown = *external ? external : name;
-  const json *row = rows->kind == LIST ? rows->first : NULL;
+static rammer_status read_moves(const source *s, const json *list, int64_t bytes, size_t *count, move **moves) {
   rammer_status status = RAMMER_OK;
-  while (row && strcmp(text_of(at(row, 0)), name)) row = row->next;
-  if (!row)
-    return fail(RAMMER_UNSUPPORTED, is_output ? "output %s is a constant or an input, which only Python returns" : "input %s is not used, which only Python accepts", shown);
-  if (strcmp(text_of(at(row, 1)), type))
-    return fail(RAMMER_UNSUPPORTED, "port %s has type %s, which only Python converts", shown, type);
-  const json *extents = at(row, 5), *steps = at(row, 6);
-  if (extents->kind != LIST || steps->kind != LIST || extents->count != steps->count || extents->count > MOST_RANK) return malformed("a port has no extents");
-  p->buffer = number_of(at(row, 2), 0, (int64_t)m->buffers - 1, &status);
-  p->place = number_of(at(row, 3), 0, LARGEST, &status);
-  int64_t width = number_of(at(row, 4), 1, 8, &status), *shape = take(&m->pool, extents->count, sizeof *shape), bytes, reach;
-  if (!(p->strides = take(&m->pool, extents->count, sizeof *shape)) || !shape) return RAMMER_NO_MEMORY;
-  TRY(status);
-  bytes = reach = width;
-  p->dense = 1;
-  const json *extent = extents->first, *step = steps->first;
-  for (size_t i = 0; i < extents->count; ++i, extent = extent->next, step = step->next) {
-    shape[i] = number_of(extent, 0, INT32_MAX, &status);
-    p->strides[i] = number_of(step, 0, LARGEST, &status);
+  if (list->kind != LIST) return malformed("a loop has no moves");
+  if (!(*moves = take(&s->model->pool, list->count, sizeof(move)))) return RAMMER_NO_MEMORY;
+  for (const json *row = list->first; row; row = row->next) {
+    int64_t numbers[7];
+    for (size_t i = 0; i < 7; ++i) numbers[i] = number_of(at(row, i), i < 4 ? -LARGEST : 0, i < 5 ? LARGEST : bytes, &status);
     TRY(status);
-    if (shape[i] && bytes > LARGEST / shape[i]) return malformed("a port is too large");
-    bytes *= shape[i];
-    if (shape[i] > 1 && p->strides[i] > LARGEST / (shape[i] - 1)) return malformed("a port exceeds its memory");
-    if (shape[i]) reach += (shape[i] - 1) * p->strides[i];
-    if (reach > LARGEST) return malformed("a port exceeds its memory");
+    for (size_t i = 1; i < 4; i += 2)
+      if (llabs(numbers[i]) > LARGEST / s->table->turns) return malformed("a move is outside its memory");
+    memcpy(&(*moves)[(*count)++], numbers, sizeof numbers);
   }
-  if (!bytes) reach = 0;
-  int64_t dense = width;
-  for (size_t i = extents->count; i-- && bytes; dense *= shape[i])
-    if (shape[i] > 1 && p->strides[i] != dense) p->dense = 0;
-  if (p->place + reach > (int64_t)m->buffer[p->buffer].bytes) return malformed("a port exceeds its memory");
-  p->span = (size_t)reach;
-  char *copies[2];
-  const char *given[2] = {shown, type};
-  for (int i = 0; i < 2; ++i) {
-    if (!(copies[i] = take(&m->pool, strlen(given[i]) + 1, 1))) return RAMMER_NO_MEMORY;
-    memcpy(copies[i], given[i], strlen(given[i]));
-  }
-  p->port = (rammer_port){copies[0], copies[1], extents->count, shape, (size_t)width, (size_t)bytes};
-  return status;
+  return RAMMER_OK;
 }
 
-static rammer_status read_ports(const source *s) {
-  static const char *const keys[2] = {"inputs", "outputs"};
+/* Read a loop: its iterations, and the moves between them unless one launch runs all iterations. */
+static rammer_status read_loop(const source *s) {
   rammer_model *m = s->model;
-  for (int kind = 0; kind < 2; ++kind) {
-    const json *list = get(s->head, keys[kind]), *rows = get(s->calls, keys[kind]);
-    if (list->kind != LIST) return malformed("the ports are missing");
-    m->bound[kind] = take(&m->pool, list->count, sizeof(bound_port));
-    m->ports[kind] = take(&m->pool, list->count, sizeof(rammer_port));
-    if (!m->bound[kind] || !m->ports[kind]) return RAMMER_NO_MEMORY;
-    for (const json *head = list->first; head; head = head->next) {
-      bound_port *p = &m->bound[kind][m->count[kind]];
-      TRY(read_port(m, head, rows, kind, p));
-      m->ports[kind][m->count[kind]++] = p->port;
+  table *t = s->table;
+  const json *loop = get(s->calls, "loop"), *until = get(loop, "until"), *terms = at(until, 1), *moves = get(loop, "moves");
+  rammer_status status = RAMMER_OK;
+  if (loop->kind == NOTHING) return t->in_kernel ? malformed("a launch is of a loop") : RAMMER_OK;
+  if (m->kind != OPENCL) return fail(RAMMER_UNSUPPORTED, "loop programs on this device run in Python only");
+  t->loops = 1;
+  t->turns = number_of(get(loop, "turns"), 1, 1 << 24, &status);
+  t->step = number_of(get(loop, "step"), 1, 1 << 24, &status);
+  t->memory = number_of(get(loop, "memory"), 0, (int64_t)t->buffers - 1, &status);
+  TRY(status);
+  if (until->kind == LIST) {
+    t->steps = number_of(at(until, 0), -LARGEST, LARGEST, &status);
+    int64_t **lists[] = {&t->factors, &t->term_buffers, &t->term_places};
+    for (size_t i = 0; i < 3; ++i)
+      if (!(*lists[i] = take(&m->pool, terms->count, sizeof(int64_t)))) return RAMMER_NO_MEMORY;
+    for (const json *term = terms->kind == LIST ? terms->first : NULL; term; term = term->next, ++t->terms) {
+      t->factors[t->terms] = number_of(at(term, 0), -(1 << 20), 1 << 20, &status);
+      t->term_buffers[t->terms] = number_of(at(term, 1), 0, (int64_t)t->buffers - 1, &status);
+      TRY(status);
+      t->term_places[t->terms] = number_of(at(term, 2), 0, (int64_t)t->buffer[t->term_buffers[t->terms]].bytes - 8, &status);
+    }
+  } else {
+    t->steps = t->turns * t->step;
+  }
+  TRY(status);
+  if (t->in_kernel != (moves->kind == NOTHING)) return malformed("a loop has moves and launches of another kind");
+  for (size_t when = 0; when < TIMES && !t->in_kernel; ++when)
+    TRY(read_moves(s, at(moves, when), (int64_t)t->buffer[t->memory].bytes, &t->moves[when], &t->move[when]));
+  return RAMMER_OK;
+}
+
+/* ---- Reading lengths and ports ---- */
+
+static rammer_status read_extent(rammer_model *m, const json *row, extent *e) {
+  const json *terms = at(row, 0);
+  rammer_status status = RAMMER_OK;
+  if (row->kind == NUMBER) return e->offset = number_of(row, 0, LARGEST, &status), status;
+  e->offset = number_of(at(row, 1), -LARGEST, LARGEST, &status);
+  TRY(status);
+  if (terms->kind != LIST) return malformed("an extent has no terms");
+  e->lengths = take(&m->pool, terms->count, sizeof(size_t));
+  e->factors = take(&m->pool, terms->count, sizeof(int64_t));
+  if (!e->lengths || !e->factors) return RAMMER_NO_MEMORY;
+  for (const json *term = terms->first; term; term = term->next, ++e->count) {
+    size_t *number = &e->lengths[e->count];
+    while (*number < m->lengths && strcmp(m->length[*number].name, text_of(at(term, 0)))) ++*number;
+    if (*number == m->lengths) return malformed("an extent depends on an unknown length");
+    e->factors[e->count] = number_of(at(term, 1), -LARGEST, LARGEST, &status);
+    TRY(status);
+  }
+  return RAMMER_OK;
+}
+
+static char *copy_text(rammer_model *m, const char *text) {
+  char *made = take(&m->pool, strlen(text) + 1, 1);
+  return made ? memcpy(made, text, strlen(text)) : NULL;
+}
+
+/* Read the dimensions of a range and the lengths that follow from them. */
+static rammer_status read_lengths(rammer_model *m, const json *ranged) {
+  const json *tensors = get(ranged, "lengths"), *lists[2] = {get(ranged, "spans"), get(ranged, "formulas")}, *steps = get(ranged, "steps");
+  rammer_status status = RAMMER_OK;
+  if (ranged->kind == NOTHING) return RAMMER_OK;
+  if (tensors->kind != OBJECT || lists[0]->kind != OBJECT) return malformed("a range has no lengths");
+  if (!(m->length = take(&m->pool, lists[0]->count + lists[1]->count, sizeof(length)))) return RAMMER_NO_MEMORY;
+  for (int derived = 0; derived < 2; ++derived) {
+    for (const json *row = lists[derived]->kind == OBJECT ? lists[derived]->first : NULL; row; row = row->next) {
+      length *n = &m->length[m->lengths];
+      n->name = copy_text(m, row->key);
+      n->tensor = copy_text(m, text_of(get(tensors, row->key)));
+      if (!n->name || !n->tensor) return RAMMER_NO_MEMORY;
+      if (derived) {
+        const json *factors = at(row, 0);
+        n->divisor = number_of(at(row, 1), 1, LARGEST, &status);
+        TRY(status);
+        if (factors->kind != LIST) return malformed("a length has no factors");
+        if (!(n->factors = take(&m->pool, factors->count, sizeof(extent)))) return RAMMER_NO_MEMORY;
+        for (const json *factor = factors->first; factor; factor = factor->next) TRY(read_extent(m, factor, &n->factors[n->count++]));
+      } else {
+        n->low = number_of(at(row, 0), 0, INT32_MAX, &status);
+        n->now = n->high = number_of(at(row, 1), n->low, INT32_MAX, &status);
+        n->step = get(steps, row->key)->kind == NOTHING ? 1 : number_of(get(steps, row->key), 1, INT32_MAX, &status);
+      }
+      TRY(status);
+      ++m->lengths;
     }
   }
   return RAMMER_OK;
 }
 
-/* Read the calls of a variant, allocate its memory and load its kernels. */
-static rammer_status load_variant(rammer_model *m, int variant) {
-  source s = {.model = m, .variant = variant, .head = m->file.heads[variant]};
-  const json *segments = get(s.head, "segments"), *only = at(segments, 0), *code;
-  char name[64];
-  if (get(s.head, "ranged")->kind != NOTHING) return fail(RAMMER_UNSUPPORTED, "programs for a range of lengths run in Python only: fix the shapes");
-  for (const json *segment = segments->kind == LIST ? segments->first : NULL; segment; segment = segment->next)
-    if (strcmp(text_of(get(segment, "kind")), "program")) return fail(RAMMER_UNSUPPORTED, "operators on the host run in Python only");
-  if (segments->count != 1 || get(only, "cases")->kind != NOTHING) return fail(RAMMER_UNSUPPORTED, "models of several programs run in Python only");
-  member_name(name, sizeof name, variant, "0.code0");
-  TRY(find_json(&m->file, name, &code));
-  s.calls = get(get(code, "record"), "calls");
-  s.constants = get(only, "constants");
-  s.arrays = get(code, "arrays");
-  if (s.calls->kind == NOTHING) return fail(RAMMER_UNSUPPORTED, "an earlier version wrote the file, without calls for C: compile the model again");
-  if (*text_of(get(s.calls, "refused"))) return fail(RAMMER_UNSUPPORTED, "%s run in Python only", text_of(get(s.calls, "refused")));
+static rammer_status extent_at(const rammer_model *m, const extent *e, int64_t *found) {
+  int64_t sum = e->offset, product;
+  for (size_t i = 0; i < e->count; ++i)
+    if (__builtin_mul_overflow(e->factors[i], m->length[e->lengths[i]].now, &product) || __builtin_add_overflow(sum, product, &sum)) return malformed("a length is out of range");
+  if (sum < 0 || sum > LARGEST) return malformed("a length is out of range");
+  return *found = sum, RAMMER_OK;
+}
+
+/* Compute the derived lengths and the extents of all ports from the dimensions. */
+static rammer_status update_lengths(rammer_model *m) {
+  for (size_t i = 0; i < m->lengths; ++i) {
+    length *n = &m->length[i];
+    int64_t product = 1, factor = 0;
+    for (size_t k = 0; k < n->count; ++k) {
+      TRY(extent_at(m, &n->factors[k], &factor));
+      if (__builtin_mul_overflow(product, factor, &product)) return malformed("a length is out of range");
+    }
+    if (n->factors) n->now = product / n->divisor;
+  }
+  for (int kind = 0; kind < 2; ++kind) {
+    for (size_t i = 0; i < m->count[kind]; ++i) {
+      value *v = &m->value[m->port_values[kind][i]];
+      int64_t *shape = (int64_t *)(uintptr_t)v->port.shape, bytes = (int64_t)v->port.element_bytes;
+      for (size_t k = 0; k < v->port.rank; ++k) {
+        int64_t size = shape[k];
+        if (v->dims) TRY(extent_at(m, &v->dims[k], &size));
+        if (size > v->whole[k]) return malformed("a port is longer than its memory");
+        bytes *= shape[k] = size;
+      }
+      if ((size_t)bytes != v->port.bytes) v->bound = NULL;
+      v->port.bytes = (size_t)bytes;
+      m->ports[kind][i] = v->port;
+    }
+  }
+  return RAMMER_OK;
+}
+
+/* Return the number of a tensor, or of the place after the last one. */
+static size_t find_value(const rammer_model *m, const char *tensor) {
+  size_t number = 0;
+  while (number < m->values && strcmp(m->value[number].tensor, tensor)) ++number;
+  return number;
+}
+
+/* Append a value with a tensor and a type. */
+static rammer_status add_value(rammer_model *m, const char *tensor, const char *type) {
+  if (m->values == m->room) {
+    m->room = 2 * m->room + 16;
+    value *more = take(&m->pool, m->room, sizeof(value));
+    if (!more) return RAMMER_NO_MEMORY;
+    if (m->values) memcpy(more, m->value, m->values * sizeof(value));
+    m->value = more;
+  }
+  value *v = &m->value[m->values];
+  v->tensor = copy_text(m, tensor);
+  v->port.type = copy_text(m, type);
+  if (!v->tensor || !v->port.type) return RAMMER_NO_MEMORY;
+  ++m->values;
+  return RAMMER_OK;
+}
+
+/* Read the shape of a value from a row of the calls, or compare it. */
+static rammer_status read_shape(rammer_model *m, const json *row, value *v) {
+  const json *extents = at(row, 5), *extent = extents->first;
+  rammer_status status = RAMMER_OK;
+  int64_t width = number_of(at(row, 4), 1, 8, &status), bytes = width;
+  TRY(status);
+  if (extents->kind != LIST || extents->count > MOST_RANK) return malformed("a port has no extents");
+  if (v->known && (v->port.rank != extents->count || v->port.element_bytes != (size_t)width)) return malformed("a tensor has two shapes");
+  int64_t *shape = v->known ? NULL : take(&m->pool, extents->count, sizeof *shape);
+  if (!v->known && (!(v->whole = take(&m->pool, extents->count, sizeof *shape)) || !shape)) return RAMMER_NO_MEMORY;
+  for (size_t i = 0; i < extents->count; ++i, extent = extent->next) {
+    int64_t size = number_of(extent, 0, INT32_MAX, &status);
+    TRY(status);
+    if (size && bytes > LARGEST / size) return malformed("a port is too large");
+    bytes *= size;
+    if (!v->known) v->whole[i] = shape[i] = size;
+    if (v->whole[i] != size) return malformed("a tensor has two shapes");
+  }
+  if (!v->known) v->port.rank = extents->count, v->port.element_bytes = (size_t)width, v->port.bytes = (size_t)bytes, v->port.shape = shape;
+  v->known = 1;
+  return status;
+}
+
+/* Read the place of a value in the memory of a program. */
+static rammer_status read_place(const source *s, const json *row, placed *p) {
+  rammer_model *m = s->model;
+  const value *v = &m->value[p->value];
+  const json *steps = at(row, 6), *step = steps->first;
+  rammer_status status = RAMMER_OK;
+  int64_t reach = (int64_t)v->port.element_bytes, dense = reach;
+  p->buffer = number_of(at(row, 2), 0, (int64_t)s->table->buffers - 1, &status);
+  p->place = number_of(at(row, 3), 0, LARGEST, &status);
+  TRY(status);
+  if (steps->kind != LIST || steps->count != v->port.rank) return malformed("a port has no strides");
+  if (!(p->strides = take(&m->pool, steps->count, sizeof *p->strides))) return RAMMER_NO_MEMORY;
+  for (size_t i = 0; i < v->port.rank; ++i, step = step->next) {
+    p->strides[i] = number_of(step, 0, LARGEST, &status);
+    TRY(status);
+    if (v->whole[i] > 1 && p->strides[i] > LARGEST / (v->whole[i] - 1)) return malformed("a port exceeds its memory");
+    if (v->whole[i]) reach += (v->whole[i] - 1) * p->strides[i];
+    if (reach > LARGEST) return malformed("a port exceeds its memory");
+  }
+  p->dense = 1;
+  for (size_t i = v->port.rank; i-- && v->port.bytes; dense *= v->whole[i])
+    if (v->whole[i] > 1 && p->strides[i] != dense) p->dense = 0;
+  if (!v->port.bytes) reach = 0;
+  if (p->place + reach > (int64_t)s->table->buffer[p->buffer].bytes) return malformed("a port exceeds its memory");
+  p->span = (size_t)reach;
+  return RAMMER_OK;
+}
+
+/* Read the ports of a program, whose tensors are ports of the model or connect programs. */
+static rammer_status read_places(const source *s) {
+  static const char *const keys[2] = {"inputs", "outputs"};
+  rammer_model *m = s->model;
+  table *t = s->table;
+  for (int kind = 0; kind < 2; ++kind) {
+    const json *rows = get(s->calls, keys[kind]);
+    if (rows->kind != LIST) return malformed("the ports are missing");
+    if (!(t->ports[kind] = take(&m->pool, rows->count, sizeof(placed)))) return RAMMER_NO_MEMORY;
+    for (const json *row = rows->first; row; row = row->next) {
+      const char *tensor = text_of(at(row, 0)), *type = text_of(at(row, 1));
+      placed *p = &t->ports[kind][t->count[kind]++];
+      p->value = find_value(m, tensor);
+      if (p->value == m->values && !kind) return malformed("a program reads a tensor that no program writes");
+      if (p->value == m->values) TRY(add_value(m, tensor, type));
+      value *v = &m->value[p->value];
+      if (strcmp(v->port.type, type))
+        return v->port.name ? fail(RAMMER_UNSUPPORTED, "port %s has type %s, which only Python converts", v->port.name, v->port.type) : malformed("a tensor has two types");
+      if (kind ? v->is_input : !v->is_input && !v->is_written) return malformed("a program reads or writes a tensor at the wrong time");
+      TRY(read_shape(m, row, v));
+      if (v->scalar && (v->port.rank || v->port.element_bytes != 8)) return malformed("a length is no number");
+      if (kind) v->is_written = 1;
+      else v->is_read = 1;
+      TRY(read_place(s, row, p));
+    }
+  }
+  return RAMMER_OK;
+}
+
+/* Create the values of the model's ports, and those of lengths, which are no ports for the caller. */
+static rammer_status read_ports(rammer_model *m, const json *head) {
+  static const char *const keys[2] = {"inputs", "outputs"};
+  for (int kind = 0; kind < 2; ++kind) {
+    const json *list = get(head, keys[kind]);
+    m->port_values[kind] = take(&m->pool, list->count, sizeof(size_t));
+    m->ports[kind] = take(&m->pool, list->count, sizeof(rammer_port));
+    if (!m->port_values[kind] || !m->ports[kind]) return RAMMER_NO_MEMORY;
+    for (const json *row = list->first; row; row = row->next) {
+      const char *tensor = text_of(at(row, 0)), *external = text_of(at(row, 2));
+      size_t number = find_value(m, tensor);
+      if (number < m->values) return fail(RAMMER_UNSUPPORTED, "output %s is a constant or an input, which only Python returns", *external ? external : tensor);
+      TRY(add_value(m, tensor, text_of(at(row, 1))));
+      value *v = &m->value[number];
+      v->is_input = !kind;
+      for (size_t i = 0; i < m->lengths && !kind; ++i)
+        if (!strcmp(m->length[i].tensor, tensor)) v->scalar = &m->length[i];
+      if (v->scalar) continue;
+      if (!(v->port.name = copy_text(m, *external ? external : tensor))) return RAMMER_NO_MEMORY;
+      m->port_values[kind][m->count[kind]++] = number;
+    }
+  }
+  return RAMMER_OK;
+}
+
+/* Check that programs read and write all ports, and read the extents of ports that depend on lengths. */
+static rammer_status finish_ports(rammer_model *m, const json *ranged) {
+  for (int kind = 0; kind < 2; ++kind) {
+    for (size_t i = 0; i < m->count[kind]; ++i) {
+      value *v = &m->value[m->port_values[kind][i]];
+      if (kind && !v->is_written) return fail(RAMMER_UNSUPPORTED, "output %s is a constant or an input, which only Python returns", v->port.name);
+      if (!v->known) return fail(RAMMER_UNSUPPORTED, "input %s is not used, which only Python accepts", v->port.name);
+      const json *dims = get(get(ranged, "shapes"), v->tensor), *dim = dims->first;
+      if (!m->lengths) continue;
+      if (dims->kind != LIST || dims->count != v->port.rank) return malformed("a port has no shape");
+      if (!(v->dims = take(&m->pool, v->port.rank, sizeof(extent)))) return RAMMER_NO_MEMORY;
+      for (size_t k = 0; k < v->port.rank; ++k, dim = dim->next) TRY(read_extent(m, dim, &v->dims[k]));
+    }
+  }
+  for (size_t i = 0; i < m->values; ++i) {
+    value *v = &m->value[i];
+    if (!m->check_only && v->is_written && (v->is_read || !v->port.name) && !(v->own = take(&m->pool, v->port.bytes, 1))) return RAMMER_NO_MEMORY;
+  }
+  return update_lengths(m);
+}
+
+/* ---- Reading programs ---- */
+
+/* Read the calls of table `number` of a segment, allocate its memory and load its kernels. */
+static rammer_status read_table(source *s, const json *segment, size_t place, size_t number) {
+  const json *code;
+  char rest[40], name[64];
+  snprintf(rest, sizeof rest, "%zu.code%zu", place, number);
+  member_name(name, sizeof name, s->variant, rest);
+  TRY(find_json(&s->model->file, name, &code));
+  snprintf(s->code_block, sizeof s->code_block, "%.50s.constants", name);
+  snprintf(rest, sizeof rest, "%zu.constants", place);
+  member_name(s->block, sizeof s->block, s->variant, rest);
+  s->calls = get(get(code, "record"), "calls");
+  s->constants = get(segment, "constants");
+  s->arrays = get(code, "arrays");
+  if (s->calls->kind == NOTHING) return fail(RAMMER_UNSUPPORTED, "an earlier version wrote the file, without calls for C: compile the model again");
+  if (*text_of(get(s->calls, "refused"))) return fail(RAMMER_UNSUPPORTED, "%s run in Python only", text_of(get(s->calls, "refused")));
   static const char *const lists[] = {"buffers", "kernels", "launches"};
   for (int i = 0; i < 3; ++i)
-    if (get(s.calls, lists[i])->kind != LIST) return malformed("a list is missing");
-  TRY(read_buffers(&s));
-  TRY(read_kernels(&s));
-  TRY(read_launches(&s));
-  return read_ports(&s);
+    if (get(s->calls, lists[i])->kind != LIST) return malformed("a list is missing");
+  TRY(read_buffers(s));
+  TRY(read_kernels(s));
+  TRY(read_launches(s));
+  TRY(read_loop(s));
+  return read_places(s);
+}
+
+/* Read a program with its tables for short lengths. */
+static rammer_status read_segment(source *s, const json *row, size_t place, segment *made) {
+  rammer_model *m = s->model;
+  const json *cases = get(row, "cases"), *until = at(cases, 1);
+  rammer_status status = RAMMER_OK;
+  size_t shorter = cases->kind == NOTHING ? 0 : until->count;
+  if (cases->kind != NOTHING) {
+    while (made->selector < m->lengths && strcmp(m->length[made->selector].tensor, text_of(at(cases, 0)))) ++made->selector;
+    if (until->kind != LIST || made->selector == m->lengths) return malformed("a program has tables for an unknown length");
+  }
+  made->until = take(&m->pool, shorter, sizeof(int64_t));
+  made->table = take(&m->pool, shorter + 1, sizeof(table));
+  if (!made->until || !made->table) return RAMMER_NO_MEMORY;
+  for (size_t i = 0; i < shorter; ++i) made->until[i] = number_of(at(until, i), 0, LARGEST, &status);
+  TRY(status);
+  for (size_t i = 0; i <= shorter; ++i) {
+    s->table = &made->table[made->tables++];
+    TRY(read_table(s, row, place, i));
+  }
+  return RAMMER_OK;
+}
+
+/* Read a variant: its lengths, its ports and its programs. */
+static rammer_status load_variant(rammer_model *m, int variant) {
+  source s = {.model = m, .variant = variant};
+  const json *head = m->file.heads[variant], *segments = get(head, "segments"), *ranged = get(head, "ranged");
+  size_t place = 0;
+  for (const json *row = segments->kind == LIST ? segments->first : NULL; row; row = row->next)
+    if (strcmp(text_of(get(row, "kind")), "program")) return fail(RAMMER_UNSUPPORTED, "operators on the host run in Python only");
+  if (segments->kind != LIST) return malformed("the programs are missing");
+  TRY(read_lengths(m, ranged));
+  TRY(read_ports(m, head));
+  if (!(m->segment = take(&m->pool, segments->count, sizeof(segment)))) return RAMMER_NO_MEMORY;
+  for (const json *row = segments->first; row; row = row->next, ++place) TRY(read_segment(&s, row, place, &m->segment[m->segments++]));
+  return finish_ports(m, ranged);
 }
 
 static rammer_status open_model(rammer_model *m, const char *path, const rammer_options *options) {
@@ -993,15 +1321,39 @@ const rammer_port *rammer_inputs(const rammer_model *model, size_t *count) { ret
 
 const rammer_port *rammer_outputs(const rammer_model *model, size_t *count) { return *count = model->count[1], model->ports[1]; }
 
+int rammer_length_at(const rammer_model *model, size_t index, rammer_length *into) {
+  for (size_t i = 0; model && i < model->lengths; ++i) {
+    const length *n = &model->length[i];
+    if (n->factors || index--) continue;
+    return *into = (rammer_length){n->name, n->low, n->high, n->step, n->now}, 1;
+  }
+  return 0;
+}
+
+rammer_status rammer_set_length(rammer_model *model, const char *name, int64_t value) {
+  if (!model || !name) return fail(RAMMER_BAD_CALL, "a length needs a model and the name of a dimension");
+  for (size_t i = 0; i < model->lengths; ++i) {
+    length *n = &model->length[i];
+    if (n->factors || strcmp(n->name, name)) continue;
+    if (value < n->low || value > n->high || (n->high - value) % n->step)
+      return fail(RAMMER_BAD_CALL, "length %s is %lld, the range is %lld to %lld in steps of %lld", name, (long long)value, (long long)n->low, (long long)n->high, (long long)n->step);
+    n->now = value;
+    rammer_status status = update_lengths(model);
+    model->broken |= status != RAMMER_OK;
+    return status;
+  }
+  return fail(RAMMER_BAD_CALL, "the model has no length %s", name);
+}
+
 static rammer_status bind_port(rammer_model *m, int kind, const char *name, void *data, size_t bytes) {
   static const char *const kinds[2] = {"input", "output"};
   if (!m || !name) return fail(RAMMER_BAD_CALL, "binding needs a model and the name of a port");
   for (size_t i = 0; i < m->count[kind]; ++i) {
-    bound_port *p = &m->bound[kind][i];
-    if (strcmp(p->port.name, name)) continue;
-    if (bytes != p->port.bytes) return fail(RAMMER_BAD_CALL, "%s %s needs %zu bytes (%s), not %zu", kinds[kind], name, p->port.bytes, p->port.type, bytes);
+    value *v = &m->value[m->port_values[kind][i]];
+    if (strcmp(v->port.name, name)) continue;
+    if (bytes != v->port.bytes) return fail(RAMMER_BAD_CALL, "%s %s needs %zu bytes (%s), not %zu", kinds[kind], name, v->port.bytes, v->port.type, bytes);
     if (!data && bytes) return fail(RAMMER_BAD_CALL, "%s %s: the array is NULL", kinds[kind], name);
-    p->bound = data;
+    v->bound = data;
     return RAMMER_OK;
   }
   return fail(RAMMER_BAD_CALL, "the model has no %s %s", kinds[kind], name);
@@ -1013,31 +1365,58 @@ rammer_status rammer_bind_input(rammer_model *model, const char *name, const voi
 
 rammer_status rammer_bind_output(rammer_model *model, const char *name, void *data, size_t bytes) { return bind_port(model, 1, name, data, bytes); }
 
-/* Copy elements between a dense array and the span of a port with other strides. */
-static void copy_strided(const bound_port *p, unsigned char *span, unsigned char *dense, int to_dense) {
-  size_t width = p->port.element_bytes;
-  for (size_t done = 0; done < p->port.bytes; done += width) {
-    size_t rest = done / width, place = 0;
-    for (size_t i = p->port.rank; i--; rest /= (size_t)p->port.shape[i]) place += rest % (size_t)p->port.shape[i] * (size_t)p->strides[i];
-    if (to_dense) memcpy(dense + done, span + place, width);
-    else memcpy(span + place, dense + done, width);
+/* ---- Running ---- */
+
+/* Copy the elements of a dense array with these extents to or from a span with strides in bytes. Without an array, write zeros. */
+static void copy_strided(size_t rank, const int64_t *shape, const int64_t *strides, size_t width, unsigned char *span, unsigned char *dense, int to_dense) {
+  size_t elements = 1;
+  for (size_t i = 0; i < rank; ++i) elements *= (size_t)shape[i];
+  for (size_t number = 0; number < elements; ++number) {
+    size_t rest = number, place = 0;
+    for (size_t i = rank; i--; rest /= (size_t)shape[i]) place += rest % (size_t)shape[i] * (size_t)strides[i];
+    if (!dense) memset(span + place, 0, width);
+    else if (to_dense) memcpy(dense + number * width, span + place, width);
+    else memcpy(span + place, dense + number * width, width);
   }
 }
 
-static rammer_status move_port(rammer_model *m, bound_port *p, int is_output) {
-  if (!p->port.bytes) return RAMMER_OK;
-  if (p->dense) return is_output ? read_bytes(m, p->buffer, p->place, p->bound, p->port.bytes) : write_bytes(m, p->buffer, p->place, p->bound, p->port.bytes);
-  unsigned char *span = malloc(p->span);
-  if (!span) return fail(RAMMER_NO_MEMORY, "out of memory: %zu bytes for port %s", p->span, p->port.name);
-  rammer_status status = read_bytes(m, p->buffer, p->place, span, p->span);
-  if (!status) copy_strided(p, span, p->bound, is_output);
-  if (!status && !is_output) status = write_bytes(m, p->buffer, p->place, span, p->span);
+/* Copy a value between the program's memory and an array with these extents. Memory past the extents of an input is zero. */
+static rammer_status move_value(rammer_model *m, const table *t, const placed *p, unsigned char *array, const int64_t *shape, int is_output) {
+  const value *v = &m->value[p->value];
+  const buffer *b = &t->buffer[p->buffer];
+  size_t rank = v->port.rank, width = v->port.element_bytes, bytes = width;
+  int whole = 1;
+  for (size_t i = 0; i < rank; ++i) bytes *= (size_t)shape[i], whole &= shape[i] == v->whole[i];
+  if (!p->span || (is_output && !bytes)) return RAMMER_OK;
+  if (p->dense && whole) return is_output ? read_bytes(m, b, p->place, array, bytes) : write_bytes(m, b, p->place, array, bytes);
+  unsigned char *span = calloc(1, p->span);
+  if (!span) return fail(RAMMER_NO_MEMORY, "out of memory: %zu bytes for a port", p->span);
+  rammer_status status = is_output || !p->dense ? read_bytes(m, b, p->place, span, p->span) : RAMMER_OK;
+  if (!status && !is_output && !p->dense && !whole) copy_strided(rank, v->whole, p->strides, width, span, NULL, 0);
+  if (!status && bytes) copy_strided(rank, shape, p->strides, width, span, array, is_output);
+  if (!status && !is_output) status = write_bytes(m, b, p->place, span, p->span);
   free(span);
   return status;
 }
 
-/* Start a kernel with its arguments. */
-static rammer_status start_launch(rammer_model *m, const launch *x) {
+static rammer_status write_input(rammer_model *m, const table *t, const placed *p) {
+  const value *v = &m->value[p->value];
+  if (v->scalar) return write_bytes(m, &t->buffer[p->buffer], p->place, &v->scalar->now, sizeof v->scalar->now);
+  return v->own ? move_value(m, t, p, v->own, v->whole, 0) : move_value(m, t, p, v->bound, v->port.shape, 0);
+}
+
+static rammer_status read_output(rammer_model *m, const table *t, const placed *p) {
+  const value *v = &m->value[p->value];
+  if (!v->own) return move_value(m, t, p, v->bound, v->port.shape, 1);
+  TRY(move_value(m, t, p, v->own, v->whole, 1));
+  int64_t strides[MOST_RANK], step = (int64_t)v->port.element_bytes;
+  for (size_t i = v->port.rank; i--; step *= v->whole[i]) strides[i] = step;
+  if (v->port.name && v->port.bytes) copy_strided(v->port.rank, v->port.shape, strides, v->port.element_bytes, v->own, v->bound, 1);
+  return RAMMER_OK;
+}
+
+/* Start a kernel with its arguments; `turns` are the iterations of a loop. */
+static rammer_status start_launch(rammer_model *m, table *t, const launch *x, int64_t turns) {
   enum { MOST_ARGUMENTS = 1024 };
   union {
     void *pointer;
@@ -1045,55 +1424,111 @@ static rammer_status start_launch(rammer_model *m, const launch *x) {
     int64_t wide;
     int32_t narrow;
   } values[MOST_ARGUMENTS];
-  void *pointers[MOST_ARGUMENTS], *function = m->kernel[x->kernel].handle;
+  void *pointers[MOST_ARGUMENTS], *function = t->kernel[x->kernel].handle;
+  int64_t numbers[] = {[RUN_NUMBER] = t->epoch, [LAUNCH_NUMBER] = t->launched, [MOVED] = t->moved, [TURNS] = turns, [SKIPPED] = t->turns - turns};
   if (x->count > MOST_ARGUMENTS) return fail(RAMMER_UNSUPPORTED, "a kernel has %zu arguments", x->count);
   for (size_t i = 0; i < x->count; ++i) {
     const argument *a = &x->arguments[i];
     size_t bytes = 8;
     pointers[i] = &values[i];
-    if (a->kind == BUFFER) values[i].pointer = a->number < 0 ? NULL : (void *)(uintptr_t)m->buffer[a->number].handle, bytes = sizeof(void *);
-    else if (a->kind == ADDRESS) values[i].address = m->buffer[a->number].handle + (uint64_t)a->place;
+    if (a->kind == BUFFER) values[i].pointer = a->number < 0 ? NULL : (void *)(uintptr_t)t->buffer[a->number].handle, bytes = sizeof(void *);
+    else if (a->kind == ADDRESS) values[i].address = t->buffer[a->number].handle + (uint64_t)a->place;
     else if (a->kind == INT64) values[i].wide = a->number;
-    else values[i].narrow = (int32_t)(a->kind == INT32 ? a->number : a->kind == RUN_NUMBER ? m->epoch : m->launched), bytes = 4;
+    else values[i].narrow = (int32_t)(a->kind == INT32 ? a->number : numbers[a->kind]), bytes = 4;
     if (m->kind == OPENCL) TRY(check_call(m, m->cl.set_argument(function, (uint32_t)i, bytes, a->kind == BUFFER && a->number < 0 ? NULL : &values[i]), "setting an argument"));
   }
   if (m->kind == CUDA)
-    return check_call(m, m->cu.launch(function, (unsigned)x->groups, 1, 1, (unsigned)x->threads, 1, 1, (unsigned)m->kernel[x->kernel].local_bytes, NULL, pointers, NULL), "launching a kernel");
+    return check_call(m, m->cu.launch(function, (unsigned)x->groups, 1, 1, (unsigned)x->threads, 1, 1, (unsigned)t->kernel[x->kernel].local_bytes, NULL, pointers, NULL), "launching a kernel");
   size_t items = x->groups * x->threads;
   return check_call(m, m->cl.enqueue(m->queue, function, 1, NULL, &items, &x->threads, 0, NULL, NULL), "launching a kernel");
 }
 
-static rammer_status start_all(rammer_model *m) {
-  ++m->launched;
-  for (size_t i = 0; i < m->launches; ++i) TRY(start_launch(m, &m->launch[i]));
+static rammer_status start_all(rammer_model *m, table *t, int64_t turns) {
+  ++t->launched;
+  for (size_t i = 0; i < t->launches; ++i) TRY(start_launch(m, t, &t->launch[i], turns));
   return RAMMER_OK;
 }
 
-/* Launch until the counter of finished rows reaches its value: kernels may end early, and each launch finishes at least one row. */
-static rammer_status run_repeated(rammer_model *m) {
-  buffer *counters = &m->buffer[m->done_buffer];
-  for (int64_t n = 0; n < m->most_launches; ++n) {
+/* Launch until the counter of finished rows reaches its value: kernels may end early, and each launch finishes at least one row. A
+ * kernel that runs all iterations of a loop takes the number of the first one, and counts the moves between them. */
+static rammer_status run_repeated(rammer_model *m, table *t, int64_t turns) {
+  int64_t first = t->epoch, moved = t->moved, target = t->in_kernel ? moved + turns : t->done_by * first;
+  for (int64_t n = 0; n < t->most_launches; ++n) {
     int32_t finished = 0;
-    TRY(start_all(m));
-    TRY(read_bytes(m, m->done_buffer, m->done_place, &finished, sizeof finished));
-    if (finished != m->done_by * m->epoch) continue;
-    if (m->epoch * (m->done_by + 1) > RESET_AFTER / 64 || m->launched > RESET_AFTER / 64) {
-      static const unsigned char zero[4] = {0};
-      TRY(check_call(m, m->cl.fill(m->queue, (void *)(uintptr_t)counters->handle, zero, 4, 0, (counters->bytes + 3) / 4 * 4, 0, NULL, NULL), "clearing counters"));
-      m->epoch = m->launched = 0;
+    TRY(start_all(m, t, turns));
+    TRY(read_bytes(m, &t->buffer[t->done_buffer], t->done_place, &finished, sizeof finished));
+    if (finished != target) continue;
+    if (t->in_kernel) t->epoch = first + turns - 1, t->moved = target;
+    if (t->epoch * (t->done_by + 1) > RESET_AFTER / 64 || t->launched > RESET_AFTER / 64 || t->moved > RESET_AFTER / 64) {
+      TRY(clear_buffer(m, &t->buffer[t->done_buffer]));
+      t->epoch = t->launched = t->moved = 0;
     }
     return RAMMER_OK;
   }
   return fail(RAMMER_DEVICE_FAILED, "the program makes no progress");
 }
 
-static rammer_status run_model(rammer_model *m) {
-  for (size_t i = 0; i < m->count[0]; ++i) TRY(move_port(m, &m->bound[0][i], 0));
-  ++m->epoch;
-  if (m->repeated && m->kind == OPENCL) TRY(run_repeated(m));
-  else TRY(start_all(m));
+/* Queue the moves of a loop at one time. The last slice may be clipped at the end of its buffer; a backward move begins at the first
+ * slice in use. */
+static rammer_status queue_moves(rammer_model *m, const table *t, int when, int64_t turn, int64_t turns) {
+  void *memory = (void *)(uintptr_t)t->buffer[t->memory].handle;
+  for (size_t i = 0; i < t->moves[when]; ++i) {
+    const move *x = &t->move[when][i];
+    int64_t skipped = t->turns - turns, to = x->to + (turn + (x->to_by < 0 ? skipped : 0)) * x->to_by, from = x->from + (turn + (x->from_by < 0 ? skipped : 0)) * x->from_by;
+    int64_t bytes = x->bytes;
+    if (to < 0 || from < 0) return malformed("a move is outside its memory");
+    if (bytes > x->to_end - to) bytes = x->to_end - to;
+    if (bytes > x->from_end - from) bytes = x->from_end - from;
+    if (bytes > 0) TRY(check_call(m, m->cl.copy(m->queue, memory, memory, (size_t)from, (size_t)to, (size_t)bytes, 0, NULL, NULL), "moving values of a loop"));
+  }
+  return RAMMER_OK;
+}
+
+/* Compute the iterations of a loop from the lengths that its inputs hold. */
+static rammer_status count_turns(rammer_model *m, const table *t, int64_t *turns) {
+  int64_t steps = t->steps, given, product;
+  for (size_t i = 0; i < t->terms; ++i) {
+    TRY(read_bytes(m, &t->buffer[t->term_buffers[i]], t->term_places[i], &given, sizeof given));
+    if (__builtin_mul_overflow(given, t->factors[i], &product) || __builtin_add_overflow(steps, product, &steps) || steps > LARGEST) return fail(RAMMER_BAD_CALL, "the number of iterations is out of range");
+  }
+  steps = steps > 0 ? (steps - 1) / t->step + 1 : 1;
+  return *turns = steps < t->turns ? steps : t->turns, RAMMER_OK;
+}
+
+static rammer_status run_loop(rammer_model *m, table *t) {
+  int64_t turns = 1;
+  TRY(count_turns(m, t, &turns));
+  if (t->in_kernel) {
+    if (!t->repeated) return malformed("a loop has no end");
+    ++t->epoch;
+    ++t->moved;
+    return run_repeated(m, t, turns);
+  }
+  TRY(queue_moves(m, t, ONCE, 0, turns));
+  TRY(queue_moves(m, t, FIRST, 0, turns));
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    TRY(queue_moves(m, t, BEFORE, turn, turns));
+    ++t->epoch;
+    if (t->repeated) TRY(run_repeated(m, t, turns));
+    else TRY(start_all(m, t, turns));
+    TRY(queue_moves(m, t, AFTER, turn, turns));
+  }
+  return queue_moves(m, t, LAST, 0, turns);
+}
+
+static rammer_status run_segment(rammer_model *m, const segment *s) {
+  size_t number = 0;
+  while (number + 1 < s->tables && s->until[number] < m->length[s->selector].now) ++number;
+  table *t = &s->table[number + 1 < s->tables ? number + 1 : 0];
+  for (size_t i = 0; i < t->count[0]; ++i) TRY(write_input(m, t, &t->ports[0][i]));
+  if (t->loops) {
+    TRY(run_loop(m, t));
+  } else {
+    ++t->epoch;
+    TRY(t->repeated ? run_repeated(m, t, 1) : start_all(m, t, 1));
+  }
   TRY(check_call(m, m->kind == CUDA ? m->cu.finish(NULL) : m->cl.finish(m->queue), "waiting for the device"));
-  for (size_t i = 0; i < m->count[1]; ++i) TRY(move_port(m, &m->bound[1][i], 1));
+  for (size_t i = 0; i < t->count[1]; ++i) TRY(read_output(m, t, &t->ports[1][i]));
   return RAMMER_OK;
 }
 
@@ -1102,24 +1537,47 @@ rammer_status rammer_run(rammer_model *model) {
   void *popped;
   if (!model || model->check_only) return fail(RAMMER_BAD_CALL, "the model was opened to check its file alone");
   if (model->broken) return fail(RAMMER_DEVICE_FAILED, "an earlier run failed: open the file again");
-  for (int kind = 0; kind < 2; ++kind)
-    for (size_t i = 0; i < model->count[kind]; ++i)
-      if (!model->bound[kind][i].bound && model->bound[kind][i].port.bytes)
-        return fail(RAMMER_BAD_CALL, "%s %s is not bound", kinds[kind], model->bound[kind][i].port.name);
+  for (int kind = 0; kind < 2; ++kind) {
+    for (size_t i = 0; i < model->count[kind]; ++i) {
+      const value *v = &model->value[model->port_values[kind][i]];
+      if (!v->bound && v->port.bytes) return fail(RAMMER_BAD_CALL, "%s %s is not bound", kinds[kind], v->port.name);
+    }
+  }
   if (model->kind == CUDA) TRY(check_call(model, model->cu.push(model->context), "selecting the GPU"));
-  rammer_status status = run_model(model);
+  rammer_status status = RAMMER_OK;
+  for (size_t i = 0; i < model->segments && !status; ++i) status = run_segment(model, &model->segment[i]);
   if (model->kind == CUDA) model->cu.pop(&popped);
   model->broken = status == RAMMER_DEVICE_FAILED;
   return status;
 }
 
+/* Free the device memory and the kernels of a program. */
+static void free_table(rammer_model *m, table *t) {
+  for (size_t i = 0; t->kernel && i < t->kernels; ++i) {
+    kernel *k = &t->kernel[i];
+    if (m->kind == CUDA ? k->module != NULL : k->handle != NULL) {
+      if (m->kind == CUDA) m->cu.unload(k->module);
+      else m->cl.free_kernel(k->handle);
+    }
+  }
+  for (size_t i = 0; t->buffer && i < t->buffers; ++i) {
+    buffer *b = &t->buffer[i];
+    if (b->handle) {
+      if (m->kind == CUDA) m->cu.free(b->handle);
+      else m->cl.free_buffer((void *)(uintptr_t)b->handle);
+    }
+  }
+  if (t->program) m->cl.free_program(t->program);
+}
+
+static void free_tables(rammer_model *m) {
+  for (size_t i = 0; m->segment && i < m->segments; ++i)
+    for (size_t k = 0; m->segment[i].table && k < m->segment[i].tables; ++k) free_table(m, &m->segment[i].table[k]);
+}
+
 static void free_opencl(rammer_model *m) {
   if (m->queue) m->cl.finish(m->queue);
-  for (size_t i = 0; i < m->kernels; ++i)
-    if (m->kernel[i].handle) m->cl.free_kernel(m->kernel[i].handle);
-  for (size_t i = 0; m->buffer && i < m->buffers; ++i)
-    if (m->buffer[i].handle) m->cl.free_buffer((void *)(uintptr_t)m->buffer[i].handle);
-  if (m->program) m->cl.free_program(m->program);
+  free_tables(m);
   if (m->queue) m->cl.free_queue(m->queue);
   if (m->context) m->cl.free_context(m->context);
 }
@@ -1128,10 +1586,7 @@ static void free_cuda(rammer_model *m) {
   void *popped;
   if (m->context && !m->cu.push(m->context)) {
     m->cu.finish(NULL);
-    for (size_t i = 0; i < m->kernels; ++i)
-      if (m->kernel[i].module) m->cu.unload(m->kernel[i].module);
-    for (size_t i = 0; i < m->buffers; ++i)
-      if (m->buffer[i].handle) m->cu.free(m->buffer[i].handle);
+    free_tables(m);
     m->cu.pop(&popped);
   }
   if (m->cu_retained) m->cu.release(m->cu_device);

@@ -39,12 +39,19 @@ typedef struct {
 /* An input or output: a dense array in row-major order. The strings and extents live as long as the model. */
 typedef struct {
   const char *name;
-  const char *type; /* element type and extents, for example f32[1,3,224,224] */
+  const char *type; /* element type and greatest extents, for example f32[1,3,224,224] */
   size_t rank;
-  const int64_t *shape;
+  const int64_t *shape; /* at the current lengths, as bytes */
   size_t element_bytes;
   size_t bytes;
 } rammer_port;
+
+/* A dimension that the model was compiled for a range of: low, low + step, ... high. */
+typedef struct {
+  const char *name;
+  int64_t low, high, step;
+  int64_t value; /* the current length; high when the file is opened */
+} rammer_length;
 
 typedef struct rammer_model rammer_model;
 
@@ -54,6 +61,12 @@ rammer_status rammer_open(const char *path, const rammer_options *options, ramme
 /* Return the ports and store their number. */
 const rammer_port *rammer_inputs(const rammer_model *model, size_t *count);
 const rammer_port *rammer_outputs(const rammer_model *model, size_t *count);
+
+/* Store the dimension of a range with this index, counted from 0, and return 1; return 0 after the last one. */
+int rammer_length_at(const rammer_model *model, size_t index, rammer_length *into);
+
+/* Set the length of a dimension for the next runs. The extents of the ports change; a port whose bytes change must be bound again. */
+rammer_status rammer_set_length(rammer_model *model, const char *name, int64_t value);
 
 /* Bind an array of exactly port.bytes bytes to an input or output. It must stay valid until another array is bound to the port or
  * the model is closed. */

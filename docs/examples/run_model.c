@@ -1,9 +1,10 @@
-/* Run a compiled file on arrays in files: run_model MODEL.rammer FOLDER reads input number N from FOLDER/N.in and writes output
- * number N to FOLDER/N.out, as bytes in row-major order. Without FOLDER it checks the file and prints its ports.
+/* Run a compiled file on arrays in files: run_model MODEL.rammer FOLDER [LENGTH=VALUE ...] reads input number N from FOLDER/N.in and
+ * writes output number N to FOLDER/N.out, as bytes in row-major order. Without FOLDER it checks the file and prints its ports.
  *
  * cc -I core/runtime_c docs/examples/run_model.c core/runtime_c/rammer.c -ldl -o run_model */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "rammer.h"
 
@@ -35,8 +36,19 @@ static int bind_all(rammer_model *model, const char *folder, const rammer_port *
   return 0;
 }
 
+/* Set the lengths of a range, each given as NAME=VALUE. */
+static int set_lengths(rammer_model *model, int count, char **words) {
+  for (int i = 0; i < count; ++i) {
+    char *value = strchr(words[i], '=');
+    if (!value) return fprintf(stderr, "%s is not a length\n", words[i]), 1;
+    *value = 0;
+    if (rammer_set_length(model, words[i], atoll(value + 1))) return report(words[i]);
+  }
+  return 0;
+}
+
 int main(int count, char **words) {
-  if (count < 2) return fprintf(stderr, "usage: %s MODEL.rammer [FOLDER]\n", words[0]), 64;
+  if (count < 2) return fprintf(stderr, "usage: %s MODEL.rammer [FOLDER [LENGTH=VALUE ...]]\n", words[0]), 64;
   const char *folder = count > 2 ? words[2] : NULL;
   rammer_options options = {.trust = folder != NULL, .check_only = folder == NULL};
   rammer_model *model;
@@ -46,10 +58,13 @@ int main(int count, char **words) {
   const rammer_port *in = rammer_inputs(model, &inputs), *out = rammer_outputs(model, &outputs);
   for (size_t i = 0; i < inputs; ++i) printf("input %s: %s\n", in[i].name, in[i].type);
   for (size_t i = 0; i < outputs; ++i) printf("output %s: %s\n", out[i].name, out[i].type);
+  rammer_length length;
+  for (size_t i = 0; rammer_length_at(model, i, &length); ++i)
+    printf("length %s: %lld to %lld in steps of %lld\n", length.name, (long long)length.low, (long long)length.high, (long long)length.step);
   void **arrays = calloc(inputs + outputs + 1, sizeof *arrays);
   int failed = !arrays;
   if (folder && arrays) {
-    failed = bind_all(model, folder, in, inputs, 1, arrays) || bind_all(model, folder, out, outputs, 0, arrays + inputs);
+    failed = set_lengths(model, count - 3, words + 3) || bind_all(model, folder, in, inputs, 1, arrays) || bind_all(model, folder, out, outputs, 0, arrays + inputs);
     for (int repeat = 0; repeat < 3 && !failed; ++repeat) failed = rammer_run(model) ? report("run") : 0;
     for (size_t i = 0; i < outputs && !failed; ++i) failed = transfer(folder, i, "out", "wb", arrays[inputs + i], out[i].bytes);
   }

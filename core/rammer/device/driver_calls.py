@@ -15,7 +15,19 @@ from rammer.device.manifest import Array
 from rammer.ir.program import Port, RProgram
 from rammer.ir.types import itemsize
 
-__all__ = ["CALLS", "EPOCH", "LAUNCH", "Argument", "DriverCalls", "address", "buffer_argument", "int32", "int64", "refuse_calls"]
+__all__ = [
+    "CALLS",
+    "EPOCH",
+    "LAUNCH",
+    "LOOP",
+    "Argument",
+    "DriverCalls",
+    "address",
+    "buffer_argument",
+    "int32",
+    "int64",
+    "refuse_calls",
+]
 
 #: The key of the record in that of the machine code.
 CALLS: Final = "calls"
@@ -24,6 +36,8 @@ Argument: TypeAlias = "list[str | int]"
 #: The number of the run and of the launch, both counted from 1, as 32-bit integers.
 EPOCH: Final[Argument] = ["epoch"]
 LAUNCH: Final[Argument] = ["launch"]
+#: In a launch that runs all iterations of a loop: the number of moves before, and the iterations that run and that do not.
+LOOP: Final[tuple[Argument, ...]] = (["moved"], ["turns"], ["skipped"])
 #: Bytes past the end of an allocation that kernels may read.
 SLACK: Final = 512
 

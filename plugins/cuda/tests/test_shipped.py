@@ -152,6 +152,5 @@ def test_a_c_program_has_the_same_bits(name: str, tmp_path: Path, rng: np.random
         tmp_path / "m.rammer",
         {n: inputs[n] for n in names[0]},
         {n: want[n] for n in names[1]},
-        tmp_path,
     )
     assert all(have[n].tobytes() == want[n].tobytes() for n in some(names[1]))

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.device.manifest import Array
-from rammer.ir.program import MoveTime, RProgram
+from rammer.ir.program import MoveTime, Repeat, RProgram
 from rammer.ir.types import itemsize
 
 #: Move times in table order, and the 64-bit words of a move. Target: byte offset in iteration 0, and increment per iteration.
@@ -21,18 +21,37 @@ MOVE_WORDS: Final = 7
 Copy: TypeAlias = tuple[int, int, int, int, int]
 
 
-def move_table(program: RProgram, places: Mapping[str, int]) -> Array:
-    """Return the move table of ``program`` for its kernel; ``places`` maps buffers to their start bytes. The table holds the
-    start index of each move time, then all moves."""
-    starts, rows = [0], list[int]()
+def move_rows(program: RProgram, places: Mapping[str, int]) -> list[list[list[int]]]:
+    """Return the moves of each time as numbers; ``places`` maps buffers to their start bytes."""
+    found = list[list[list[int]]]()
     for when in TIMES:
+        found.append([])
         for m in program.moves(when):
             target, source = program.buffer[m.target], program.buffer[m.source]
             width, ends = itemsize(target.dtype), (places[m.target] + target.nbytes, places[m.source] + source.nbytes)
-            rows += [places[m.target] + m.target_first * width, m.target_by * width]
-            rows += [places[m.source] + m.source_first * width, m.source_by * width, m.size * width, *ends]
+            row = [places[m.target] + m.target_first * width, m.target_by * width]
+            found[-1].append([*row, places[m.source] + m.source_first * width, m.source_by * width, m.size * width, *ends])
+    return found
+
+
+def move_table(program: RProgram, places: Mapping[str, int]) -> Array:
+    """Return the move table of ``program`` for its kernel. It holds the start index of each move time, then all moves."""
+    starts, rows = [0], list[int]()
+    for moves in move_rows(program, places):
+        rows += [number for row in moves for number in row]
         starts.append(len(rows) // MOVE_WORDS)
     return np.array(starts + rows, np.int64)
+
+
+def loop_record(program: RProgram, repeat: Repeat, memory: int, places: Mapping[str, int], in_kernel: bool) -> dict[str, Any]:
+    """Return the record of a loop in a program's calls. ``memory`` is the number of its allocation. Without ``in_kernel``, the
+    caller makes the moves."""
+    record: dict[str, Any] = {"turns": repeat.count, "step": repeat.step, "memory": memory}
+    if repeat.until is not None:
+        stored = ((factor, program.storage[name]) for name, factor in repeat.until.terms)
+        terms = [[factor, memory, places[s.buffer] + s.offset * itemsize("int64")] for factor, s in stored]
+        record["until"] = [repeat.until.offset, terms]
+    return record if in_kernel else {**record, "moves": move_rows(program, places)}
 
 
 class Seam:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.device.driver_calls import CALLS, DriverCalls, refuse_calls
+from rammer.device.driver_calls import CALLS, LOOP, DriverCalls, refuse_calls
 from rammer.device.manifest import Array, MachineCode
 from rammer.device.shipped_kernels import ShippedPointer, read_number, record_kernels, restore_kernels
 from rammer.errors import DeviceFailure
@@ -19,6 +19,7 @@ from rammer.ir.program import RProgram
 from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.planned_program import BINARY, PlannedProgram
 from rammer_rocm.program_kernels import Write
+from rammer_rocm.repeat import loop_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,6 @@ def _record_calls(
     options: Sequence[str],
 ) -> dict[str, Any]:
     """Return the record of a program's calls, or the reason why it has none."""
-    if planned.program.repeat is not None:
-        return refuse_calls("loop programs")
     packed = {
         (tensor, record["packings"][number][0]): ("array", str(number))
         for _, pointers in record["users"].values()
@@ -96,6 +95,9 @@ def _record_calls(
     more = planned.record_calls(calls, memory, filled)
     if more is None:
         return refuse_calls("programs in one persistent launch on a GPU")
+    if (repeat := planned.program.repeat) is not None:
+        in_kernel = any(argument in LOOP for *_, arguments in calls.launches for argument in arguments)
+        more["loop"] = loop_record(planned.program, repeat, memory, planned.memory.buffers, in_kernel)
     places = {name: (memory, start) for name, start in planned.memory.buffers.items()}
     return calls.record(places, options=" ".join(options), **more)
 

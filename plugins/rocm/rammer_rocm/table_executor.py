@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rammer.device.driver_calls import EPOCH, LAUNCH, DriverCalls, buffer_argument, int32
+from rammer.device.driver_calls import EPOCH, LAUNCH, LOOP, DriverCalls, buffer_argument, int32
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Task, waves
@@ -20,6 +20,7 @@ from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
 from rammer_rocm.planned_program import BINARY
 from rammer_rocm.program_kernels import Function, ProgramKernels
+from rammer_rocm.repeat import move_table
 from rammer_rocm.resident import OpenClProgram
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
@@ -141,9 +142,13 @@ class TableProgram(OpenClProgram):
         filled, sync = calls.allocate_table(table.filled), calls.allocate(self.sync.size)
         if not count:
             return {}
-        values = [*common, buffer_argument(filled), buffer_argument(sync), EPOCH, LAUNCH, int32(count)]
+        values, last = [*common, buffer_argument(filled), buffer_argument(sync), EPOCH, LAUNCH, int32(count)], count - 1
+        done = int(table.filled[last])
+        if self.turning:  # the first counter is that of moves
+            values += [buffer_argument(calls.allocate_table(move_table(self.program, self.memory.buffers))), *LOOP]
+            last, done = 0, int(table.filled.max())
         calls.launch((BINARY, "program"), self.groups, 1, values)
-        return {"until": [sync, (count - 1) * LINE_WORDS * 4, int(table.filled[-1]), self.most_launches]}
+        return {"until": [sync, last * LINE_WORDS * 4, done, self.most_launches]}
 
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
         """Return the placement for a call with these arrays by port. Kernels use host arrays in place where possible, if the host

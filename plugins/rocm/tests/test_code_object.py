@@ -167,7 +167,7 @@ def test_recorded_launches_compute_the_model(name: str, cpu: OpenClUnit, tmp_pat
     artifact = exe.artifact(replace(compiled, segments=(replace(segment, code=(code,)),)))
     save_artifact(tmp_path / "m.rammer", replace(artifact, code_target=cpu.code_target))
     outputs = {p.external: have[p.external] for p in segment.program.outputs}
-    found = run_example(build_example("c", tmp_path), tmp_path / "m.rammer", feeds, outputs, tmp_path, opencl_libraries())
+    found = run_example(build_example("c", tmp_path), tmp_path / "m.rammer", feeds, outputs, opencl_libraries())
     assert all(found[n].tobytes() == outputs[n].tobytes() for n in some(outputs))
     loaded.close()
     exe.close()

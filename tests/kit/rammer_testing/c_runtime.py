@@ -57,13 +57,15 @@ def run_example(
     model: Path,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
-    folder: Path,
     env: Mapping[str, str] | None = None,
+    lengths: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Return the outputs of the C example. ``outputs`` have the expected types and shapes; both are in the model's order."""
+    """Return the outputs of the C example. ``outputs`` have the expected types and shapes; both are in the model's order.
+    ``lengths`` are those of a range. Arrays are files in the folder of the model."""
+    folder = model.parent
     for number, value in enumerate(inputs.values()):
         (folder / f"{number}.in").write_bytes(np.ascontiguousarray(value).tobytes())
-    done = start(program, model, folder, env=env)
+    done = start(program, model, folder, *(f"{name}={value}" for name, value in (lengths or {}).items()), env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return {
         name: np.frombuffer((folder / f"{number}.out").read_bytes(), like.dtype).reshape(like.shape)

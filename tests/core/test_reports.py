@@ -24,10 +24,10 @@ def test_operators_on_the_host_are_counted_by_type(capsys: pytest.CaptureFixture
     outputs, special = exe.run(given), exe.prepare(given)
     lines = grouped(special.host_nodes)
     assert len(lines) == 1 and lines[0].startswith("Det x 3: ")
-    print_report(build_report(exe, special, outputs, [Timing(0.003, 0.001, 0.004)]))
+    print_report(build_report(exe, special, outputs, [Timing((0.003,), 0.001, 0.004)]))
     shown = capsys.readouterr().out
     assert "on host   3 operators, 25% of the time\n          Det x 3: " in shown
-    assert len(build_report(exe, special, outputs, [Timing(1.0, 1.0, 2.0)])["host_nodes"]) == 3
+    assert len(build_report(exe, special, outputs, [Timing((1.0,), 1.0, 2.0)])["host_nodes"]) == 3
 
 
 def test_the_reference_optimises_nothing(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

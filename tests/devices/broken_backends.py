@@ -26,7 +26,7 @@ class Milliseconds(rammer_toy.ToyProgram):
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
-        return replace(result, seconds=result.seconds * 1e3)
+        return replace(result, clock=result.seconds * 1e3)
 
 
 class Queued(rammer_toy.ToyProgram):

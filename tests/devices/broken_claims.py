@@ -351,7 +351,7 @@ class FirstClock(rammer_toy.ToyProgram):
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
         self.first = getattr(self, "first", result.seconds)
-        return replace(result, seconds=self.first)
+        return replace(result, clock=self.first)
 
 
 class FirstBoundClock(rammer_toy.ToyProgram):
@@ -376,7 +376,7 @@ def clocked(clock: Callable[[], float], factor: float = 1.0) -> type[rammer_toy.
         def run(self, inputs: Mapping[str, Array]) -> RunResult:
             start = clock()
             result = super().run(inputs)
-            return replace(result, seconds=(clock() - start) * factor + 1e-9)
+            return replace(result, clock=(clock() - start) * factor + 1e-9)
 
     return Clocked
 

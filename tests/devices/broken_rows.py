@@ -277,7 +277,7 @@ class Cycles(LoadedProgram):
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         result = super().run(inputs)
-        return replace(result, seconds=result.seconds * self.chip.clock)
+        return replace(result, clock=result.seconds * self.chip.clock)
 
 
 class LostTransfer(LoadedProgram):

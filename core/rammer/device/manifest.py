@@ -214,12 +214,17 @@ def reused_constants(operators: Iterable[ROperator], constants: Collection[str])
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The outputs of a run by ONNX name, and its seconds on the device (host copies excluded). ``notes`` are facts that affect
-    the interpretation, such as bytes streamed from the host."""
+    """The outputs of a run by ONNX name, and its seconds on the device (host copies excluded), or a function of them that any
+    thread may call once a reader needs them. ``notes`` are facts that affect the interpretation, such as streamed bytes."""
 
     outputs: dict[str, Array]
-    seconds: float
+    clock: float | Callable[[], float]
     notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds on the device."""
+        return self.clock() if callable(self.clock) else self.clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ PADDED = 8
 
 def _erf_array(x: Array) -> Array:
     flat = np.asarray(x, dtype=np.float64).ravel()
-    return np.array([math.erf(v) for v in flat], dtype=x.dtype).reshape(x.shape)
+    return np.array(list(map(math.erf, flat.tolist())), dtype=x.dtype).reshape(x.shape)
 
 
 def _ignore_warnings(fn: Callable[..., Array]) -> Callable[..., Array]:

@@ -69,7 +69,7 @@ class Continuation:
             with self.residents.used(lambda: self._specialise_rest(known)) as special:
                 found, timing = special.run({n: to_owned_value(known[n], copied=False) for n in rest.reads if n not in fixed})
         outputs = {n: found[n] if n in found else to_owned_value(known[n]) for n in rest.outputs}
-        return outputs, Timing(timing.device, host + timing.host, time.perf_counter() - start, timing.notes)
+        return outputs, Timing(timing.clocks, host + timing.host, time.perf_counter() - start, timing.notes)
 
     def _run_host_operators(self, known: dict[str, Array]) -> dict[str, Array]:
         """Return the results of operators whose output shapes depend on run-time data."""

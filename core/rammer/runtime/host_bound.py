@@ -57,15 +57,18 @@ class HostBound(Bound):
 
     def launch(self) -> None:
         """Run once with the current inputs."""
-        self.measure()
+        self._copy_run()
 
     def measure(self) -> float:
         """Run once, and return its seconds by the device's clock."""
+        return self._copy_run().seconds
+
+    def _copy_run(self) -> RunResult:
         result = self._run(self.inputs)
         for name, values in result.outputs.items():
             np.copyto(self.outputs[name], values)
         self._notes = result.notes
-        return result.seconds
+        return result
 
     def release(self) -> None:
         """Release the program."""

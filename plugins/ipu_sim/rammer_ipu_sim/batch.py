@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from rammer_ipu_sim.spans import (
     propagate_boxes,
     written_boxes,
 )
-from rammer_ipu_sim.supersteps import Batch
+from rammer_ipu_sim.supersteps import Batch, Places, select_cells, select_part
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,16 @@ class LocalBox:
     spans: Spans
     dims: tuple[int, ...]
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Number of elements per axis of the box."""
         return tuple(int(s.size.max(initial=0)) for s in self.spans)
+
+    def select(self, places: Places) -> Self:
+        """Return the boxes of the tasks at ``places``."""
+        spans = tuple([s.select(places) for s in self.spans])
+        dims = tuple([len(p) if n > 1 else 1 for p, n in zip(places, self.dims, strict=False)])
+        return replace(self, spans=spans, dims=dims)
 
 
 @dataclass(frozen=True)
@@ -67,18 +75,53 @@ class Step:
     compute: Compute
     held: LocalBox
     masks: tuple[tuple[str, Number], ...]
-    shape: tuple[int, ...]
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result: axes of the grid that it does not use have length one."""
+        grid = len(self.compute.axes) - len(self.held.spans)
+        return (*self.held.dims, *self.compute.shape[grid:]) if self.held.dims else self.compute.shape
+
+    def select(self, places: Places, cuts: Mapping[tuple[str, str], int]) -> Step:
+        """Return the step for the tasks at ``places``. Reductions end at ``cuts``, by Compute and axis."""
+        c = self.compute
+        sizes = {f"__g{d}": len(p) for d, p in enumerate(places)}
+        axes = tuple([Axis(a.name, sizes[a.name]) if a.name in sizes else a for a in c.axes])
+        reduce = tuple([Axis(r.name, min(r.extent, cuts.get((c.name, r.name), r.extent))) for r in c.reduce])
+        compute = replace(c, axes=axes, reduce=reduce, used=frozenset())
+        compute.__dict__["operands"] = c.operands  # does not depend on extents
+        return Step(compute, self.held.select(places), self.masks)
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The plan of a batch: ``stages``, then ``steps``, then ``outputs`` (tensor -> name of its box)."""
+    """The plan of a batch: ``stages``, then ``steps``, then ``outputs`` (tensor -> name of its box). ``extents`` are those of the
+    anchor's axes: tiles end there."""
 
     batch: Batch
     stages: tuple[StagedOperand, ...]
     steps: tuple[Step, ...]
     outputs: tuple[tuple[str, str], ...]
     auxiliary: Mapping[str, Numbers]
+    extents: tuple[int, ...]
+
+    def select(self, places: Places, point: Mapping[str, int]) -> BatchPlan:
+        """Return the plan for the tasks at ``places`` of a run with the lengths ``point``. Boxes of a reduction that ends there
+        keep their extents: the rest of them is not read."""
+        operator = self.batch.operator
+        if not operator.lengths:
+            return self
+        ends = {e.axis: e.extent.at(point) for e in operator.skips if not e.before}
+        extents = tuple([max(1, min(n, ends.get(a.name, n))) for a, n in zip(operator.anchor.axes, self.extents, strict=True)])
+        cuts = {(s.compute, s.axis): max(1, s.extent.at(point)) for s in operator.reduce_bounds}
+        return BatchPlan(
+            select_part(self.batch, places, self.batch.lost),
+            tuple([s.select(places) for s in self.stages]),
+            tuple([s.select(places, cuts) for s in self.steps]),
+            self.outputs,
+            {n: select_cells(values, places) for n, values in self.auxiliary.items()},
+            extents,
+        )
 
 
 def output_spans(batch: Batch, clip: bool) -> Spans:
@@ -133,8 +176,8 @@ class _Planner:
                 continue
             drafts += self._copy(name)
             outputs.append((name, drafts[-1].held.name))
-        steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
-        return BatchPlan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
+        steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items())) for s in drafts)
+        return BatchPlan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary, self.operator.anchor.shape)
 
     # --- staged operands ----------------------------------------------------------------------
 
@@ -196,7 +239,7 @@ class _Planner:
         self.held[c.name] = LocalBox(c.name, spans, dims)
         compute = Compute(c.name, c.dtype, (*grid, *inner), local, c.reduce, c.combiner)
         first, compute = self._unfold_operands(compute)
-        return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
+        return [*first, Step(compute, self.held[c.name], ())]
 
     def _unfold_operands(self, compute: Compute) -> tuple[list[Step], Compute]:
         """Gather a contraction's non-affine operands into tensors over the axes that they use, so that BLAS accepts them."""
@@ -210,8 +253,7 @@ class _Planner:
             if is_affine(load) or len(used) == len(axes):
                 continue
             name = f"__u{number}_{compute.name}"
-            shape = tuple(a.extent for a in used)
-            steps.append(Step(Compute(name, compute.dtype, used, load), LocalBox(name, (), ()), (), shape))
+            steps.append(Step(Compute(name, compute.dtype, used, load), LocalBox(name, (), ()), ()))
             found[load] = Load(name, tuple(Ref(a.name) for a in used))
         # Operands of bytes stay inside their conversions.
         return steps, replace(compute, body=ex.transform(compute.body, found.get)) if found else compute

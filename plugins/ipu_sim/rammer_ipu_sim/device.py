@@ -107,10 +107,10 @@ class SimulatorBackend(Backend):
 def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:
     """Return the tasks of a run with these inputs, in seconds by the chip's clock. All other phases of a superstep (streaming,
     syncs, exchanges both ways) are drawn before its compute phases. Tasks past a run's length take no time."""
-    accountant, clock, now, spans = loaded.accountant(), loaded.chip.clock, 0.0, list[Span]()
+    accountant, clock, now, spans = loaded.accountant, loaded.chip.clock, 0.0, list[Span]()
     point = lengths_of(loaded.program, loaded.lengths, inputs)
     for group, step in zip(loaded.whole, loaded.at(inputs), strict=True):
-        kept = [b for whole in group for b in (mask_batch(whole, point)[0] if point else [whole])]
+        kept = [b for whole in group for b in (mask_batch(whole, point) if point else [whole])]
         begin = now + step.cycles.total - step.cycles.compute
         times = accountant.compute_times(kept) if kept else []
         spans += [Span(t.tile, t.operator, t.index, (begin + t.start) / clock, (begin + t.end) / clock) for t in times]

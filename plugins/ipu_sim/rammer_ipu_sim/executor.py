@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -28,7 +29,17 @@ from rammer_ipu_sim.chips import ChipClock, ChipMemories, ChipStep, Played, chip
 from rammer_ipu_sim.cycles import Accountant, StepCycles, cycle_report, task_costs
 from rammer_ipu_sim.deliver import fill_outside, gather_boxes, scatter_tiles, tensor_view
 from rammer_ipu_sim.memory import Home, HomeMemory, make_poisoned, peak_tile_bytes
-from rammer_ipu_sim.supersteps import Batch, group_batches, halve_batch, isolate_task, lengths_of, mask_batch, split_supersteps
+from rammer_ipu_sim.supersteps import (
+    Batch,
+    Fill,
+    group_batches,
+    halve_batch,
+    isolate_task,
+    lengths_of,
+    mask_batch,
+    mask_tasks,
+    split_supersteps,
+)
 
 #: Number of length sets whose superstep plans are cached.
 PLANNED = 4
@@ -56,14 +67,23 @@ class HeldConstant:
 
 @dataclass(frozen=True)
 class Superstep:
-    """The plan of one superstep. The fields are batch plans, fills past the lengths of a run, buffers that die with its reads,
-    and cycles. With several ``chips`` the cycles are those of the slowest chip."""
+    """The plan of one superstep: batch plans, fills past the lengths of a run, and buffers that die with its reads. ``count``
+    returns its cycles, with several chips by chip."""
 
     plans: tuple[BatchPlan, ...]
-    fills: tuple[tuple[Batch, tuple[float | None, ...]], ...]
+    fills: tuple[Fill, ...]
     dead: tuple[str, ...]
-    cycles: StepCycles
-    chips: ChipStep | None = None
+    count: Callable[[], StepCycles | ChipStep]
+
+    @cached_property
+    def chips(self) -> StepCycles | ChipStep:
+        """The cycles, counted when first read: a run does not need them."""
+        return self.count()
+
+    @property
+    def cycles(self) -> StepCycles:
+        """The cycles, with several chips those of the slowest chip."""
+        return self.chips.slowest if isinstance(self.chips, ChipStep) else self.chips
 
 
 class LoadedProgram(Loaded):
@@ -87,8 +107,8 @@ class LoadedProgram(Loaded):
         self.memory = (ChipMemories if self.clock else HomeMemory)(
             chip, self.homes, {n: held.values for n, held in self.constants.items()}
         )
-        self.supersteps = self._plan_supersteps(whole)
         self.whole = whole
+        self.supersteps = self._plan_supersteps()
         self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
         self.skipped = 0  #: Iterations below the maximum trip count that a run skips.
         self.shorter: dict[tuple[int, ...], list[Superstep]] = {}
@@ -141,23 +161,38 @@ class LoadedProgram(Loaded):
         held = shared.take({w.form: w for w in wanted.values()}, _make_held_constants)
         return {n: held[w.form] for n, w in wanted.items()} | {n: HeldConstant(a) for n, a in own.items()}
 
-    def _plan_supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
-        """Return the plan of ``whole``, without the tasks past the lengths of ``point``."""
-        program, accountant = self.program, self.accountant()
-        deaths = _dying_buffers(program, whole)
+    def _plan_supersteps(self) -> list[Superstep]:
+        """Return the plan of all supersteps with all their tasks."""
+        deaths = _dying_buffers(self.program, self.whole)
+        return [
+            Superstep(
+                tuple([p for b in group for p in plan_within_memory(b, self.program)]),
+                (),
+                tuple(deaths.get(number, ())),
+                partial(self._count_cycles, group),
+            )
+            for number, group in enumerate(self.whole)
+        ]
+
+    def _plan_shorter(self, point: Mapping[str, int]) -> list[Superstep]:
+        """Return the plan of all supersteps without the tasks past the lengths of ``point``."""
         result = []
-        for number, group in enumerate(whole):
-            parts = [([b], []) if point is None else mask_batch(b, point) for b in group]
-            kept = [b for some, _ in parts for b in some]
-            used = {program.storage[n].buffer for b in kept for n in b.operator.inputs}
-            streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
-            plans = tuple(p for b in kept for p in plan_within_memory(b, program))
-            chips = self.clock.step(kept, accountant, used & self.streamed) if self.clock else None
-            cycles = chips.slowest if chips else accountant.superstep(kept, streamed) if kept else IDLE
-            fills = tuple(f for _, more in parts for f in more)
-            result.append(Superstep(plans, fills, tuple(deaths.get(number, ())), cycles, chips))
+        for group, step in zip(self.whole, self.supersteps, strict=True):
+            masked = [(plan, *mask_tasks(plan.batch, point)) for plan in step.plans]
+            plans = tuple([plan.select(part, point) for plan, parts, _ in masked for part in parts])
+            fills = tuple([fill for _, _, fills in masked for fill in fills])
+            result.append(Superstep(plans, fills, step.dead, partial(self._count_cycles, group, point)))
         return result
 
+    def _count_cycles(self, group: Sequence[Batch], point: Mapping[str, int] | None = None) -> StepCycles | ChipStep:
+        """Return the cycles of a superstep, of its tasks at the lengths ``point``."""
+        kept = group if point is None else [part for b in group for part in mask_batch(b, point)]
+        used = {self.program.storage[n].buffer for b in kept for n in b.operator.inputs} & self.streamed
+        if self.clock:
+            return self.clock.step(kept, self.accountant, used)
+        return self.accountant.superstep(kept, sum(self.program.buffer[n].nbytes for n in used)) if kept else IDLE
+
+    @cached_property
     def accountant(self) -> Accountant:
         """Return an accountant for the cycles of supersteps, with the chip's free memory."""
         staging = self.chip.sram - peak_tile_bytes(self.homes)
@@ -172,7 +207,7 @@ class LoadedProgram(Loaded):
         if key not in self.shorter:
             if len(self.shorter) >= PLANNED:
                 del self.shorter[next(iter(self.shorter))]
-            self.shorter[key] = self._plan_supersteps(self.whole, point)
+            self.shorter[key] = self._plan_shorter(point)
         return self.shorter[key]
 
     # --- running ------------------------------------------------------------------------------
@@ -201,25 +236,26 @@ class LoadedProgram(Loaded):
         self._write_inputs(inputs)
         steps = self.at(inputs)
         with np.errstate(all="ignore"):
-            cycles = self._turns(steps)
+            moves, turns = self._turns(steps)
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        return RunResult(outputs, self.seconds(cycles, steps), tuple(self._run_notes(cycles)))
+        return RunResult(outputs, partial(self.seconds, steps, moves, turns), tuple(self._run_notes(steps, turns)))
 
-    def seconds(self, cycles: Sequence[StepCycles], steps: Sequence[Superstep]) -> float:
-        """Return the seconds of a run of ``steps`` with these cycles."""
-        return self.played(steps).whole if self.clock else sum(c.total for c in cycles) / self.chip.clock
+    def seconds(self, steps: Sequence[Superstep], moves: int = 0, turns: int = 1) -> float:
+        """Return the seconds of a run of ``turns`` iterations of ``steps``, with the cycles of its moves."""
+        return self.played(steps).whole if self.clock else (moves + turns * sum(s.cycles.total for s in steps)) / self.chip.clock
 
     def played(self, steps: Sequence[Superstep] | None = None, runs: int = 1) -> Played:
         """Return the times of a program over several chips, with ``runs`` in flight."""
         assert self.clock is not None
-        return self.clock.play([s.chips for s in (self.supersteps if steps is None else steps) if s.chips], runs)
+        counted = [s.chips for s in (self.supersteps if steps is None else steps)]
+        return self.clock.play([c for c in counted if isinstance(c, ChipStep)], runs)
 
-    def _move_buffers(self, when: MoveTime, turn: int = 0) -> list[StepCycles]:
+    def _move_buffers(self, when: MoveTime, turn: int = 0) -> int:
         return moved(self.program, self.chip, self.memory, when, turn, self.skipped)
 
-    def _turns(self, steps: Sequence[Superstep]) -> list[StepCycles]:
-        """Run all iterations (most programs have one) and return their cycles. Between iterations, arena and output buffers are
-        poisoned, except targets of the moves."""
+    def _turns(self, steps: Sequence[Superstep]) -> tuple[int, int]:
+        """Run all iterations (most programs have one) and return the cycles of moves and the number of iterations. Between
+        iterations, arena and output buffers are poisoned, except targets of the moves."""
         count = self.program.turns_at(lambda name: int(self._tensor(name).item()))
         kept, self.skipped = {m.target for m in self.program.moves("after")}, self.program.turns - count
         cycles = self._move_buffers("once") + self._move_buffers("first")
@@ -232,8 +268,8 @@ class LoadedProgram(Loaded):
                 self._run_superstep(step)
             for move in (*self.program.moves("first"), *self.program.moves("before")):
                 self.memory.poison(move.target)
-            cycles += [s.cycles for s in steps] + self._move_buffers("after", turn)
-        return cycles + self._move_buffers("last")
+            cycles += self._move_buffers("after", turn)
+        return cycles + self._move_buffers("last"), count
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Bind fixed host arrays; the simulated host reads and writes them in every run."""
@@ -281,7 +317,7 @@ class LoadedProgram(Loaded):
             self._evaluate_steps(plan, local)
             operator = plan.batch.operator
             for tensor, held in plan.outputs:  # the anchor's extents also bound the other outputs
-                ends = [slice(None) if d is None else slice(operator.anchor.axes[d].extent) for d in operator.shared[tensor]]
+                ends = [slice(None) if d is None else slice(plan.extents[d]) for d in operator.shared[tensor]]
                 within: Any = (*ends, ...)  # keeps a view for a scalar, too
                 scatter_tiles(plan.batch, tensor, local[held], self._written_view(tensor, written)[within])
             local.clear()
@@ -317,15 +353,15 @@ class LoadedProgram(Loaded):
             for copy, fill in step.masks:
                 local[copy] = fill_outside(step.held, values, self.program.types[step.held.name].shape, fill)
 
-    def _run_notes(self, cycles: Sequence[StepCycles]) -> list[str]:
-        notes = [f"simulated: {self.chip}, {self.kernels} supersteps"]
-        streamed = sum(c.streamed for c in cycles)
+    def _run_notes(self, steps: Sequence[Superstep], turns: int) -> Iterator[str]:
+        yield f"simulated: {self.chip}, {self.kernels} supersteps"
+        cycles = [s.cycles for s in steps] if self.streamed else []
+        streamed = turns * sum(c.streamed for c in cycles)
         if streamed:
             rate = self.chip.host_bytes / 1e9
-            seconds = sum(c.stream for c in cycles) / self.chip.clock
+            seconds = turns * sum(c.stream for c in cycles) / self.chip.clock
             share = f"{seconds * 1e6:.1f} us of the total"
-            notes.append(f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}")
-        return notes
+            yield f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}"
 
     def close(self) -> None:
         """Free the simulated memory of the program."""
@@ -391,7 +427,7 @@ def _dying_buffers(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[
 
 
 #: Bytes of host memory that the simulation of one batch may use.
-BUDGET: Final = 1 << 28
+BUDGET: Final = 1 << 24
 
 
 def plan_within_memory(batch: Batch, program: RProgram) -> list[BatchPlan]:
@@ -428,7 +464,7 @@ def count_exchanges(program: RProgram) -> int:
     return once + each * program.turns
 
 
-def moved(program: RProgram, chip: Chip, memory: Held, when: MoveTime, turn: int, skipped: int) -> list[StepCycles]:
+def moved(program: RProgram, chip: Chip, memory: Held, when: MoveTime, turn: int, skipped: int) -> int:
     """Execute the moves at time ``when`` and return the cycles of the tile that receives most. ``skipped`` is the number of
     iterations below the maximum trip count."""
     moves, received = program.moves(when), 0
@@ -439,4 +475,4 @@ def moved(program: RProgram, chip: Chip, memory: Held, when: MoveTime, turn: int
         memory.write(move.target, image)
         received += min(memory.homes[move.target].block, size) * itemsize(program.buffer[move.target].dtype)
     exchange = math.ceil(received / chip.exchange_bytes)
-    return [StepCycles((when,), 0, 1, 0, exchange, chip.sync_cycles, 0)] if moves else []
+    return exchange + chip.sync_cycles if moves else 0

@@ -42,8 +42,7 @@ class SimulatedProfiler(Profiler):
             inputs = random_inputs(program, np.random.default_rng(0))
             if program.repeat is not None:
                 return loaded.run(inputs).seconds
-            steps = loaded.at(inputs)
-            return loaded.seconds([s.cycles for s in steps], steps)
+            return loaded.seconds(loaded.at(inputs))
         finally:
             loaded.close()
 

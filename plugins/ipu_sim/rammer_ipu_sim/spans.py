@@ -16,6 +16,8 @@ from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 
+from rammer_ipu_sim.supersteps import Places, select_cells
+
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 #: Prefix of the axes that ``pin_indices`` adds.
@@ -39,6 +41,10 @@ class IndexRange:
         """Return the same lower bounds with the largest size for every task."""
         size = int(self.size.max(initial=0))
         return IndexRange(self.low, self.low + size - 1)
+
+    def select(self, places: Places) -> IndexRange:
+        """Return the bounds for the tasks at ``places``."""
+        return IndexRange(select_cells(self.low, places), select_cells(self.high, places))
 
 
 Spans: TypeAlias = "tuple[IndexRange, ...]"

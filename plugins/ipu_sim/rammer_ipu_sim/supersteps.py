@@ -5,6 +5,7 @@ data from an earlier task of its row and wave."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -130,14 +131,27 @@ def group_batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
     index = np.arange(size, dtype=np.int64).reshape(grid)
     everywhere = tuple(tuple(range(n)) for n in grid)
     whole = Batch(operator, everywhere, index, veus.reshape(grid), orders.reshape(grid))
-    return [_select_part(whole, places) for places in _decompose_grid(whole.veus >= 0)]
+    return [select_part(whole, places) for places in _decompose_grid(whole.veus >= 0)]
 
 
-def _select_part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
+#: Positions along each grid axis, rising.
+Places: TypeAlias = "Sequence[Sequence[int]]"
+#: A batch of tasks past a length, and the fill of each output.
+Fill: TypeAlias = "tuple[Batch, tuple[float | None, ...]]"
+
+
+def select_cells(values: Indices, places: Places) -> Indices:
+    """Return the elements of an array over the grid at the product of positions ``places``. Axes of length one stay."""
+    if all(isinstance(p, range) for p in places):
+        return values[tuple([slice(p[0], p[-1] + 1) if n > 1 else slice(1) for p, n in zip(places, values.shape, strict=True)])]
+    return values[np.ix_(*[p if n > 1 else (0,) for p, n in zip(places, values.shape, strict=True)])]
+
+
+def select_part(whole: Batch, places: Places, lost: int = -1) -> Batch:
     """Return the tasks of ``whole`` at the product of positions ``places``."""
-    cell = np.ix_(*places) if places else ()
-    coordinates = tuple(tuple(c[i] for i in part) for c, part in zip(whole.coordinates, places, strict=True))
-    return Batch(whole.operator, coordinates, whole.tasks[cell], whole.veus[cell], whole.orders[cell], lost)
+    coordinates = tuple([tuple([c[i] for i in part]) for c, part in zip(whole.coordinates, places, strict=True)])
+    tasks, veus, orders = (select_cells(a, places) for a in (whole.tasks, whole.veus, whole.orders))
+    return Batch(whole.operator, coordinates, tasks, veus, orders, lost)
 
 
 def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -150,54 +164,58 @@ def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, A
     return found
 
 
-def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tuple[Batch, tuple[float | None, ...]]]]:
-    """Return the batches of tasks that compute at the lengths ``point``, and the batches that write fills. Fill tasks store whole
-    tiles. The first of them then also compute the part before the length."""
-    kept, fills = _mask_extents(batch, point)
-    if kept is None:
-        return [], fills
-    rows = [e for e in batch.operator.skips if e.window is not None]
-    parts = [replace(kept, operator=batch.operator.at(point))]
-    for ending in rows:
-        parts = [p for part in parts for p in _mask_row_window(part, batch.operator, ending, point)]
+def mask_batch(batch: Batch, point: Mapping[str, int]) -> list[Batch]:
+    """Return the batches of tasks that compute at the lengths ``point``; tiles and reductions end there."""
+    operator, parts = batch.operator.at(point), mask_tasks(batch, point)[0]
+    return [replace(select_part(batch, places, batch.lost), operator=operator) for places in parts]
+
+
+def mask_tasks(batch: Batch, point: Mapping[str, int]) -> tuple[list[Places], list[Fill]]:
+    """Return the products of positions whose tasks compute at the lengths ``point``, and the batches that write fills. Fill tasks
+    store whole tiles. The first of them then also compute the part before the length."""
+    places, fills = _mask_extents(batch, point)
+    parts = [] if places is None else [places]
+    for ending in (e for e in batch.operator.skips if e.window is not None):
+        parts = [p for part in parts for p in _mask_row_window(batch, part, ending, point)]
     return parts, fills
 
 
-def _mask_row_window(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
-    """Return the tasks inside the row window, or all tasks if a tile has several positions along its axes."""
-    rows, axes = ending.window, [a.name for a in operator.anchor.axes]
+def _mask_row_window(batch: Batch, places: Places, ending: SkipTasks, point: Mapping[str, int]) -> list[Places]:
+    """Return the positions of ``places`` inside the row window, or ``places`` if a tile has several positions along its axes."""
+    rows, axes = ending.window, [a.name for a in batch.operator.anchor.axes]
     assert rows is not None
     d, by, ((tensor, _),) = axes.index(ending.axis), axes.index(rows.by), ending.extent.terms
-    if operator.tile[d] != 1 or operator.tile[by] != 1:
-        return [batch]
-    holds = np.zeros(batch.tasks.shape, bool)
-    for i, place in enumerate(batch.coordinates[d]):
-        for k, chosen in enumerate(batch.coordinates[by]):
+    if batch.operator.tile[d] != 1 or batch.operator.tile[by] != 1:
+        return [places]
+    holds = np.zeros([len(p) for p in places], bool)
+    for i, place in enumerate(places[d]):
+        for k, chosen in enumerate(places[by]):
             cell = [slice(None)] * holds.ndim
             cell[d], cell[by] = slice(i, i + 1), slice(k, k + 1)
-            holds[tuple(cell)] = rows.holds(place, point[f"{tensor}[{chosen}]"])
-    return [_select_part(batch, places, batch.lost) for places in _decompose_grid(holds)]
+            row = batch.coordinates[by][chosen]
+            holds[tuple(cell)] = rows.holds(batch.coordinates[d][place], point[f"{tensor}[{row}]"])
+    inside = _decompose_grid(holds)
+    return [tuple([tuple([outer[i] for i in inner]) for outer, inner in zip(places, part, strict=True)]) for part in inside]
 
 
-def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
-    """Return the tasks that start before (``below``: end after) all lengths as a batch or None, and the fills."""
-    fills = list[tuple[Batch, tuple[float | None, ...]]]()
+def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Places | None, list[Fill]]:
+    """Return the positions of tasks that start before (``before``: end after) all lengths or None, and the fills."""
+    fills = list[Fill]()
     axes = [a.name for a in batch.operator.anchor.axes]
+    places = [range(len(c)) for c in batch.coordinates]
     for ending in (e for e in batch.operator.skips if e.window is None):
         d, extent = axes.index(ending.axis), max(ending.extent.at(point), 0)
         tile, last = batch.operator.tile[d], batch.operator.anchor.axes[d].extent
-        places = [range(len(c)) for c in batch.coordinates]
-        if ending.before:
-            within = [i for i, c in enumerate(batch.coordinates[d]) if min((c + 1) * tile, last) > extent]
-        else:
-            within = [i for i, c in enumerate(batch.coordinates[d]) if c * tile < extent]
-        beyond = [i for i, c in enumerate(batch.coordinates[d]) if c >= extent // tile]
+        first, stop = places[d].start, places[d].stop
+        cut = min(max(bisect_left(batch.coordinates[d], extent // tile), first), stop)  # coordinates rise
+        beyond, places[d] = range(cut, stop), range(cut, stop if extent < last else cut)
+        if not ending.before:
+            places[d] = range(first, min(max(bisect_left(batch.coordinates[d], -(-extent // tile)), first), stop))
         if ending.writes and beyond:
-            fills.append((_select_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
-        if not within:
+            fills.append((select_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
+        if not places[d]:
             return None, fills
-        batch = _select_part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
-    return batch, fills
+    return places, fills
 
 
 def halve_batch(batch: Batch) -> list[Batch]:
@@ -207,7 +225,7 @@ def halve_batch(batch: Batch) -> list[Batch]:
     middle = sizes[axis] // 2
     parts = []
     for piece in (range(middle), range(middle, sizes[axis])):
-        parts.append(_select_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
+        parts.append(select_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
     return parts
 
 
@@ -233,7 +251,7 @@ def isolate_task(whole: Sequence[Batch], task: int, load: int) -> list[Batch]:
         if task not in batch.tasks:
             result.append(batch)
             continue
-        result += [_select_part(batch, places) for places in _decompose_grid(batch.tasks != task)]
+        result += [select_part(batch, places) for places in _decompose_grid(batch.tasks != task)]
         spot = np.argwhere(batch.tasks == task)[0]
-        result.append(_select_part(batch, [[int(i)] for i in spot], load))
+        result.append(select_part(batch, [[int(i)] for i in spot], load))
     return result

@@ -25,9 +25,8 @@ from rammer_rocm.code_object import target_code
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.launch_forms import WAVES
-from rammer_rocm.matrix.matrix_instruction import device_name, lower_precisions
 from rammer_rocm.source import launch_text
-from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS, amd_code_target
+from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS, amd_code_target, device_name, lower_precisions
 
 #: clang releases that are tried, newest first; older releases lack the option that reports resources.
 CLANGS = ("clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang")

@@ -10,7 +10,6 @@ from rammer.device.manifest import Hardware
 from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.build import nvidia_capability
-from rammer_rocm.matrix.matrix_instruction import device_name, lower_precisions
 from rammer_rocm.opencl_runtime import kind_of
 from rammer_rocm.vnni import has_dots
 
@@ -30,6 +29,10 @@ ONE_CORE = 5e-7
 CPU_DOUBT = 0.066
 #: Comparisons of a CPU's counting sort from which NumPy's sort and two further launches take less time.
 SORT_STEPS = 1 << 17
+#: AMD targets with matrix instructions (``matrix.matrix_instruction``).
+MATRIX_TARGETS = ("gfx90a", "gfx942", "gfx1100")
+#: The name of a virtual device with matrix instructions is this prefix and the target.
+PREFIX = "opencl_"
 #: Work-items that cooperate on one task on a GPU: four wavefronts of 64.
 GPU_THREADS = 256
 
@@ -45,6 +48,17 @@ def make_hardware(index: int, device: Any) -> Hardware:
         "compute_units": str(device.max_compute_units),
     }
     return Hardware(index, device.name.strip(), kind_of(device), int(device.global_mem_size), detail)
+
+
+def device_name(target: str) -> str:
+    """Return the name of the virtual device of an AMD target, as "gfx90a:sramecc+:xnack-", or of any other GPU."""
+    name = target.partition(":")[0]
+    return PREFIX + (name if name in MATRIX_TARGETS else "gpu")
+
+
+def lower_precisions(name: str) -> tuple[str, ...]:
+    """Return the formats to which a virtual device of this name can round operands of products."""
+    return ("bfloat16",) if name.removeprefix(PREFIX) in MATRIX_TARGETS else ()
 
 
 def amd_code_target(name: str, walk: str) -> str:

@@ -29,7 +29,7 @@ from rammer_rocm import units
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.matrix.arrangement import LOT, Swizzled
 from rammer_rocm.matrix.choose import make_matrix_families
-from rammer_rocm.matrix.matrix_instruction import INSTRUCTIONS, ROUNDING, device_name
+from rammer_rocm.matrix.matrix_instruction import INSTRUCTIONS, ROUNDING
 from rammer_rocm.matrix.shape import shape_of
 from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain
 from rammer_rocm.plugin import DEVICE
@@ -175,7 +175,7 @@ def check_resources(backend: OfflineBackend, operator: ROperator, binding: Bindi
 
 def test_instructions_are_chosen_by_the_name_of_a_driver() -> None:
     names = ("gfx90a:sramecc+:xnack-", "gfx1100", "gfx906:sramecc+", "NVIDIA H100")
-    assert [device_name(n) for n in names] == ["opencl_gfx90a", "opencl_gfx1100", "opencl_gpu", "opencl_gpu"]
+    assert [units.device_name(n) for n in names] == ["opencl_gfx90a", "opencl_gfx1100", "opencl_gpu", "opencl_gpu"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -16,6 +16,8 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
+from rammer_rocm.units import MATRIX_TARGETS, PREFIX
+
 #: Products that a step adds, and work-items of a group.
 DEPTH: Final = 16
 THREADS: Final = 256
@@ -119,28 +121,11 @@ _WMMA_F16: Final = MatrixInstruction(
 )
 #: Instruction by target. Cycles are those of "v_mfma_f32_32x32x8_f16" (16 passes of 4 cycles on MI200, 8 on MI300: their
 #: instruction set manuals) and of "v_wmma_f32_16x16x16_f16" (512 operations per cycle of a compute unit: RDNA 3 white paper).
-INSTRUCTIONS: Final = {
-    "gfx90a": _mfma(128),
-    "gfx942": _mfma(64),
-    "gfx1100": _WMMA_F16,
-}
+INSTRUCTIONS: Final = dict(zip(MATRIX_TARGETS, (_mfma(128), _mfma(64), _WMMA_F16), strict=True))
 #: The same for float32 operands, rounded to bfloat16 if a user allows it. The instructions have the same fragments and rates.
 ROUNDING: Final = {t: replace(i, name="matrix_bf16", dtype="float32") for t, i in INSTRUCTIONS.items()}
-#: The name of a virtual device with matrix instructions is this prefix and the target.
-PREFIX: Final = "opencl_"
-
-
-def device_name(target: str) -> str:
-    """Return the name of the virtual device of an AMD target, as "gfx90a:sramecc+:xnack-", or of any other GPU."""
-    name = target.partition(":")[0]
-    return PREFIX + (name if name in INSTRUCTIONS else "gpu")
 
 
 def instruction_of(device: VDevice, among: Mapping[str, MatrixInstruction]) -> MatrixInstruction | None:
     """Return the matrix instruction of a device, or None."""
     return among.get(device.name.removeprefix(PREFIX)) if device.threads == THREADS else None
-
-
-def lower_precisions(name: str) -> tuple[str, ...]:
-    """Return the formats to which a virtual device of this name can round operands of products."""
-    return ("bfloat16",) if name.removeprefix(PREFIX) in ROUNDING else ()

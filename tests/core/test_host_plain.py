@@ -149,18 +149,20 @@ def test_constants_of_a_body_are_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert met == ["Constant", "Sin", "Sin"]
 
 
+@pytest.mark.parametrize("extent", [40, 700, 4100])
 @pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"])
-def test_elements_are_ordered_as_numbers(dtype: str, largest: bool, rng: np.random.Generator) -> None:
-    x = rng.integers(0, 9, (3, 40)).astype(dtype)
+def test_elements_are_ordered_as_numbers(dtype: str, largest: bool, extent: int, rng: np.random.Generator) -> None:
+    """Check few elements, all elements of longer rows, and the best elements of long rows."""
+    x = rng.integers(0, 9, (3, extent)).astype(dtype)
     if x.dtype.kind == "f":
         x[:, :6] = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0]
     else:
         x[:, :2] = [np.iinfo(dtype).max, np.iinfo(dtype).min]
-    for count in (0, 1, 7, 40):
+    for count in (0, 1, 7, extent):
         found = order_elements(x, count, largest)
         assert found.dtype == np.int64 and found.shape == (3, count)
         for row, places in zip(x, found, strict=True):
             # NaN sorts last in NumPy. Of the reversed row, the last equal element is the first one.
-            order = 39 - np.argsort(row[::-1], kind="stable")[::-1] if largest else np.argsort(row, kind="stable")
+            order = extent - 1 - np.argsort(row[::-1], kind="stable")[::-1] if largest else np.argsort(row, kind="stable")
             assert places.tolist() == order[:count].tolist()

@@ -195,7 +195,7 @@ class Executable:
         if is_check_requested():
             self.check_run(arrays)
         with self.residents.used(lambda: self.specialise(shapes_of(self.head, arrays))) as special:
-            outputs, self.timing = special.run(arrays)
+            outputs, self.timing = special.run_entered(arrays)
         return outputs
 
     def submit(self, *inputs: Any) -> Future[dict[str, Array]]:

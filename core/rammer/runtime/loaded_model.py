@@ -152,16 +152,22 @@ class LoadedModel:
     ) -> tuple[dict[str, Array], Timing]:
         """Run once through all segments, by ONNX name. The caller owns the outputs. ``watch`` is called with every program and
         its inputs before it runs."""
-        ranged, graph = self.compiled.ranged, self.compiled.graph
         self.enter()  # not ``used``: its generator costs a small call microseconds
         try:
-            if ranged is None:
-                return self._run(inputs, watch)
-            wide, point = pad_inputs(ranged, graph.inputs, inputs)
-            outputs, timing = self._run(wide, watch)
-            return crop_outputs(ranged, graph.outputs, outputs, point), timing
+            return self.run_entered(inputs, watch)
         finally:
             self.leave()
+
+    def run_entered(
+        self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
+    ) -> tuple[dict[str, Array], Timing]:
+        """Run as ``run`` does, after ``enter``."""
+        ranged, graph = self.compiled.ranged, self.compiled.graph
+        if ranged is None:
+            return self._run(inputs, watch)
+        wide, point = pad_inputs(ranged, graph.inputs, inputs)
+        outputs, timing = self._run(wide, watch)
+        return crop_outputs(ranged, graph.outputs, outputs, point), timing
 
     def _run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None

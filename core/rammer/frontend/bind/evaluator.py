@@ -155,9 +155,9 @@ def _evaluate_numpy(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
 def _has_emulated_types(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
     """Return True if ``node`` uses tensors only, and some operand or result has a type without arithmetic."""
     kinds = [_to_text(getattr(values[n], "dtype", "")) for n in node.inputs if n]
-    if nd.body_graphs(node) or node.declared or not all(kind in KNOWN for kind in kinds):
+    if not any(kind in FORMATS for kind in (*kinds, *[types[o].dtype for o in node.outputs if o in types])):
         return False
-    return any(kind in FORMATS for kind in (*kinds, *(types[o].dtype for o in node.outputs if o in types)))
+    return not nd.body_graphs(node) and not node.declared and all(kind in KNOWN for kind in kinds)
 
 
 def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool) -> dict[str, np.ndarray] | None:

@@ -8,7 +8,7 @@ import base64
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -50,6 +50,7 @@ class Spent:
 
 
 _SPENT: Final[ContextVar[Spent | None]] = ContextVar("_SPENT", default=None)
+_UNTIMED: Final = nullcontext()
 
 
 @contextmanager
@@ -63,13 +64,14 @@ def collect_host_times() -> Iterator[Spent]:
         _SPENT.reset(token)
 
 
-@contextmanager
-def time_operator(op: str) -> Iterator[None]:
-    """Time one operator of type ``op``."""
+def time_operator(op: str) -> AbstractContextManager[None]:
+    """Return a context that times one operator of type ``op``."""
     spent = _SPENT.get()
-    if spent is None:
-        yield
-        return
+    return _UNTIMED if spent is None else _time_operator(spent, op)
+
+
+@contextmanager
+def _time_operator(spent: Spent, op: str) -> Iterator[None]:
     begin, before, spent.inside = time.perf_counter(), spent.inside, 0.0
     try:
         yield
@@ -136,10 +138,9 @@ class HostNode:
         inputs that every run has. Raises BadInput if the operator lacks a trusted implementation, or if that fails."""
         where = self.title
         try:
-            if self.node.declared:
-                with time_operator(self.node.op):
-                    return self._run_reference(inputs)
             with time_operator(self.node.op):
+                if self.node.declared:
+                    return self._run_reference(inputs)
                 return evaluate_node(self.node, inputs, self.types, True, bodies, constants)
         except BadInput as problem:
             raise type(problem)(problem.what, where, problem.hint) from problem

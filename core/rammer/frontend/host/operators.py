@@ -73,6 +73,11 @@ def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | No
     return values, first, place[inverse.ravel()], counts[order]
 
 
+#: Groups of elements are compared first from this number of elements, and this ratio of a row's elements to those in order.
+_MANY: Final = 4096
+#: Most elements that are sorted by NumPy's stable order, without numbers that contain the index.
+_SHORT: Final = 1024
+_SPARSE: Final = 8
 #: Most boxes that are compared at once, and boxes that are ordered first of more.
 _BLOCK: Final = 128
 _FIRST: Final = 1024
@@ -86,32 +91,69 @@ def _compute_top_k(attributes: Mapping[str, Any], operands: Sequence[Array | Non
     axis = int(attributes.get("axis", -1))
     rows = x.swapaxes(axis, -1)
     index = order_elements(rows, int(count), bool(attributes.get("largest", 1)))
-    return [a.swapaxes(axis, -1) for a in (np.take_along_axis(rows, index, -1), index)]
+    if not rows.size:
+        return [a.swapaxes(axis, -1) for a in (rows[..., : int(count)], index)]
+    flat = rows.reshape(-1, rows.shape[-1])
+    chosen = index.reshape(len(flat), -1)  # NumPy's function of axes takes longer than a small TopK
+    values = flat[0][chosen] if len(flat) == 1 else flat[np.arange(len(flat))[:, None], chosen]
+    return [a.swapaxes(axis, -1) for a in (values.reshape(index.shape), index)]
 
 
 def order_elements(rows: Array, count: int, largest: bool = True) -> Array:
     """Return the indices of the first ``count`` elements of each row (int64): the largest in descending order, or the smallest in
     ascending order. Among equal elements the first one comes first; NaN is the largest number."""
-    wide, last = rows.dtype.itemsize == 8, rows.shape[-1] - 1
-    if rows.dtype.kind == "f":
-        numbers = np.add(rows, 0, dtype=np.float64 if wide else np.float32)  # -0 becomes 0
-        bits: Array = numbers.view(np.int64 if wide else np.int32)
-        most = (1 << (63 if wide else 31)) - 1
-        keys: Array = bits ^ ((bits >> (63 if wide else 31)) & most)
+    last = rows.shape[-1] - 1
+    if rows.dtype.itemsize == 8 or rows.size <= _SHORT:
+        order = np.argsort(rows[..., ::-1] if largest else rows, axis=-1, kind="stable")
+        return last - order[..., ::-1][..., :count] if largest else order[..., :count]
+    # Sorting is fastest over numbers that contain the index.
+    if 0 < count * _SPARSE <= last and rows.size >= _MANY:
+        packed = _pack_candidates(rows, count, largest)
+    else:
+        packed = _pack_index(rows, np.arange(last, -1, -1), largest)
+    if 0 < 2 * count <= packed.shape[-1]:
+        packed = np.partition(packed, packed.shape[-1] - count, axis=-1)[..., -count:]
+    packed.sort(axis=-1)
+    return np.asarray(last - (packed[..., ::-1][..., :count] & 0xFFFFFFFF)).reshape(*rows.shape[:-1], -1)
+
+
+def _pack_index(values: Array, index: Array, largest: bool) -> Array:
+    """Return numbers in the order of ``values`` in the upper half of int64, and ``index`` in the lower half; the greatest comes
+    first."""
+    if values.dtype.kind == "f":
+        numbers = np.add(values, 0, dtype=np.float32)  # -0 becomes 0
+        bits = numbers.view(np.int32)
+        most = np.int32((1 << 31) - 1)
+        keys: Array = bits ^ ((bits >> 31) & most)
         missing = np.isnan(numbers)
         if missing.any():
             keys[missing] = most
     else:
-        keys = rows if wide else np.subtract(rows, 1 << 31 if rows.dtype == np.uint32 else 0, dtype=np.int64)
-    if wide:
-        return np.argsort(~keys if largest else keys, axis=-1, kind="stable")[..., :count]
-    # Sorting is fastest over numbers that contain the index.
-    packed: Array = (keys if largest else ~keys).astype(np.int64) << 32
-    packed += np.arange(last, -1, -1)
-    if 0 < count <= last:
-        packed = np.partition(packed, last + 1 - count, axis=-1)[..., last + 1 - count :]
-    packed.sort(axis=-1)
-    return np.asarray(last - (packed[..., ::-1][..., :count] & 0xFFFFFFFF))
+        keys = np.subtract(values, 1 << 31 if values.dtype == np.uint32 else 0, dtype=np.int64)
+    packed = np.left_shift(keys if largest else ~keys, 32, dtype=np.int64)
+    packed += index
+    return packed
+
+
+def _pack_candidates(rows: Array, count: int, largest: bool) -> Array:
+    """Return the packed numbers of the elements that may be among the first ``count`` of their row, and small numbers after them.
+    Of the best elements of several groups, the one at place ``count`` is a bound."""
+    n, groups = rows.shape[-1], 4 * count
+    flat = np.ascontiguousarray(rows).reshape(-1, n)
+    parts = flat[:, : n // groups * groups].reshape(len(flat), -1, groups)
+    best, place = (parts.max(1), groups - count) if largest else (parts.min(1), count - 1)
+    bound = np.partition(best, place, axis=-1)[:, place, None]
+    found = np.flatnonzero(~(flat < bound) if largest else ~(flat > bound))  # NaN is a candidate
+    if 2 * len(found) > flat.size:
+        return _pack_index(rows, np.arange(n - 1, -1, -1), largest)  # many elements are equal
+    if len(flat) == 1:
+        return _pack_index(flat[0][found], n - 1 - found, largest)[None]
+    row, column = np.divmod(found, n)
+    packed = _pack_index(flat.ravel()[found], n - 1 - column, largest)
+    counts = np.bincount(row, minlength=len(flat))
+    result = np.full((len(flat), counts.max()), np.iinfo(np.int64).min)
+    result[row, np.arange(len(found)) - (np.cumsum(counts) - counts)[row]] = packed
+    return result
 
 
 def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:

@@ -108,6 +108,13 @@ def test_server_refuses_what_is_no_row() -> None:
         batcher.close()
 
 
+def test_mlserver_batches_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlserver")
+    monkeypatch.syspath_prepend(ROOT / "docs/examples")  # MLServer imports the runtime by its name
+    sizes = importlib.import_module("mlserver_runtime").main(requests=48)
+    assert sum(sizes) == 48 and len(sizes) < 48, "no two requests shared a run"
+
+
 def test_devices_agree() -> None:
     errors = load_example("several_devices").main()
     assert {"rocm", "ipu_sim"} <= errors.keys() and max(errors.values()) < 1e-5

@@ -354,7 +354,8 @@ def test_a_pipeline_is_spelled_by_its_passes() -> None:
     assert text == (
         "propagate_quantization,fuse_qdq_products,weight_only_quant,fold_constants,remove_identity,cancel_transposes,"
         "fuse_group_norm,fold_affine,fold_scales,sink_reshapes,cse,dce,chunk_recurrent,inline_conditions,inline_decodings,"
-        "group_norm_epilogue,pad_channels,batch_products,slice_time_steps,blocked_scan,rfactor,simplify,fold_constants{limit=1024}"
+        "group_norm_epilogue,pad_channels,batch_products,slice_time_steps,blocked_scan,rfactor,simplify,copy_rows,"
+        "fold_constants{limit=1024}"
     )
 
 

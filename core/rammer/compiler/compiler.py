@@ -302,7 +302,7 @@ class Compiler:
 
         with self.step("passes"):
             passes = Pipeline(self.passes).without(OF_MASKS if masked else ())
-            compute, reports = passes.run_computes(compute, ComputeTarget(self.backend.vdevice, batch))
+            compute, reports = passes.run_computes(compute, ComputeTarget(self.backend.vdevice, batch, self._copies_rows))
         print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         with self.step("storage"):
             plan = assign_storage(compute, kept, not ends)
@@ -352,7 +352,13 @@ class Compiler:
     def _plan_part(self, compute: ComputeGraph) -> StoragePlan:
         """Run the passes after batching on a part of a graph, and assign storage."""
         passes = self.passes[[p.name for p in self.passes].index(BATCH) + 1 :]
-        return assign_storage(Pipeline(passes).run_computes(compute, ComputeTarget(self.backend.vdevice))[0])
+        target = ComputeTarget(self.backend.vdevice, rows=self._copies_rows)
+        return assign_storage(Pipeline(passes).run_computes(compute, target)[0])
+
+    @property
+    def _copies_rows(self) -> bool:
+        """True if fusion can place rows before products of few rows."""
+        return self.options.fusion == "full" and any("leading rows" in f for f in self.backend.fused_forms.values())
 
     def _connect_tiles(self, plan: StoragePlan, unfused: bool = False, ends: RangeBounds | None = None) -> TileGraph:
         """Connect tensors on chip to operators, as far as no region is faster with element-wise fusion. Operators with masks (of

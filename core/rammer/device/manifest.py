@@ -58,9 +58,10 @@ API_VERSION = 5
 ALIGNED_ELEMENTS = 16
 
 #: Forms of fusion around one sum of an operator (a product, a window or a reduction): maps of its results, maps of a product's
-#: operand, and further sums in the same task.
-FusedForm: TypeAlias = Literal["trailing maps", "leading maps", "further sums"]
-FUSED_FORMS: Final[frozenset[FusedForm]] = frozenset(get_args(FusedForm))
+#: operand, further sums in the same task, and rows that every task of a product of few rows computes. All but the last are those
+#: of the core's emitter.
+FusedForm: TypeAlias = Literal["trailing maps", "leading maps", "further sums", "leading rows"]
+FUSED_FORMS: Final[frozenset[FusedForm]] = frozenset(get_args(FusedForm)) - {"leading rows"}
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Value = TypeVar("Value", bound=bool | int | float | str)

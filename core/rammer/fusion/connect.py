@@ -30,7 +30,7 @@ from rammer.fusion.group_prices import GroupPrices
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, edges_of
 from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
+from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load, weight_sharing
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import Connection, ROperator
@@ -316,7 +316,12 @@ class _Connector:
         if c.kind == "contraction" and len(products) > MOST_CONTRACTIONS:
             return f"an operator has at most {MOST_CONTRACTIONS} products"
         if c.kind == "contraction" and any(self._weight_bound(g) for g in products):
-            return "every task would read all weights of a product of few rows"
+            if products != [c]:
+                return "every task would read all weights of a product of few rows"
+            if "leading rows" not in self.prices.model.forms:
+                return "no kernel family computes rows before a product of few rows"
+            if any(sum(r.kind == "contraction" for r in self.consumers[n]) > 1 for n in c.reads if n in self.graph.constants):
+                return "its weights are used again, so a cell may hold them"
         if products and c.kind != "map" and any(g.decoded is not None for g in products):
             return "no kernel holds results of quantised weights on chip"
         return ""
@@ -347,9 +352,8 @@ class _Connector:
     def _weight_bound(self, c: Compute) -> bool:
         """Return True if ``c`` is a product of constant weights, each used for at most ``few_rows`` results."""
         if c.name not in self.bound:
-            weights = [ld for ld in contraction_operands(c) or () if ld.tensor in self.graph.constants]
-            axes = map(ex.axes_of, weights)
-            self.bound[c.name] = any(math.prod(a.extent for a in c.axes if a.name not in w) <= self.device.few_rows for w in axes)
+            shared = weight_sharing(c, self.graph.constants)
+            self.bound[c.name] = shared is not None and shared <= self.device.few_rows
         return self.bound[c.name]
 
     def _goes_on(self, group: Sequence[Compute]) -> bool:

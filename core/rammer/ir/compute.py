@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -266,6 +266,12 @@ def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
     """Return the two loads of ``sum[k] a[..] * b[..]``, or of the integer form ``sum[k] int32(a[..]) * int32(b[..])``. Returns
     None if ``compute`` has another form."""
     return compute.operands
+
+
+def weight_sharing(compute: Compute, constants: Container[str]) -> int | None:
+    """Return the least number of results that share an element of a constant operand of a product, None without one."""
+    weights = [ex.axes_of(ld) for ld in contraction_operands(compute) or () if ld.tensor in constants]
+    return min((math.prod(a.extent for a in compute.axes if a.name not in w) for w in weights), default=None)
 
 
 def _find_operands(compute: Compute) -> tuple[Load, Load] | None:

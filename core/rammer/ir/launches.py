@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rammer.ir.overlap import has_overlap
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 
-__all__ = ["Launch", "decode_plan", "encode_plan", "first_consecutive", "make_launches"]
+__all__ = ["Launch", "decode_plan", "encode_plan", "first_consecutive", "make_launches", "reduce_edges"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,22 @@ def make_launches(program: RProgram) -> list[Launch]:
     index = {(g.wave, g.operator): i for i, g in enumerate(groups)}
     needs = _awaited_launches(program, placed, index)
     _add_memory_edges(ranges, groups, needs)
-    direct = _reduce_edges(needs)
-    return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
+    return _join_launches(groups, reduce_edges(needs))
+
+
+#: An operator and the predecessors of its launch.
+_Key: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+def _join_launches(groups: Sequence[_Together], direct: Sequence[tuple[int, ...]]) -> list[Launch]:
+    """Return the launches of ``groups``, one for all groups of an operator with the same predecessors. A row that ran the only
+    predecessor needs no wait, so its tasks are in an earlier wave than those of other rows."""
+    place, index, result = list[int](), dict[_Key, int](), dict[_Key, list[int]]()
+    for group, before in zip(groups, direct, strict=True):
+        key = group.operator, tuple(sorted({place[i] for i in before}))
+        result.setdefault(key, []).extend(group.tasks)
+        place.append(index.setdefault(key, len(index)))
+    return [Launch(name, tuple(sorted(tasks)), after) for (name, after), tasks in result.items()]
 
 
 def encode_plan(plan: Sequence[Launch]) -> list[list[object]]:
@@ -175,10 +189,11 @@ class _Ranges:
         return _Access(storage, base + low * item, base + high * item, writes)
 
     def conflict(self, earlier: str, later: str) -> bool:
-        """Return True if the operators touch common elements and at least one of them writes there."""
+        """Return True if the operators touch common elements and at least one of them writes there. Tasks of one operator are
+        independent."""
         pair = earlier, later
         if pair not in self.known:
-            self.known[pair] = any(
+            self.known[pair] = earlier != later and any(
                 (a.writes or b.writes) and a.low < b.high and b.low < a.high and _has_shared_element(a.storage, b.storage)
                 for a in self.of[earlier]
                 for b in self.of[later]
@@ -228,8 +243,8 @@ def _transitive_closure(direct: int, reach: list[int]) -> int:
     return result
 
 
-def _reduce_edges(needs: list[int]) -> list[tuple[int, ...]]:
-    """Return direct predecessors only, without those that other predecessors imply."""
+def reduce_edges(needs: list[int]) -> list[tuple[int, ...]]:
+    """Return the direct predecessors of each launch from bit sets, without those that other predecessors imply."""
     reach: list[int] = []
     result = []
     for direct in needs:

@@ -14,6 +14,7 @@ from rammer.ir.compute import ComputeGraph, verify_compute_graph
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.compute.blocked_scan import scan_in_blocks
+from rammer.passes.compute.copy_rows import copy_rows
 from rammer.passes.compute.group_norm_epilogue import in_rows
 from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
 from rammer.passes.compute.pad_channels import pad_channels
@@ -41,8 +42,10 @@ __all__ = ["AnyPass", "ComputePass", "ComputeTarget", "Pass", "PassError", "Pass
 OF_EXTENTS: Final = (FoldConstants.name, RemoveIdentity.name, ChunkRecurrent.name)
 #: Passes that merge equal nodes: extents that coincide at one length may differ at others.
 OF_EQUALS: Final = (CommonSubexpressions.name,)
-#: Passes that do not run if tasks have masks: they would move a map from the axes of its mask.
-OF_MASKS: Final = ("group_norm_epilogue",)
+#: The pass that copies rows for products that compute rows before them.
+COPY: Final = "copy_rows"
+#: Passes that do not run if tasks have masks: they would move a map from the axes of its mask, or copy a masked one.
+OF_MASKS: Final = ("group_norm_epilogue", COPY)
 #: The pass that merges independent products. Passes after it prepare each program, also a part that is priced.
 BATCH: Final = "batch_products"
 _G = TypeVar("_G", Graph, ComputeGraph)
@@ -70,10 +73,12 @@ class Explaining(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ComputeTarget:
-    """The device for which Computes are rewritten, and the function of the compiler that batches products by price."""
+    """The device for which Computes are rewritten, the function of the compiler that batches products by price, and True if
+    kernels of the device compute rows before a product of few rows (``rows``)."""
 
     device: VDevice
     batch: Callable[[ComputeGraph], ComputeGraph] = lambda graph: graph
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +249,5 @@ def default_passes(extra: Sequence[AnyPass] = ()) -> tuple[AnyPass, ...]:
         ComputePass("blocked_scan", lambda graph, _: scan_in_blocks(graph)),
         ComputePass("rfactor", lambda graph, target: split_deep(graph, target.device)),
         ComputePass("simplify", lambda graph, _: simplify_graph(graph)),
+        ComputePass(COPY, lambda graph, target: copy_rows(graph, target.device.few_rows) if target.rows else graph),
     )

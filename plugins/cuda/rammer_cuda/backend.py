@@ -185,7 +185,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Return the predicted share of peak of the best kernel family, or at least that of the generic kernel."""
-        asked = [f for f in self.usable if f.keeps_operand_on_chip == operator.holds_operand]
+        asked = [f for f in self.usable if f.keeps_operand_on_chip >= operator.holds_operand]
         seconds = self.best(operator, binding, asked) - self.gpu.launch  # the caller counts launches separately
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
 

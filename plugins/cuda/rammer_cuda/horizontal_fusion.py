@@ -6,14 +6,14 @@ overhead, unless all have the same consumers. Each block of the kernel runs one 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 
 from rammer.codegen import Argument, Text
 from rammer.device.manifest import Binding
-from rammer.ir.launches import Launch, first_consecutive
-from rammer.ir.operator import ROperator
+from rammer.ir.launches import Launch, first_consecutive, reduce_edges
 from rammer.ir.program import RProgram
 
 from rammer_cuda.device import device_source
@@ -41,7 +41,9 @@ def fuse_launches(
     plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
 ) -> tuple[list[Launch], dict[str, TaskKernel]]:
     """Fuse launches of one wave where that pays; return the launches and their kernels, fused ones under new names."""
-    pieces = _launch_pieces(plan, kernels, program, binding, gpu)
+    prices = _Prices(kernels, program, binding, gpu)
+    plan = delay_launches(plan, [prices.piece(x) for x in plan])
+    pieces = [prices.piece(x) for x in plan]
     groups = [part for group in pack_launches(pieces, gpu.launch) for part in _split_group(plan, group, kernels, gpu)]
     place = {i: number for number, group in enumerate(groups) for i in group}
     result, made = list[Launch](), dict(kernels)
@@ -55,61 +57,115 @@ def fuse_launches(
         made[name] = combine_kernels([(kernels[plan[i].operator], plan[i].tasks) for i in group])
         parts = tuple((plan[i].operator, plan[i].tasks) for i in group)
         result.append(Launch(name, tuple(range(sum(len(tasks) for _, tasks in parts))), after, parts))
-    return result, made
+    direct = reduce_edges([sum(1 << i for i in x.after) for x in result])
+    return [replace(x, after=after) for x, after in zip(result, direct, strict=True)], made
+
+
+def delay_launches(plan: Sequence[Launch], pieces: Sequence[LaunchPiece]) -> list[Launch]:
+    """Return the launches in a legal order, with a short one beside a longer one that its first reader waits for, so that they
+    can share a launch. A graph that casts all inputs at its start would else have many edges across it."""
+    after, before, readers = [{*x.after} for x in plan], _ancestors(plan), _readers(plan)
+    level = list[int]()
+    for x in plan:
+        level.append(1 + max((level[i] for i in x.after), default=0))
+    for i in (i for i in range(len(plan) - 1, -1, -1) if pieces[i].share and readers[i]):
+        first = min(readers[i], key=lambda r: level[r])
+        beside = [
+            p
+            for p in range(first)
+            if before[first] >> p & 1
+            and level[p] > level[i]
+            and pieces[p].share > 0
+            and pieces[i].share + pieces[p].share <= 1.0
+            and pieces[i].seconds <= pieces[p].seconds
+            and not any(before[q] >> i & 1 or q == i for q in after[p])
+        ]
+        if beside:
+            other = max(beside, key=lambda p: (level[p], pieces[p].seconds))
+            after[i] |= after[other]
+            level[i] = level[other]
+    order = sorted(range(len(plan)), key=lambda i: (level[i], i))
+    place = {i: k for k, i in enumerate(order)}
+    return [replace(plan[i], after=tuple(sorted(place[p] for p in after[i]))) for i in order]
+
+
+def _ancestors(pieces: Sequence[Launch | LaunchPiece]) -> list[int]:
+    """Return the bit set of each launch's direct and indirect predecessors."""
+    result = list[int]()
+    for x in pieces:
+        found = 0
+        for p in x.after:
+            found |= result[p] | 1 << p
+        result.append(found)
+    return result
+
+
+def _readers(pieces: Sequence[Launch | LaunchPiece]) -> list[list[int]]:
+    """Return the direct successors of each launch."""
+    result: list[list[int]] = [[] for _ in pieces]
+    for i, x in enumerate(pieces):
+        for p in x.after:
+            result[p].append(i)
+    return result
 
 
 def pack_launches(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]:
     """Return the positions of the launches by kernel, kernels in a legal order. All tasks of a kernel are resident at once.
     ``launch`` is the launch overhead in seconds."""
-    readers: list[list[int]] = [[] for _ in pieces]
+    readers, before = _readers(pieces), _ancestors(pieces)
+    open_: dict[tuple[int, ...], list[int]] = {}
+    found, above, home = list[list[int]](), list[int](), list[int]()  # groups, their predecessors, and the group of each launch
     for i, piece in enumerate(pieces):
-        for before in piece.after:
-            readers[before].append(i)
-    open_: dict[tuple[int, ...], list[list[int]]] = {}
-    found: list[list[int]] = []
-    for i, piece in enumerate(pieces):
-        known = open_.setdefault(tuple(sorted(piece.after)), [])
-        home = next((p for p in known if piece.share and _can_pack(pieces, readers, [*p, i], launch)), None)
-        if home is not None:
-            home.append(i)
-            continue
-        found.append([i])
-        if piece.share:
-            known.append(found[-1])
+        waits = {home[p] for p in piece.after}
+        behind = {g for g in waits if any(above[w] >> g & 1 for w in waits)}
+        known = open_.setdefault(tuple(sorted(waits - behind)), [])
+        place = next((g for g in known if piece.share and _can_pack(pieces, readers, before, [*found[g], i], launch)), None)
+        if place is None:
+            place = len(found)
+            found.append([])
+            above.append(reduce(or_, (1 << g | above[g] for g in waits), 0))
+            known += [place] * (piece.share > 0)
+        found[place].append(i)
+        home.append(place)
     return [tuple(p) for p in found]
 
 
-def _can_pack(pieces: Sequence[LaunchPiece], readers: Sequence[list[int]], members: Sequence[int], launch: float) -> bool:
-    """Return True if these launches fit on the device together and do not delay consumers by more than a launch."""
-    times = [pieces[i].seconds for i in members]
-    alike = all(readers[i] == readers[members[0]] for i in members)
-    return sum(pieces[i].share for i in members) <= 1.0 and (alike or max(times) - min(times) <= launch)
+def _can_pack(
+    pieces: Sequence[LaunchPiece], readers: Sequence[list[int]], before: Sequence[int], members: Sequence[int], launch: float
+) -> bool:
+    """Return True if these launches fit on the device together and do not delay consumers by more than a launch, beyond the
+    members that they wait for."""
+    if sum(pieces[i].share for i in members) > 1.0:
+        return False
+    longest = max(pieces[i].seconds for i in members)
+    followers = {r for i in members for r in readers[i]}
+    return all(longest - max(pieces[i].seconds for i in members if before[r] >> i & 1) <= launch for r in followers)
 
 
-def _launch_pieces(
-    plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
-) -> list[LaunchPiece]:
-    """Return the pieces of the launches; only those that could share a launch are priced."""
-    plain = [_is_plain_launch(x, program.operator[x.operator], kernels[x.operator]) for x in plan]
-    beside_others = Counter(x.after for x, may in zip(plan, plain, strict=True) if may)
-    times = dict[str, float]()  # equal kernels have equal times
-    pieces = list[LaunchPiece]()
-    for x, may in zip(plan, plain, strict=True):
-        kernel = kernels[x.operator]
-        if not may or beside_others[x.after] < 2:
-            pieces.append(LaunchPiece(x.after, 0.0, 0.0))
-            continue
-        if kernel.entry not in times:
-            operator = program.operator[x.operator]
-            times[kernel.entry] = family_of(operator).seconds(operator, binding, gpu)
-        pieces.append(LaunchPiece(x.after, times[kernel.entry], len(x.tasks) * kernel.threads / (gpu.sms * gpu.threads)))
-    return pieces
+@dataclass(frozen=True)
+class _Prices:
+    """The prices of launches; equal kernels share them."""
 
+    kernels: Mapping[str, TaskKernel]
+    program: RProgram
+    binding: Binding
+    gpu: Gpu
+    known: dict[str, float] = field(default_factory=dict)
 
-def _is_plain_launch(launch: Launch, operator: ROperator, kernel: TaskKernel) -> bool:
-    """Return True if a launch's kernel may share a launch: it needs only a plain launch."""
-    alone = kernel.blocks > 1 or kernel.dynamic or operator.skips or not kernel.body
-    return family_of(operator).packable and not alone and first_consecutive(launch.tasks) is not None
+    def may_share(self, x: Launch) -> bool:
+        """Return True if a launch's kernel may share a launch: it needs only a plain launch."""
+        operator, kernel = self.program.operator[x.operator], self.kernels[x.operator]
+        alone = kernel.blocks > 1 or kernel.dynamic or operator.skips or not kernel.body
+        return family_of(operator).packable and not alone and first_consecutive(x.tasks) is not None
+
+    def piece(self, x: Launch) -> LaunchPiece:
+        """Return the piece of a launch."""
+        kernel, operator = self.kernels[x.operator], self.program.operator[x.operator]
+        if not self.may_share(x):
+            return LaunchPiece(x.after, 0.0, 0.0)
+        if kernel.entry not in self.known:
+            self.known[kernel.entry] = family_of(operator).seconds(operator, self.binding, self.gpu)
+        return LaunchPiece(x.after, self.known[kernel.entry], len(x.tasks) * kernel.threads / (self.gpu.sms * self.gpu.threads))
 
 
 def _split_group(

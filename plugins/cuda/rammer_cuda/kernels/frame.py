@@ -138,11 +138,11 @@ def define_coordinates(frame: Frame, stem: str, index: str, extents: Sequence[in
 
 
 def is_quad_aligned(load: Load, binding: Binding, along: set[str]) -> bool:
-    """Return True if float32 elements of ``load`` are adjacent along one of the axes ``along`` in aligned fours. Every fourth
-    element is at a multiple of 16 bytes."""
+    """Return True if elements of ``load``, of float32 or float16, are adjacent along one of the axes ``along`` in fours. Every
+    fourth element is at a multiple of the bytes of four."""
     storage = binding.storages[load.tensor]
     found = steps_of(load, storage.strides)
-    if found is None or binding.types[load.tensor].dtype != "float32" or storage.offset % VECTOR:
+    if found is None or binding.types[load.tensor].dtype not in ("float32", "float16") or storage.offset % VECTOR:
         return False
     steps, constant = found
     ahead = [s for a, s in steps.items() if a in along]

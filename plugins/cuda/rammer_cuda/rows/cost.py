@@ -89,7 +89,7 @@ class _Touched:
         if self.rows > 1 and not any(self.a.by_row):  # all rows of a warp read the same elements
             near = _Pieces(rows / self.warp * length / self.reach, self.reach * along * size, grain)
             return near, near, _Pieces(self.operator.task_count, length * along * size, broad)
-        wide = along == 1 and size * self.s.vector == 16 and grain % 16 == 0
+        wide = along == 1 and self.s.vector > 1 and size in (2, 4) and grain % (size * self.s.vector) == 0
         loads = length / self.reach * (1 if wide else self.s.vector)
         if along == 1 and 0 <= (self.a.across - length) * size < SECTOR:  # neighbouring rows are contiguous
             return self._adjacent_row_pieces(loads, grain, broad)
@@ -156,7 +156,7 @@ def row_seconds(placed: PlacedRows, binding: Binding, gpu: Gpu) -> float:
     busiest, (loads, stores) = -(-blocks // gpu.sms), row_traffic(placed)
     lines = (LOAD_LINE * loads.lines + STORE_LINE * stores.lines) * busiest / max(blocks, 1)
     sectors = (LOAD_SECTOR * loads.sectors + STORE_SECTOR * stores.sectors) / SECTOR / gpu.sms
-    work = CHAIN * each * sum(ex.count_flops(c.body) + 1 for c in operator.computes) + len(placed.form.reductions) * _join_cycles(
+    work = CHAIN * each * sum(ex.count_flops(c.body) + 1 for c in operator.computes) + len(placed.form.reductions) * join_cycles(
         s
     )
     rounds = -(-busiest // _resident(s, each, gpu))
@@ -170,7 +170,7 @@ def _resident(s: RowShape, each: int, gpu: Gpu) -> int:
     return max(1, min(gpu.threads // s.threads, int(gpu.registers / (registers * s.threads)), RESIDENT))
 
 
-def _join_cycles(s: RowShape) -> float:
+def join_cycles(s: RowShape) -> float:
     """Return the cycles to combine one reduction over all threads of a row."""
     near = WARP // min(s.side, WARP) if s.side else min(s.lanes, WARP)
     parts = s.threads // max(s.side, WARP) if s.side else s.lanes // WARP

@@ -40,6 +40,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import write_epilogue
 from rammer_cuda.kernels.frame import VECTOR, Frame, define_coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.rows.leading_rows import LeadingRows, rows_before
 
 #: Maximum vectors, minimum products of a sum, and maximum sums of a thread.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -64,6 +65,8 @@ class MatVec:
     few: tuple[int, ...]
     across: bool = False  #: True if a load of the matrix has four results' weights (``lies_across``).
     half: bool = False  #: True if both operands are float16.
+    rows: LeadingRows | None = None  #: The rows before the product that every task computes.
+    after: tuple[Compute, ...] = ()
 
     @property
     def wide(self) -> int:
@@ -78,8 +81,10 @@ class MatVec:
 
 def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
     """Return the matrix-vector form of an operator. Raises Unsuited with the reason if it does not apply."""
-    half = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
-    roles = roles_of(operator, binding, "float16" if half else "float32")
+    tail, before = rows_before(operator, binding)
+    binding = before.bound(binding) if before is not None else binding
+    half = any(binding.types[n].dtype == "float16" for n in tail.computes[0].reads)
+    roles = roles_of(tail, binding, "float16" if half else "float32")
     rows, columns = (math.prod(roles.main.axes[d].extent for d in axes) for axes in (roles.rows, roles.columns))
     if rows <= columns:
         result = MatVec(operator, roles.main, roles.b, roles.a, roles.columns, roles.rows)
@@ -91,7 +96,10 @@ def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
         raise Unsuited("no long sum")
     if steps_of(result.vectors, binding.storages[result.vectors.tensor].strides) is None:
         raise Unsuited("padded or non-affine vectors")
-    return replace(result, half=half, across=lies_across(result.matrix, result.main, result.many[-1], binding))
+    if before is not None and result.vectors.tensor != before.tensor:
+        raise Unsuited("rows that are the matrix")
+    across = lies_across(result.matrix, result.main, result.many[-1], binding)
+    return replace(result, half=half, across=across, rows=before, after=tail.computes[1:])
 
 
 def _has_sliding_index(roles: Roles) -> bool:
@@ -126,14 +134,19 @@ def strips_of(m: MatVec) -> Strips:
     return Strips(m.operator, tuple(sizes))
 
 
+def threads_of(m: MatVec) -> int:
+    """Return the threads of a task's block: whole warps."""
+    return -(-strips_of(m).count * dict(m.operator.config).get("lanes", WARP) // WARP) * WARP
+
+
 class GemvKernel:
     """A writer of one gemv kernel."""
 
     def __init__(self, m: MatVec, binding: Binding) -> None:
-        self.m, self.binding, self.strips = m, binding, strips_of(m)
+        self.m, self.binding, self.strips = m, m.rows.bound(binding) if m.rows is not None else binding, strips_of(m)
         self.lanes = dict(m.operator.config).get("lanes", WARP)
         s = self.strips
-        threads = -(-s.count * self.lanes // WARP) * WARP
+        threads = threads_of(m)
         if self.lanes not in LANES or not s.fits or s.each > min(MOST_SUMS, self.lanes) or threads > 1024:
             raise Unsuited(f"{threads} threads for strips of {s.sizes}, {self.lanes} threads each")
         self.walk = walk_of(m, self.lanes, s.sizes[m.many[-1]])
@@ -145,7 +158,8 @@ class GemvKernel:
         if m.half and self.walk.vector > 1 and not (self.vectors[2] == 1 and self.wide(m.vectors, self.vectors)):
             raise Unsuited("vectors of float16 that are not read 16 bytes at a time")
         device = device_source("halves") if m.half else ""
-        self.frame = Frame(m.operator, binding, {c.name: c for c in m.operator.computes[1:]}, threads, packed, device=device)
+        maps = {c.name: c for c in m.operator.computes if not c.reduce}
+        self.frame = Frame(m.operator, binding, maps, threads, packed, device=device)
         self.block = self.frame.block
 
     # --- operands -------------------------------------------------------------------------------
@@ -171,7 +185,7 @@ class GemvKernel:
             return None, joined
         if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self.wide(load, joined)):
             return None, joined
-        others = {t for c in self.m.operator.computes[1:] for t in c.reads} | {self.m.vectors.tensor}
+        others = {t for c in self.m.operator.computes if c is not self.m.main for t in c.reads} | {self.m.vectors.tensor}
         if load.tensor not in self.binding.constants or load.tensor in others:
             raise Unsuited("a matrix whose products are not contiguous")
         axes = [a for a in self.m.main.axes if a.name in ex.axes_of(load)]
@@ -208,9 +222,12 @@ class GemvKernel:
         if early:
             self._load_matrix("")
         preload_elements(self.block, f.constants(reads))
-        f.line("rm_after();")
+        if m.rows is None or not early:
+            f.line("rm_after();")
         if not early:
             self._load_matrix("")
+        if m.rows is not None:
+            m.rows.write(f, early)
         preload_elements(self.block, reads)
         self.sum()
         join_lanes(f, m.main, self.totals, self.lanes)
@@ -393,8 +410,16 @@ def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
         config = (("lanes", lanes), ("columns", columns))
         for tile in dict.fromkeys(_tile_shape(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
             here = replace(m, operator=replace(m.operator, tile=tile, family="gemv", config=config))
-            if strips_of(here).fits:
+            if strips_of(here).fits and _has_rows(here):
                 yield here
+
+
+def _has_rows(m: MatVec) -> bool:
+    """Return True if the threads of a task can compute the rows before the product, if any."""
+    try:
+        return m.rows is None or bool(m.rows.laid_out(threads_of(m)))
+    except Unsuited:
+        return False
 
 
 def _tile_shape(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
@@ -414,7 +439,7 @@ def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
     w = walk_of(m, lanes, columns)
-    threads = -(-s.count * lanes // WARP) * WARP
+    threads = threads_of(m)
     busy = threads / WARP * -(-operator.task_count // gpu.sms) / 4
     loads = w.chunks * w.turns
     size = (2 if m.half else 4) * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
@@ -423,11 +448,17 @@ def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
     cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
     cycles += CONVERT * busy * loads * w.vector * (columns + s.each // columns) if m.half else 0.0
+    cycles += m.rows.cycles(threads, operator.task_count, gpu) if m.rows is not None else 0.0
     return max(cycles / clock, size / gpu.bandwidth)
 
 
 _FORMS: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, binding: GemvKernel(m, binding).kernel())
-GEMV: Final = replace(_FORMS.family("gemv", size_keys("lanes", "columns")), packable=True)
+GEMV: Final = replace(
+    _FORMS.family("gemv", size_keys("lanes", "columns")),
+    packable=True,
+    keeps_operand_on_chip=True,
+    fused_forms=frozenset({"trailing maps", "leading rows"}),
+)
 
 
 def lies_across(load: Load, main: Compute, innermost: int, binding: Binding) -> bool:

@@ -70,9 +70,13 @@ def join_sides(frame: Frame, c: Compute, total: Val, shape: RowShape, number: in
 AHEAD = 48
 
 
-class _Rowwise:
-    def __init__(self, placed: PlacedRows) -> None:
-        self.form, self.binding = form, binding = placed.form, placed.binding
+class RowwiseKernel:
+    """A writer of one kernel on rows, or with ``frame`` of the rows that another kernel computes for itself. The names of its
+    shared arrays are numbered from ``share``."""
+
+    def __init__(self, placed: PlacedRows, frame: Frame | None = None, share: int = 0) -> None:
+        self.form, self.binding, self.share = placed.form, placed.binding, share
+        form, binding = placed.form, placed.binding
         self.s = shape = shape_of(form)
         operator = form.operator
         whole = all(
@@ -91,22 +95,26 @@ class _Rowwise:
         maps = {c.name: c for c in operator.computes if not c.reduce}
         device = device_source("cluster_rows") if shape.blocks > 1 else ""
         resident = int(shape.blocks > 1)  # else ptxas leaves some clusters half of the registers
-        self.frame = Frame(operator, binding, maps, shape.threads, device=device, resident=resident, blocks=shape.blocks)
+        self.frame = frame or Frame(operator, binding, maps, shape.threads, device=device, resident=resident, blocks=shape.blocks)
         self.block = self.frame.block
 
     def kernel(self) -> TaskKernel:
         """Return the finished kernel text."""
+        self.write()
+        return self.frame.kernel("r_")
+
+    def write(self, waits: bool = True) -> None:
+        """Write the rows to the frame. With ``waits``, that includes the wait for earlier kernels."""
         try:
             self._places()
-            self._load_row()
+            self._load_row(waits)
             for number, c in enumerate(self.form.reductions):
-                self._reduce_row(number, c)
+                self._reduce_row(self.share + number, c)
             self._store_outputs()
             if self.s.blocks > 1:  # a block's shared memory must outlive its readers
                 self.frame.line("rm_cluster_meet();")
         except KeyError as problem:
             raise Unsuited(f"{problem} is read at a position other than its row") from problem
-        return self.frame.kernel("r_")
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -121,7 +129,7 @@ class _Rowwise:
         else:
             f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
-        tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
+        tests = [f"local < {s.rows}"] if s.rows * s.lanes < self.frame.threads else []
         f.line(f"const int own = {f'min(local, {s.rows - 1})' if tests else 'local'};")
         self.rows: tuple[Expr, ...] = ()
         for k, digit in enumerate(define_coordinates(f, "l", "own", tiles)):
@@ -186,7 +194,7 @@ class _Rowwise:
         bodies = [ex.substitute(c.body, form.reduced(c, self.rows, elements)) for c in form.reductions]
         return bodies + [Load(n, form.point(n, self.rows, elements)) for n in form.operator.outputs]
 
-    def _load_row(self) -> None:
+    def _load_row(self, waits: bool) -> None:
         """Write every load of the row: constants first, then, after the wait, the others, all before any arithmetic."""
         inlined = self.frame.inlined
         found = [[stored_loads(b, inlined) for b in self._element_bodies(e)] for chunk in self.elements for e in chunk]
@@ -196,25 +204,39 @@ class _Rowwise:
         self.frame.line("// All loads; constants before the wait for earlier kernels.")
         if len(early) <= AHEAD:
             self._write_loads(early)
-        self.frame.line("rm_after();")
+        if waits:
+            self.frame.line("rm_after();")
         self._write_loads(loads)
 
     def _write_loads(self, loads: Sequence[Load]) -> None:
-        """Write all loads, four neighbours at once if they are 16 aligned bytes."""
+        """Write all loads, four neighbours at once if they are aligned."""
         wanted = dict.fromkeys(loads)
         for load in loads:
             group = self._adjacent_loads(load)
             if group is None or any(g not in wanted for g in group) or self.block.known(load) is not None:
                 continue
             name = self.frame.unit.fresh("f")
-            address = self.block.address(self.frame.places[load.tensor], load.indices)
-            self.block.line(f"const float4 {name} = *(const float4 *)({self.frame.places[load.tensor].pointer} + {address});")
-            for member, part in zip(group, "xyzw", strict=True):
-                self.block.memo[member] = Val(f"{name}.{part}", "float32", atom=True)
+            place = self.frame.places[load.tensor]
+            address, half = self.block.address(place, load.indices), place.dtype == "float16"
+            kind, parts = ("uint2", ("x", "x >> 16", "y", "y >> 16")) if half else ("float4", tuple("xyzw"))
+            self.block.line(f"const {kind} {name} = *(const {kind} *)({place.pointer} + {address});")
+            values = [f"{name}.{part}" for part in parts]
+            if half:
+                self._use_halves()
+                self.block.lines += [f"const float {name}_{k} = rm_half({value});" for k, value in enumerate(values)]
+                values = [f"{name}_{k}" for k in range(VECTOR)]
+            for member, value in zip(group, values, strict=True):
+                self.block.memo[member] = Val(value, place.dtype, atom=True, half=half)
         preload_elements(self.block, loads)
 
+    def _use_halves(self) -> None:
+        """Add the device code of words of float16."""
+        halves = device_source("halves")
+        if halves not in self.frame.device:
+            self.frame.device = halves + self.frame.device
+
     def _adjacent_loads(self, load: Load) -> list[Load] | None:
-        """Return the loads of a chunk that starts with ``load``, if they are 16 aligned bytes, else None."""
+        """Return the loads of a chunk that starts with ``load``, if they are aligned neighbours, else None."""
         if self.s.vector != VECTOR or not self.joined or not self.aligned(load):
             return None
         start = next((q for q in self.starts if q.axis in ex.axes_of(load)), None)
@@ -224,7 +246,7 @@ class _Rowwise:
         return [Load(load.tensor, tuple(canonicalise_sum(i) for i in g.indices)) for g in shifted if isinstance(g, Load)]
 
     def aligned(self, load: Load) -> bool:
-        """Return True if ``load`` is contiguous along the row, from multiples of 16 bytes."""
+        """Return True if ``load`` is contiguous along the row, from multiples of the bytes of four elements."""
         return is_quad_aligned(load, self.binding, {q.axis for q in self.starts})
 
     # --- reductions -----------------------------------------------------------------------------
@@ -267,13 +289,16 @@ class _Rowwise:
                     self._fill_chunk(name, chunk, fill)
 
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
-        """Store one chunk's results, by one 16-byte store if their addresses are 16 aligned bytes."""
+        """Store one chunk's results, four at once if their addresses are aligned."""
         place = self.frame.places[name]
         values = [convert_value(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
         with self.block.nest(f"if ({tests or 'true'})") as scope:
             if self.s.vector == VECTOR and self.joined and self.aligned(Load(name, points[0])):
-                parts = ", ".join(v.text for v in values)
-                scope.line(f"*(float4 *)({place.pointer} + {scope.address(place, points[0])}) = make_float4({parts});")
+                kind, parts = "float4", [v.text for v in values]
+                if place.dtype == "float16":
+                    self._use_halves()
+                    kind, parts = "uint2", [f"rm_two_halves({a}, {b})" for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                scope.line(f"*({kind} *)({place.pointer} + {scope.address(place, points[0])}) = make_{kind}({', '.join(parts)});")
                 return
             for point, value in zip(points, values, strict=True):
                 scope.store(place, point, value, ())
@@ -290,7 +315,7 @@ class _Rowwise:
                 self.block.line(format_store(CUDA, place.pointer, at, place.dtype, spell_literal(CUDA, value, place.dtype)))
 
 
-_ROWS: Final = Forms(rows_of, enumerate_tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())
+_ROWS: Final = Forms(rows_of, enumerate_tilings, row_seconds, lambda placed, binding: RowwiseKernel(placed).kernel())
 ROWWISE: Final = replace(
     _ROWS.family("rowwise", size_keys("lanes", "vector", "blocks", "side")),
     packable=True,

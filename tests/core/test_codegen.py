@@ -11,7 +11,8 @@ import pytest
 from rammer.codegen.c_target import CFunction
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit_operator, scratch_bytes
-from rammer.ir.program import Storage
+from rammer.ir.extent import AffineExtent, ReduceBound, SkipTasks
+from rammer.ir.program import Storage, dense
 from rammer_testing import host_c
 from rammer_testing.host_c import THREADED, Array, HostCase, case
 
@@ -348,6 +349,19 @@ def test_text_does_not_depend_on_tensor_names(rng: np.random.Generator) -> None:
     two = case(renamed, {"u": x["x"]}, (2, 13), "veu")
     hashes = {emit_operator(i.operator, i.binding, C99).name for i in (one, two)}
     assert len(hashes) == 1
+
+
+def test_a_length_keeps_blocks_and_vectors(rng: np.random.Generator) -> None:
+    """Check that a product's blocks cover rows up to a length, and that a mask at it is a vector instead of a loop over lanes."""
+    length = {"length": np.array(50)}
+    values, storages = {"p": rand(rng, 99, 99), "v": rand(rng, 99, 8), **length}, {"length": dense("length", "length", ())}
+    whole = case(["y: f32[m:99, n:8] = sum[k:99] p[m, k] * v[k, n]"], values, storages=storages)
+    bound = ReduceBound("y", "k", AffineExtent.parse("length"))
+    ranged = replace(whole.operator, skips=(SkipTasks.parse("m from length", 1),), reduce_bounds=(bound,))
+    for operator in (whole.operator, ranged):
+        assert "+= 3)" in emit_operator(operator, whole.binding, C99, within=True).text
+    mask = case(["y: f32[m:9, n:99] = where(lt(n, length[()]), p[m, n] * 2.0, 0.0)"], values)
+    assert "rm_within" in check(mask).text
 
 
 def test_missing_connection_is_an_error(rng: np.random.Generator) -> None:

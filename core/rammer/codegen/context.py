@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -76,6 +76,7 @@ class FunctionContext:
     unrolled: frozenset[str] = frozenset()  # reductions written out point by point
     wide: dict[str, int] = field(default_factory=dict)  # lanes of vector accumulators, by name
     ends: Mapping[tuple[str, str], str] = field(default_factory=dict)  # reduction bounds: variables by compute and axis
+    open_ends: Collection[Expr] = ()  # of the task's box, see ``Layout``
 
     def __post_init__(self) -> None:
         self.shapes: Mapping[str, tuple[int, ...]] = _Of(self.types, "shape")

@@ -73,6 +73,7 @@ class _Emitter:
             {**self.globals, **self.tiles},
             dict(self.layout.ranges),
             ends=ends,
+            open_ends=self.layout.open_ends if self.target.single else (),
         )
 
         for c in self.layout.inlined.values():

@@ -92,8 +92,21 @@ class LaneBlock(Block):
             value = Val(f"rm_float{self.width}({self.vector(e.arg)})", "float32", lanes=self.width)
             return ops.round_to_half(self.unit.target, value) if e.dtype == "float16" else value
         if not isinstance(e, Op) or any(self._vector_kind(a) not in ("float32", "bool") for a in _typed_arguments(e)):
-            return self._each(e)
+            return self._emit_length_mask(e) or self._each(e)
         return self._emit_operation(e)
+
+    def _emit_length_mask(self, e: Expr) -> Val | None:
+        """Return the lanes whose index is below a scalar, such as the length of a run, or None for other expressions."""
+        if not isinstance(e, Op) or e.fn != "lt" or self._is_lane_dependent(e.args[1]):
+            return None
+        index, length = e.args
+        form, span = ex.affine_form(index), ex.interval(index, self.unit.ranges)
+        step = form[0].get(self.lane, 0) if form is not None else 0
+        if step <= 0 or span is None or span[0] < 0 or span[1] + self.width * step > INT32:
+            return None
+        bound = Op("min", (Op("max", (length, Const(0, "int64"))), Const(INT32, "int64")))
+        text = f"{self.unit.index(index).text}, {step}, {self.let(self.value(bound)).text}"
+        return self.let(Val(f"rm_within{self.width}({text})", "bool", lanes=self.width))
 
     def vector(self, e: Expr) -> str:
         """Return a vector; a scalar is copied to every lane."""

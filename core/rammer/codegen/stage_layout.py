@@ -57,7 +57,8 @@ class Layout:
 
     With ``within``, tiles of a ranged program stop at the length, as sums always do. ``lengths`` are the variables that hold the
     extents of a run, between 1 and the value at the bound. ``ranges`` bounds every variable numerically. With ``rereads`` stages
-    read a result of the task's part where it is written, not from a copy in scratch memory. Task origins are ``o0, o1, ...``,
+    read a result of the task's part where it is written, not from a copy in scratch memory. ``open_ends`` are ends at a length
+    past which a task may compute the rest of its tile, which nobody reads. Task origins are ``o0, o1, ...``,
     clipped tile ends ``e0, e1, ...``. The box of the staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
     """
 
@@ -68,6 +69,7 @@ class Layout:
     within: bool = False
     lengths: dict[tuple[AffineExtent, int], str] = field(default_factory=dict)
     rereads: bool = False
+    open_ends: set[Expr] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         _check_operator(self.operator)
@@ -103,12 +105,15 @@ class Layout:
     def _tile_box(self) -> tuple[AxisBound, ...]:
         result = []
         ends = {e.axis: e.extent for e in self.operator.skips if not e.before} if self.within else {}
+        # Rows past the length of a tile in scratch memory were not computed, but might be indices.
+        unread = ends.keys() - {e.axis for e in self.operator.skips if e.writes or self.staged}
         for k, (axis, tile, count) in enumerate(
             zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
         ):
             own = ends.get(axis.name)
             last = integer(axis.extent) if own is None or axis.extent < 2 else self.length(own, axis.extent)
             if count <= 1:
+                self.open_ends |= {last} if axis.name in unread else set()
                 result.append(AxisBound(integer(0), last))
                 continue
             self.ranges[f"o{k}"] = (0, (count - 1) * tile)
@@ -117,6 +122,7 @@ class Layout:
                 self.variables[f"e{k}"] = fold("min", end, last)
                 self.ranges[f"e{k}"] = (1, axis.extent)
                 end = Ref(f"e{k}")
+                self.open_ends |= {end} if axis.name in unread and axis.extent % tile == 0 else set()
             result.append(AxisBound(Ref(f"o{k}"), end))
         return tuple(result)
 

@@ -69,9 +69,9 @@ def choose_row_plan(
     column_cost, columns = _choose_columns(unit, heads, found, stores)
     if columns and column_cost < min(row_cost, scalar):
         lanes = tuple(f"{name}.{c.axis}" for name, c in columns.items())
-        return RowPlan(None, columns, _choose_blocking(stage, found, -1, lanes, limit, axes))
+        return RowPlan(None, columns, _choose_blocking(unit, stage, found, lanes, limit, axes))
     if row is not None and row_cost < scalar:
-        blocking = _choose_blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
+        blocking = _choose_blocking(unit, stage, found, (f"x{row.axis}",), limit, axes)
         if not _shares_rows(found, row, blocking):
             windows = _block_windows(stage, heads, found, row)
             if windows is not None:
@@ -81,7 +81,7 @@ def choose_row_plan(
             return RowPlan(row, {}, {turned[0]: row.width}, frozenset(), turned[1])
         wide = _block_shared_loads(stage, found, row) or _block_columns(unit, stage, found, row)
         return RowPlan(row, {}, blocking or wide or _block_cache_lines(unit, stage, found, row))
-    return RowPlan(None, {}, _choose_blocking(stage, found, -1, (), limit, axes))
+    return RowPlan(None, {}, _choose_blocking(unit, stage, found, (), limit, axes))
 
 
 def _choose_row(
@@ -145,18 +145,19 @@ def _make_lane_axis(unit: FunctionContext, stage: Stage, found: Sequence[StageLo
 
 
 def _choose_blocking(
-    stage: Stage, found: Sequence[StageLoad], fixed: int, lanes: tuple[str, ...], limit: int, axes: int
+    unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], lanes: tuple[str, ...], limit: int, axes: int
 ) -> dict[int, int]:
-    """Return the number of elements computed together, along axes other than ``fixed``.
+    """Return the number of elements computed together, along axes other than those of ``lanes``.
 
-    An axis qualifies if every task's box has the same size along it and loads of reductions repeat along it. The axis whose loads
-    repeat most comes first; loads of vectors (over ``lanes``) count double."""
+    An axis qualifies if every task's box has the same size along it, or may be computed up to it, and loads of reductions repeat
+    along it. The axis whose loads repeat most comes first; loads of vectors (over ``lanes``) count double."""
     inside = [(r, ex.axes_of(r.load)) for r in found if r.reducer]
     gains = []
     for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
         shared = sum(1.0 + bool(used & {*lanes}) for _, used in inside if f"x{d}" not in used)
         moved = any(f"x{d}" in used for _, used in inside)
-        if d != fixed and shared and moved and fold("sub", bound.high, bound.low) == integer(count):
+        even = bound.high in unit.open_ends or fold("sub", bound.high, bound.low) == integer(count)
+        if f"x{d}" not in lanes and shared and moved and even:
             gains.append((-shared, -d))
     result: dict[int, int] = {}
     for _, negative in sorted(gains)[:axes]:

@@ -162,6 +162,9 @@ class OpenClProgram(PlannedProgram, Loaded):
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
         """Write host values into a tensor's storage. Without ``blocking`` a dense copy may finish later, in queue order."""
+        if (view := self.views.get(tensor)) is not None:  # a program of a range has many scalar inputs
+            view[...] = values
+            return
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         if not buffer.nbytes:

@@ -141,6 +141,9 @@ class Nest:
         """Write vectors over a box at least one vector wide; vectors that touch padding test their lanes."""
         lane, extent, width = self.names[row.axis], self.stage.root.axes[row.axis].extent, row.width
         low, high = self._bound_texts(body, row.axis)
+        if row.open:
+            bound = self.stage.box[row.axis]
+            high = body.let(body.value(fold("max", bound.high, ex.make_add(bound.low, width)))).text
         ends = [body.let(body.value(e)).text for e in row.interior or ()]
         at = self.unit.fresh("n")
         with body.nest(body.loop(at, low, high, extent, width)) as inner:

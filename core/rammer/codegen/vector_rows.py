@@ -34,13 +34,15 @@ class LaneAxis:
     """The axis number ``axis``, which is computed ``width`` elements at a time.
 
     ``interior`` is the half-open range where no padding test along it fails (None: no tests). ``certain``: every task's box is at
-    least ``width`` wide; ``exact``: it is also a multiple of ``width``."""
+    least ``width`` wide; ``exact``: it is also a multiple of ``width``. ``open``: a box may be narrower, but may be computed up
+    to ``width``."""
 
     axis: int
     width: int
     interior: tuple[Expr, Expr] | None
     certain: bool
     exact: bool
+    open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def _make_lane_axis(unit: FunctionContext, stage: Stage, found: Sequence[StageLo
         low, high = fold("max", low, start), fold("min", high, end)
     width = _vector_width(unit, count)
     certain = fold("sub", bound.high, bound.low) == integer(count)
-    return LaneAxis(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
+    ends = bound.high in unit.open_ends
+    return LaneAxis(d, width, (low, high) if ranges else None, certain or ends, certain and count % width == 0, ends)
 
 
 def _choose_blocking(

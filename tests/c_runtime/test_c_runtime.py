@@ -20,6 +20,7 @@ import rammer as api
 from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
 from rammer.errors import BadInput
+from rammer.runtime.call_lengths import LoadedVariants
 from rammer_testing.c_runtime import COMPILERS, LOADER, REFUSED, build_example, build_program, run_example, start
 from rammer_testing.mutants.change import bytes_changed, sealed_changed, zip_changed
 from rammer_testing.nonempty import some
@@ -260,6 +261,9 @@ def test_short_lengths_use_the_table_for_them(
         change_member(tmp_path / "m.rammer", "0.code0", no_waves, tmp_path / "changed.rammer")
         done = start(example, tmp_path / "changed.rammer", tmp_path, f"n={rows}", env=opencl)
         assert (done.returncode, "makes no progress" in done.stderr) == ((0, False) if rows == 10 else (1, True)), done.stderr
+    with api.compile(tmp_path / "m.rammer", trust=True) as exe:
+        (loaded,) = next(iter(exe.cache.values())).loaded.values()
+        assert isinstance(loaded, LoadedVariants) and len(loaded.tables) == 2, "Python loads the same tables"
 
 
 def test_machine_code_runs_only_if_trusted(shipped: Path, tmp_path: Path) -> None:

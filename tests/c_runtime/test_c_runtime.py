@@ -26,7 +26,7 @@ from rammer_testing.mutants.change import bytes_changed, sealed_changed, zip_cha
 from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
 
-from rammer_rocm.icd import SUPPORT_PACKAGE, installed_file
+from rammer_rocm.icd import SUPPORT_PACKAGE, installed_file, prepare_icd
 from rammer_rocm.opencl_runtime import import_opencl
 
 pytestmark = pytest.mark.skipif(not all(COMPILERS.values()), reason="needs the C and C++ compilers gcc and g++")
@@ -43,11 +43,15 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opencl() -> Mapping[str, str]:
+def opencl(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Return the environment in which a program that is not Python finds the OpenCL runtime of the test environment."""
     import_opencl()  # sets the variables of the runtime itself
+    if (library := prepare_icd().embedded) is None:
+        return {}
+    folder = tmp_path_factory.mktemp("vendors")  # another test may have cleared the cache that has this process's folder
+    (folder / "cpu.icd").write_text(f"{library}\n")
     support = installed_file(SUPPORT_PACKAGE, "libimf.so")
-    return {"LD_LIBRARY_PATH": str(support.parent)} if support is not None else {}
+    return {"OCL_ICD_VENDORS": str(folder), **({"LD_LIBRARY_PATH": str(support.parent)} if support is not None else {})}
 
 
 def write_file(model: Path, output: Path, **options: Any) -> Compiled:

@@ -55,8 +55,9 @@ def test_every_command_prints_json() -> None:
     assert [words for words, found in commands.items() if not any("--json" in p.opts for p in found.params)] == []
 
 
-def test_commands_that_write_print_json(rammer: Command, tmp_path: Path) -> None:
+def test_commands_that_write_print_json(rammer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the records of commands that write files or print a text."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     onnx.save(
         onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 21]> m (float[2] x) => (float[2] y) { y = Relu(x) }'),
         tmp_path / "m.onnx",
@@ -69,6 +70,7 @@ def test_commands_that_write_print_json(rammer: Command, tmp_path: Path) -> None
     assert done["stage"] == "graph" and "y = Relu(x)" in done["text"] and done["files"] == []
     done = json.loads(rammer("inspect", tmp_path / "m.onnx", "--device", "toy", "-o", tmp_path / "m.txt", "--json").out)
     assert done == {"stage": "program", "files": [str(tmp_path / "m.txt")]} and (tmp_path / "m.txt").read_text()
+    assert rammer("run", tmp_path / "m.onnx", "--device", "toy").code == 0
     done = json.loads(rammer("cache", "export", "-o", tmp_path / "c.tar", "--json").out)
     assert done["file"] == str(tmp_path / "c.tar") and sum(done["exported"].values()) > 0
     assert json.loads(rammer("cache", "clear", "--json").out)["removed"].keys() >= done["exported"].keys()

@@ -163,8 +163,6 @@ class ReduceBound:
         return ReduceBound(compute, axis, AffineExtent.parse(extent))
 
 
-#: Maximum completed lengths that are cached.
-MOST_COMPLETED: Final = 4096
 #: No dependent dimensions.
 NONE: Final[Mapping[str, AffineExtent]] = MappingProxyType({})
 #: Lengths at a distance of 1.
@@ -183,8 +181,8 @@ class Ranged:
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  #: Least and greatest length by dimension.
     steps: Mapping[str, int] = field(default_factory=dict)  #: Distance of lengths, counted from the greatest, if not 1.
     formulas: Mapping[str, Formula] = field(default_factory=dict)  #: Derived lengths, each of earlier ones.
-    #: Completed lengths of earlier calls, which repeat in most uses.
-    completed: dict[tuple[tuple[str, int], ...], Point] = field(default_factory=dict, init=False, compare=False, repr=False)
+    #: Results of earlier calls by shapes of inputs, which repeat in most uses.
+    seen: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
         """Return plain data to store in a file."""
@@ -220,15 +218,9 @@ class Ranged:
         """Return ``point`` with the derived lengths, or ``point`` itself if it has them."""
         if self.formulas.keys() <= point.keys():
             return point
-        key = tuple(point.items())
-        if (known := self.completed.get(key)) is not None:
-            return known
         found = dict(point)
         for name, formula in self.formulas.items():
             found[name] = formula.at(found)
-        if len(self.completed) >= MOST_COMPLETED:
-            self.completed.clear()
-        self.completed[key] = found
         return found
 
     def scalars(self, point: Point) -> dict[str, int]:

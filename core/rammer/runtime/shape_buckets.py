@@ -232,13 +232,22 @@ def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]
     return point
 
 
+#: Maximum shapes of inputs with cached lengths.
+MOST_SEEN: Final = 4096
+
+
 def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
     """Return ``inputs`` padded with zeros to the longest lengths, with the lengths as inputs; and all lengths."""
-    point, tensors = ranged.complete(point_of(ranged, ports, inputs)), {v.external or v.name: v for v in ports}
-    wide = {name: pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
-    scalars = ranged.scalars(point)
-    wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
-    return wide, point
+    key = tuple([(name, array.shape) for name, array in inputs.items()])
+    if (known := ranged.seen.get(key)) is None:
+        point = ranged.complete(point_of(ranged, ports, inputs))
+        scalars = ranged.scalars(point)
+        lengths = {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
+        if len(ranged.seen) >= MOST_SEEN:
+            ranged.seen.clear()
+        known = ranged.seen[key] = point, lengths, {v.external or v.name: v.type.shape for v in ports}
+    point, lengths, shapes = known
+    return {name: pad_array(array, shapes[name]) for name, array in inputs.items()} | lengths, point
 
 
 def crop_outputs(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:

@@ -62,28 +62,27 @@ def fuse_launches(
 
 
 def delay_launches(plan: Sequence[Launch], pieces: Sequence[LaunchPiece]) -> list[Launch]:
-    """Return the launches in a legal order, with a short one beside a longer one that its first reader waits for, so that they
-    can share a launch. A graph that casts all inputs at its start would else have many edges across it."""
+    """Return the launches in a legal order. A small one starts no earlier than it must to end before its first reader can start,
+    beside a launch that the reader waits for, so that the two can share a launch. A graph that casts all inputs at its start
+    would else have many edges across it, and the casts would delay the start."""
     after, before, readers = [{*x.after} for x in plan], _ancestors(plan), _readers(plan)
     level = list[int]()
     for x in plan:
         level.append(1 + max((level[i] for i in x.after), default=0))
     for i in (i for i in range(len(plan) - 1, -1, -1) if pieces[i].share and readers[i]):
         first = min(readers[i], key=lambda r: level[r])
-        beside = [
-            p
-            for p in range(first)
-            if before[first] >> p & 1
-            and level[p] > level[i]
-            and pieces[p].share > 0
-            and pieces[i].share + pieces[p].share <= 1.0
-            and pieces[i].seconds <= pieces[p].seconds
-            and not any(before[q] >> i & 1 or q == i for q in after[p])
-        ]
-        if beside:
-            other = max(beside, key=lambda p: (level[p], pieces[p].seconds))
-            after[i] |= after[other]
-            level[i] = level[other]
+        chain = [p for p in range(first) if before[first] >> p & 1 and level[p] > level[i]]
+        spent = 0.0  # from the level on until the reader starts
+        for depth in sorted({level[p] for p in chain}, reverse=True):
+            here = [p for p in chain if level[p] == depth]
+            spent += max(pieces[p].seconds for p in here)
+            here = [p for p in here if pieces[p].share > 0 and pieces[i].share + pieces[p].share <= 1.0]
+            here = [p for p in here if not any(before[q] >> i & 1 or q == i for q in after[p])]
+            if here and spent >= pieces[i].seconds:
+                other = max(here, key=lambda p: pieces[p].seconds)
+                after[i] |= after[other]
+                level[i] = depth
+                break
     order = sorted(range(len(plan)), key=lambda i: (level[i], i))
     place = {i: k for k, i in enumerate(order)}
     return [replace(plan[i], after=tuple(sorted(place[p] for p in after[i]))) for i in order]

@@ -41,6 +41,7 @@ from rammer_cuda.kernels.epilogue import write_epilogue
 from rammer_cuda.kernels.frame import VECTOR, Frame, define_coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.leading_rows import LeadingRows, rows_before
+from rammer_cuda.rows.tensor_gemv import STRIP, TensorSum, suits_tensor_cores
 
 #: Maximum vectors, minimum products of a sum, and maximum sums of a thread.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -48,6 +49,8 @@ MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
 LANES = (8, 16, 32, 64, 128, 256)
 COLUMNS = (1, 2, 4)
 BLOCKS = (64, 128, 256)
+#: Threads of a block that computes an attention's scores first, one or a few for each group of lanes.
+SCORE_BLOCKS = (256, 512, 1024)
 #: Registers for a thread's part of the matrix in flight.
 AHEAD = 64
 
@@ -142,12 +145,14 @@ def threads_of(m: MatVec) -> int:
 class GemvKernel:
     """A writer of one gemv kernel."""
 
-    def __init__(self, m: MatVec, binding: Binding) -> None:
+    def __init__(self, m: MatVec, binding: Binding, frame: Frame | None = None) -> None:
         self.m, self.binding, self.strips = m, m.rows.bound(binding) if m.rows is not None else binding, strips_of(m)
         self.lanes = dict(m.operator.config).get("lanes", WARP)
         s = self.strips
         threads = threads_of(m)
-        if self.lanes not in LANES or not s.fits or s.each > min(MOST_SUMS, self.lanes) or threads > 1024:
+        columns = s.sizes[m.many[-1]]
+        tensor = columns == STRIP and suits_tensor_cores(m, self.lanes, s.each // STRIP)
+        if self.lanes not in LANES or not s.fits or threads > 1024 or (not tensor and s.each > min(MOST_SUMS, self.lanes)):
             raise Unsuited(f"{threads} threads for strips of {s.sizes}, {self.lanes} threads each")
         self.walk = walk_of(m, self.lanes, s.sizes[m.many[-1]])
         self.packing, self.matrix = self._matrix_operand()
@@ -157,9 +162,12 @@ class GemvKernel:
         packed = {m.matrix.tensor: self.packing} if self.packing else {}
         if m.half and self.walk.vector > 1 and not (self.vectors[2] == 1 and self.wide(m.vectors, self.vectors)):
             raise Unsuited("vectors of float16 that are not read 16 bytes at a time")
-        device = device_source("halves") if m.half else ""
+        self.tensor = TensorSum(self) if tensor else None
+        device = device_source("mma") if tensor else device_source("halves") if m.half else ""
         maps = {c.name: c for c in m.operator.computes if not c.reduce}
-        self.frame = Frame(m.operator, binding, maps, threads, packed, device=device)
+        if frame is not None and packed:
+            raise Unsuited("a packed matrix of a product before another one")
+        self.frame = frame or Frame(m.operator, binding, maps, threads, packed, device=device)
         self.block = self.frame.block
 
     # --- operands -------------------------------------------------------------------------------
@@ -204,15 +212,23 @@ class GemvKernel:
 
     def kernel(self) -> TaskKernel:
         """Return the finished kernel text."""
+        self.write()
+        return self.frame.kernel("v_")
+
+    def write(self, waits: bool = True) -> None:
+        """Write the product to the frame. With ``waits``, that includes the wait for earlier kernels."""
         f, s, m = self.frame, self.strips, self.m
         self.deep = f.stop(m.main, m.main.reduce)
         number = f"tid / {self.lanes}"
         spare = s.count * self.lanes < f.threads
         f.line(f"const int lane = tid % {self.lanes}, group = {f'min({number}, {s.count - 1})' if spare else number};")
         base = s.base(f, "group")
-        self.columns = self.distinct(s.points(base), self.matrix)
-        self.rows = self.distinct(s.points(base), self.vectors)
-        self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
+        if self.tensor is not None:
+            self.tensor.places(base)
+        else:
+            self.columns = self.distinct(s.points(base), self.matrix)
+            self.rows = self.distinct(s.points(base), self.vectors)
+            self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
         point = self.picked(base)
         tests = [f"lane < {s.each}", *s.own(f, point)] + ([f"{number} < {s.count}"] if spare else [])
         reads = list(dict.fromkeys(ld for n in m.operator.outputs for ld in stored_loads(Load(n, point), f.inlined)))
@@ -222,17 +238,20 @@ class GemvKernel:
         if early:
             self._load_matrix("")
         preload_elements(self.block, f.constants(reads))
-        if m.rows is None or not early:
+        inside = m.rows is not None and m.rows.scores is None and early  # the rows wait
+        if waits and not inside:
             f.line("rm_after();")
         if not early:
             self._load_matrix("")
         if m.rows is not None:
-            m.rows.write(f, early)
+            m.rows.write(f, inside, lambda frame: GemvKernel(scores_of(m, f.threads), self.binding, frame).write(False))
         preload_elements(self.block, reads)
+        if self.tensor is not None:
+            self.store(point, tests, self.tensor.multiply())
+            return
         self.sum()
         join_lanes(f, m.main, self.totals, self.lanes)
         self.finish(point, tests)
-        return f.kernel("v_")
 
     def distinct(self, points: Sequence[tuple[Expr, ...]], where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:
         """Return address of the first product -> results that read from there."""
@@ -284,6 +303,8 @@ class GemvKernel:
 
     def _load_matrix(self, turn: str) -> None:
         """Load this thread's part of the matrix into ``w{column}_{chunk}``, declared in the first iteration (``turn`` = "")."""
+        if self.tensor is not None:
+            return self.tensor.load_matrix()
         if self.m.across:
             return self._fetch_across(turn)
         pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._load_type} "
@@ -381,9 +402,13 @@ class GemvKernel:
         for k in reversed(range(len(self.totals) - 1)):
             text = f"(pick == {k} ? {self.totals[k].text} : {text})"
         self.block.line(f"const float total = {text};")
+        self.store(point, tests, Val("total", "float32", atom=True))
+
+    def store(self, point: tuple[Expr, ...], tests: list[str], total: Val) -> None:
+        """Write the maps of a result and its stores, if it is this lane's to finish."""
         with self.block.nest(f"if ({' && '.join(tests)})") as scope:
             write_epilogue(
-                scope, self.frame.places, Load(self.m.main.name, point), "total", self.m.main.dtype, self.m.operator.outputs
+                scope, self.frame.places, Load(self.m.main.name, point), total.text, self.m.main.dtype, self.m.operator.outputs
             )
 
 
@@ -399,6 +424,9 @@ def _matrix_packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...], 
 #: finishing one result, of a byte of the matrix that an SM reads, and of a product of a warp on its scheduler. Fitted to 88
 #: kernels of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.06.
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
+#: Cycles between scores and the rows that read them, in blocks of up to 1,024 threads: a block of a decoder step at batch 8 takes
+#: 5.0 us on an H200, 4.5 without them.
+WAIT: Final = 1000.0
 #: Cycles of a warp on its scheduler to convert an element of float16. With it, measured over predicted of 18 kernels of a decoder
 #: on an H200 has a standard deviation of 0.12; the first choice is 3% slower than the best.
 CONVERT = 1.5
@@ -406,9 +434,13 @@ CONVERT = 1.5
 
 def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
     """Yield all lanes and columns in blocks of about ``BLOCKS`` threads."""
-    for lanes, columns in product(LANES, (VECTOR,) if m.across else COLUMNS):
+    blocks = SCORE_BLOCKS if m.rows is not None and m.rows.scores is not None else BLOCKS
+    few = math.prod(m.main.axes[d].extent for d in m.few)
+    for lanes, columns in product(LANES, (VECTOR,) if m.across else (*COLUMNS, STRIP)):
+        if columns == STRIP and not (gpu.copies and suits_tensor_cores(m, lanes, few)):
+            continue
         config = (("lanes", lanes), ("columns", columns))
-        for tile in dict.fromkeys(_tile_shape(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
+        for tile in dict.fromkeys(_tile_shape(m, columns, max(1, threads // lanes)) for threads in blocks):
             here = replace(m, operator=replace(m.operator, tile=tile, family="gemv", config=config))
             if strips_of(here).fits and _has_rows(here):
                 yield here
@@ -417,7 +449,11 @@ def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
 def _has_rows(m: MatVec) -> bool:
     """Return True if the threads of a task can compute the rows before the product, if any."""
     try:
-        return m.rows is None or bool(m.rows.laid_out(threads_of(m)))
+        if m.rows is not None:
+            m.rows.laid_out(threads_of(m))
+            if m.rows.scores is not None:
+                scores_of(m, threads_of(m))
+        return True
     except Unsuited:
         return False
 
@@ -445,11 +481,41 @@ def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     size = (2 if m.half else 4) * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
     # A warp reads 16 bytes of each 32-byte sector, or 8.
     size *= (4 if m.half else 2) if m.across and lanes > WARP // 2 else 1
-    cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
-    cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
-    cycles += CONVERT * busy * loads * w.vector * (columns + s.each // columns) if m.half else 0.0
-    cycles += m.rows.cycles(threads, operator.task_count, gpu) if m.rows is not None else 0.0
+    cycles = START + BLOCK * operator.task_count + BYTE * size / gpu.sms
+    if columns == STRIP:
+        cycles += 3 * LOAD * m.depth / lanes + 2 * RESULT
+    else:
+        cycles += LOAD * loads * (columns + s.each // columns) + RESULT * s.each + PRODUCT * busy * loads * w.vector * s.each
+        cycles += CONVERT * busy * loads * w.vector * (columns + s.each // columns) if m.half else 0.0
+    if m.rows is not None:
+        cycles += m.rows.cycles(threads, operator.task_count, gpu)
+        cycles += _score_cycles(scores_of(m, threads), operator.task_count, gpu) if m.rows.scores is not None else 0.0
     return max(cycles / clock, size / gpu.bandwidth)
+
+
+def scores_of(m: MatVec, threads: int) -> MatVec:
+    """Return the product before the rows of ``m``, whose results ``threads`` threads compute at once. Raises Unsuited if they
+    cannot."""
+    assert m.rows is not None and m.rows.scores is not None
+    scores = matvec_of(m.rows.scores, m.rows.placed.binding)
+    count = math.prod(scores.operator.tile[d] for d in scores.many)
+    few = math.prod(scores.operator.tile[d] for d in scores.few)
+    for lanes in (n for n in LANES if n <= WARP):
+        columns = VECTOR if scores.across else -(-count // (threads // lanes))
+        if columns * few <= min(MOST_SUMS, lanes) and columns * (threads // lanes) >= count:
+            return replace(
+                scores, operator=replace(scores.operator, family="gemv", config=(("lanes", lanes), ("columns", columns)))
+            )
+    raise Unsuited(f"{count} scores of {threads} threads")
+
+
+def _score_cycles(scores: MatVec, tasks: int, gpu: Gpu) -> float:
+    """Return the cycles of ``tasks`` blocks, each with all ``scores`` of its rows."""
+    lanes, columns = dict(scores.operator.config)["lanes"], dict(scores.operator.config)["columns"]
+    w, few = walk_of(scores, lanes, columns), strips_of(scores).each // columns
+    loaded = (2 if scores.half else 4) * scores.depth * math.prod(scores.operator.tile[d] for d in scores.many)
+    work = WAIT + LOAD * w.chunks * w.turns * (columns + few) + RESULT * columns * few
+    return work + loaded * -(-tasks // gpu.sms) / gpu.delivered
 
 
 _FORMS: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, binding: GemvKernel(m, binding).kernel())

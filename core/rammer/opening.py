@@ -27,13 +27,13 @@ def open_model(parameters: Mapping[str, Any]) -> Executable:
 
 def open_as_requested(model: Any, device: str, request: Request, progress: Progress = ignore_progress) -> Executable:
     """Return the executable for a parsed request. ``progress`` is called for each step of compiling a model."""
-    if isinstance(model, str | Path) and is_artifact(Path(model)):
-        with collector_paused():
+    with collector_paused():  # most of the time is imports of the device's plugin
+        if isinstance(model, str | Path) and is_artifact(Path(model)):
             return open_artifact(Path(model), device, request, Registry(), _specialise)
-    require_compiler("rammer.compile of a model")
-    from rammer.jit.session import open_executable
+        require_compiler("rammer.compile of a model")
+        from rammer.jit.session import open_executable
 
-    return open_executable(model, device, request, progress=progress)
+        return open_executable(model, device, request, progress=progress)
 
 
 def _specialise(site: CompileSite) -> Specialiser:

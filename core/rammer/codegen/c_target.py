@@ -21,8 +21,9 @@ class CTarget:
 
     ``functions``: scalar operation -> spelling where it differs from C99's float forms. ``load:float16`` and ``store:float16``
     are templates over pointer ``p``, index ``i`` and value ``v``. ``round:float16`` (a float32 that float16 holds), ``as_uint32``
-    and the other bit casts are templates over ``v``. ``div`` is for float32 alone. ``fma`` is the product and sum in one
-    rounding, for sums of products.
+    and the other bit casts are templates over ``v``. ``div`` is for float32 alone. Errors of
+    ``div:float16`` and the like may be small beside the rounding of float16. ``fma`` is the product and sum in one rounding, for
+    sums of products.
     """
 
     name: str

@@ -162,6 +162,8 @@ def apply_function(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
 
 
 def _apply_float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence[Val]) -> str:
+    if args[0].dtype == "float16" and not args[0].lanes and (half := target.functions.get(f"{fn}:float16")):
+        return f"{half}({', '.join(texts)})"
     if fn in INFIX:
         return f"({texts[0]} {INFIX[fn]} {texts[1]})"
     if fn == "div" and (kind != "float32" or fn not in target.functions):

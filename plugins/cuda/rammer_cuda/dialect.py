@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import STANDARD, helper_functions
 
@@ -31,6 +33,9 @@ _BITS = {
     "as_float64": "__longlong_as_double((long long)({v}))",
 }
 
+#: Functions whose errors are small beside the rounding of float16.
+_FAST = {"exp": "__expf", "div": "__fdividef"}
+
 #: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
 #: written an input, and read-only pointers would license the non-coherent load path.
 CUDA = CTarget(
@@ -47,9 +52,12 @@ CUDA = CTarget(
         "load:float16": "rm_load_f16({p} + {i})",
         "store:float16": "rm_store_f16({p} + {i}, {v})",
         "round:float16": "rm_round_f16({v})",
+        **{f"{fn}:float16": spelling for fn, spelling in _FAST.items()},
         **_BITS,
     },
     preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
     + helper_functions("__device__ __forceinline__", STANDARD, overloaded=False)
     + _HALF,
 )
+#: The same for float32 that is rounded to float16 in the end.
+ROUNDED = replace(CUDA, functions={**CUDA.functions, **_FAST})

@@ -23,7 +23,7 @@ from rammer.ir.expr import Expr, Load, Ref
 
 from rammer_cuda.attention.recognise import Attention, live_axes
 from rammer_cuda.device import device_source
-from rammer_cuda.dialect import CUDA
+from rammer_cuda.dialect import CUDA, ROUNDED
 from rammer_cuda.kernels.epilogue import write_epilogue
 from rammer_cuda.kernels.frame import Frame
 from rammer_cuda.kernels.task import TaskKernel
@@ -111,6 +111,13 @@ def attention_kernel(found: Attention, binding: Binding) -> TaskKernel:
         raise Unsuited(f"{problem} is read at a position other than its row") from problem
 
 
+def copied_together(o: Operand, column: Axis, wide: int) -> int:
+    """Return the elements of an operand that are copied at a time along ``column``: ``wide`` or one."""
+    others = [s for n, s in o.steps.items() if n != column.name]
+    whole = o.steps.get(column.name, 0) == 1 and o.aligned and o.constant % wide == 0 and all(s % wide == 0 for s in others)
+    return wide if whole and column.extent % wide == 0 else 1
+
+
 def ends_of(found: Attention) -> bool:
     """Return True if all reductions, including the sum over keys, stop at one length of the run."""
     stops = {(s.compute, s.axis): s.extent for s in found.operator.reduce_bounds}
@@ -129,6 +136,8 @@ class _Attention:
         device += device_source("attention_ended_f16" if block.half else "attention_ended_tf32x3") if self.ends else ""
         self.frame = Frame(found.operator, binding, maps, block.threads, shared=shared, dynamic=shared, device=device, resident=1)
         self.type = "unsigned short" if block.half else "float"
+        if block.half:
+            self.frame.unit.target = ROUNDED
         self.pointer = {a.tensor: f"p{k}" for k, a in enumerate(self.frame.arguments)}
         self.own = found.scores.name
         self.known: dict[Load, str] = {}
@@ -202,9 +211,7 @@ class _Attention:
         (axis, rows, limit), (column, columns, start), line = across, along, self.frame.line
         step, across_step = o.steps.get(column.name, 0), o.steps.get(axis, 0)
         wide = 16 // (2 if self.b.half else 4)
-        others = [s for n, s in o.steps.items() if n != column.name]
-        whole = step == 1 and o.aligned and o.constant % wide == 0 and all(s % wide == 0 for s in others)
-        vector = wide if whole and column.extent % wide == 0 else 1
+        vector = copied_together(o, column, wide)
         names = {x.name: f"o{d}" for d, x in enumerate(product.axes) if d != self.a.column and x.extent > 1}
         base = format_sum(weighted_terms(o.steps, names), o.constant)
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]

@@ -92,6 +92,7 @@ static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, 
 struct uint2 {{ unsigned x, y; }};
 static uint2 make_uint2(unsigned x, unsigned y) {{ return {{x, y}}; }}
 struct uint4 {{ unsigned x, y, z, w; }};
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {{ return {{x, y, z, w}}; }}
 static float __uint_as_float(unsigned bits) {{ float f; memcpy(&f, &bits, 4); return f; }}
 struct Place {{ int x; }};
 static Place blockDim;
@@ -128,6 +129,8 @@ static void rm_after() {
 }
 static int min(int a, int b) { return a < b ? a : b; }
 static int max(int a, int b) { return a > b ? a : b; }
+#define __expf(x) expf(x)
+static float __fdividef(float a, float b) { return a / b; }
 static float rm_load_f16(const unsigned short *p) {
   const int e = *p >> 10 & 31, m = *p & 1023;
   const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);

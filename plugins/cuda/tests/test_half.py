@@ -30,6 +30,7 @@ from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel
+from rammer_cuda.window.kernel import WINDOW, WORDS
 
 NONE: Mapping[str, tuple[int, ...]] = {}
 
@@ -129,6 +130,21 @@ CONVOLUTIONS: Mapping[str, tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]
     ),
 }
 
+#: A depthwise convolution and a pooling of channels-last images.
+WINDOWS: Mapping[str, tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]] = {
+    "depthwise": (
+        (
+            "p: f16[n:2, c:24, h:5, w:6] = sum[i:3, j:3] pad(x[n, c, h * 2 + i + -1, w * 2 + j + -1], 0.0) * w[c, 0, i, j]",
+            "y: f16[n:2, c:24, h:5, w:6] = p[n, c, h, w] / (exp(neg(p[n, c, h, w])) + 1.0)",
+        ),
+        {"x": (2, 24, 9, 11), "w": (24, 1, 3, 3)},
+    ),
+    "pooling": (
+        ("y: f16[n:2, c:16, h:5, w:5] = max[i:2, j:2] pad(x[n, c, h + i + -1, w + j], -inf)",),
+        {"x": (2, 16, 5, 6)},
+    ),
+}
+
 
 def written(binding: Binding, candidates: Iterable[ROperator]) -> Iterator[tuple[ROperator, TaskKernel]]:
     """Yield the candidates that have a kernel, with it."""
@@ -146,6 +162,13 @@ def operator_of(lines: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]] = 
     types = {n: TensorType("float16", shapes.get(n, (32, 32))) for n in operator.inputs} | {c.name: c.type for c in computes}
     storages = {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")}
     return operator, Binding(types, storages, frozenset(("w",)) & {*operator.inputs})
+
+
+def with_channels_last(operator: ROperator, binding: Binding) -> tuple[ROperator, Binding]:
+    """Return the operator on channels-last images; ``w`` is a constant."""
+    images = {n for n in (*operator.inputs, "y") if n != "w"}
+    last = {n: replace(binding.storages[n], strides=channels_last(binding.types[n].shape)) for n in images}
+    return operator, replace(binding, storages={**binding.storages, **last})
 
 
 @pytest.mark.slow
@@ -201,10 +224,7 @@ def test_matrices_times_vectors_agree_with_float64(name: str, rng: np.random.Gen
 @pytest.mark.parametrize("name", list(CONVOLUTIONS))
 def test_channels_last_convolutions_agree_with_float64(name: str, halo: int, rng: np.random.Generator) -> None:
     """Check rings with and without a halo, with tiles that do not divide the result; results are stored four at a time."""
-    operator, binding = operator_of(*CONVOLUTIONS[name])
-    images = {n for n in (*operator.inputs, "y") if n != "w"}
-    last = {n: replace(binding.storages[n], strides=channels_last(binding.types[n].shape)) for n in images}
-    binding = replace(binding, storages={**binding.storages, **last})
+    operator, binding = with_channels_last(*operator_of(*CONVOLUTIONS[name]))
     values = {n: rng.standard_normal(binding.types[n].shape).astype(np.float16) for n in operator.inputs}
     want = run_graph(ComputeGraph("g", tuple(values), ("y",), operator.computes, binding.types), values, precise=True)["y"]
     tiled = (o for f in PRODUCTS for o in (c.operator for c in f.candidates(operator, binding, TARGETS["sm_90a"])))
@@ -218,3 +238,23 @@ def test_channels_last_convolutions_agree_with_float64(name: str, halo: int, rng
         have = run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), chosen.task_count), values)["y"]
         assert np.abs(have.astype(np.float64) - want).max() <= 2.0**-10 * np.abs(want).max(), chosen.head()
         assert "four columns" in kernel.body or chosen.tile[1] % 4, chosen.head()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not here")
+@pytest.mark.parametrize("deep", [2, 4, 8])
+@pytest.mark.parametrize("name", list(WINDOWS))
+def test_channels_of_windows_are_words(name: str, deep: int, rng: np.random.Generator) -> None:
+    """Check windows whose threads load and store several channels at once, beside padding."""
+    operator, binding = with_channels_last(*operator_of(*WINDOWS[name]))
+    values = {n: rng.standard_normal(binding.types[n].shape).astype(np.float16) for n in operator.inputs}
+    want = run_graph(ComputeGraph("g", tuple(values), ("y",), operator.computes, binding.types), values, precise=True)["y"]
+    tiled = (c.operator for c in WINDOW.candidates(operator, binding, TARGETS["sm_90a"]))
+    found = [(o, k) for o, k in written(binding, tiled) if dict(o.config).get("deep", 1) == deep]
+    for place in some(rng.choice(len(found), min(3, len(found)), replace=False)):
+        chosen, kernel = found[int(place)]
+        have = run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), chosen.task_count), values)["y"]
+        assert np.abs(have.astype(np.float64) - want).max() <= 2.0**-9 * np.abs(want).max(), chosen.head()
+        assert kernel.body.count(f"*({WORDS[deep].kind} *)") == kernel.body.count("= rm_two_halves") + kernel.body.count(
+            "= make_"
+        )

@@ -2,6 +2,7 @@
 
 A thread keeps in registers every input that its ``high x wide`` outputs share. A 5 by 5 window thus loads 40 elements for a
 column of 4 outputs instead of 100. Neighbouring threads have neighbouring outputs: columns, or channels of a channels-last image.
+There a thread may have ``deep`` channels of float16, which it loads and stores as words.
 Weights are loaded before the kernel waits for others. The core's emitter writes all expressions, including the following maps.
 """
 
@@ -27,6 +28,10 @@ from rammer.ir.operator import ROperator
 Code = TypeVar("Code")
 #: Threads that are scheduled together.
 WARP = 32
+#: The most channels of a thread.
+DEEPEST = 8
+#: Elements of float16 that a thread loads at a time, beside those of one line of a warp.
+WORD_LINE = 2.0
 #: Maximum values of one window that are unrolled, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640
 #: Strips (outputs along the last two axes) and outputs of a task that are tried, and the maximum threads of its block.
@@ -41,7 +46,7 @@ AHEAD = 64
 class Window:
     """A short reduction with maps over its shape. ``high`` and ``wide`` are the positions of the axes that a strip runs along;
     ``high`` is None if only one slides. ``order`` has the axes as the result is stored, the innermost last; it is () if that is
-    their own order."""
+    their own order. ``deep`` is the most channels of a thread."""
 
     operator: ROperator
     main: Compute
@@ -49,6 +54,7 @@ class Window:
     high: int | None
     wide: int
     order: tuple[int, ...] = ()
+    deep: int = 1
 
     @property
     def taps(self) -> int:
@@ -79,7 +85,20 @@ def window_of(operator: ROperator, binding: Binding) -> Window:
     if not sliding:
         raise Unsuited("no axis slides")
     order = _stored_order(main, binding.storages[operator.outputs[-1]].strides)
-    return Window(operator, main, after, sliding[-2] if len(sliding) > 1 else None, sliding[-1], order)
+    found = Window(operator, main, after, sliding[-2] if len(sliding) > 1 else None, sliding[-1], order)
+    return replace(found, deep=_most_channels(found, binding))
+
+
+def _most_channels(w: Window, binding: Binding) -> int:
+    """Return the most neighbouring channels of float16 that are aligned words in the result and all inputs but constants."""
+    if not w.order or w.order[-1] in (w.high, w.wide):
+        return 1
+    tensors = [n for n in (*w.operator.inputs, *w.operator.outputs) if n not in binding.constants]
+    if any(binding.types[n].dtype != "float16" for n in tensors):
+        return 1
+    steps = [x for n in tensors for x in binding.storages[n].strides if x != 1]
+    offsets = [binding.storages[n].offset for n in (*w.operator.inputs, *w.operator.outputs)]
+    return math.gcd(DEEPEST, w.main.shape[w.order[-1]], *steps, *offsets)
 
 
 def _stored_order(main: Compute, strides: Sequence[int]) -> tuple[int, ...]:
@@ -98,9 +117,9 @@ def _is_sliding_axis(main: Compute, axis: str) -> bool:
 def strips_of(w: Window) -> Strips:
     """Return the strips of a tiled operator, one per thread."""
     config, size = dict(w.operator.config), [1] * len(w.main.axes)
-    for d, name in ((w.high, "high"), (w.wide, "wide")):
-        if d is not None:
-            size[d] = config.get(name, 1)
+    for d, name in ((w.high, "high"), (w.wide, "wide"), (w.order[-1] if w.order else None, "deep")):
+        if d is not None and name in config:
+            size[d] = config[name]
     return Strips(w.operator, tuple(size), w.order)
 
 
@@ -137,18 +156,26 @@ class WindowWriter(Generic[Code]):
         ahead = f.constants(loads)
         f.line("// All that its windows read; constants before the wait for earlier kernels.")
         if early:
-            if len(ahead) <= AHEAD:
-                preload_elements(f.block, ahead)
+            if len(ahead) <= AHEAD * dict(self.w.operator.config).get("deep", 1):
+                self.preload(ahead)
             f.line("rm_after();")
-        preload_elements(f.block, loads)
+        self.preload(loads)
         f.line("// Windows, maps and stores.")
         f.block.reduce_at([(main, points)])
         for point in points:
             tests = " && ".join((*inside, *self.strips.own(f, point)))
             for name in self.w.operator.outputs:
-                value = f.block.unrounded(Load(name, point))
-                with f.block.nest(f"if ({tests})" if tests else "") as scope:
-                    scope.store(f.places[name], point, value, ())
+                self.store(name, point, tests)
+
+    def preload(self, loads: Sequence[Load]) -> None:
+        """Load elements into variables."""
+        preload_elements(self.frame.block, loads)
+
+    def store(self, name: str, point: tuple[Expr, ...], tests: str) -> None:
+        """Write the store of one output under ``tests``."""
+        value = self.frame.block.unrounded(Load(name, point))
+        with self.frame.block.nest(f"if ({tests})" if tests else "") as scope:
+            scope.store(self.frame.places[name], point, value, ())
 
     def _output_loads(self, point: tuple[Expr, ...]) -> Iterator[Load]:
         main, inlined = self.w.main, self.frame.unit.inlined
@@ -173,11 +200,11 @@ def thread_count(w: Window) -> int:
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
-def window_tilings(w: Window, unit: Processor) -> Iterator[Window]:
-    """Yield every strip in tiles of every size."""
-    for high, wide in STRIPS:
-        config = (("high", high), ("wide", wide))
-        for tile in sorted({_tile_shape(w, high, wide, size) for size in SIZES}):
+def window_tilings(w: Window, unit: Processor, deeps: Sequence[int] = (1,)) -> Iterator[Window]:
+    """Yield every strip in tiles of every size; ``deeps`` are the numbers of channels of a thread."""
+    for (high, wide), deep in itertools.product(STRIPS, [n for n in deeps if w.deep % n == 0]):
+        config = (("high", high), ("wide", wide), *([("deep", deep)] * (deep > 1)))
+        for tile in sorted({_tile_shape(w, high, wide, deep, size) for size in SIZES}):
             here = replace(w, operator=replace(w.operator, tile=tile, family="window", config=config))
             if (w.high is not None or high == 1) and _is_supported(here):
                 yield here
@@ -188,13 +215,15 @@ def _is_supported(w: Window) -> bool:
     return strips.fits and strips.each * w.taps <= MOST_WRITTEN and strips.count <= 4 * MOST_THREADS
 
 
-def _tile_shape(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
+def _tile_shape(w: Window, high: int, wide: int, deep: int, size: int) -> tuple[int, ...]:
     """Return a contiguous tile of about ``size`` outputs in whole strips."""
     strips = {w.wide: wide, w.high: high}
+    if deep > 1:
+        strips[w.order[-1]] = deep
     if not w.order:
         return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
     grid = [-(-w.main.shape[d] // strips.get(d, 1)) for d in w.order]
-    found = dict(zip(w.order, contiguous_tile(grid, -(-size // (high * wide))), strict=True))
+    found = dict(zip(w.order, contiguous_tile(grid, -(-size // (high * wide * deep))), strict=True))
     return tuple(min(extent, found[d] * strips.get(d, 1)) for d, extent in enumerate(w.main.shape))
 
 
@@ -202,8 +231,9 @@ def window_seconds(w: Window, binding: Binding, unit: Processor) -> float:
     """Return the predicted seconds of all tasks, without the launch."""
     operator = w.operator
     strips, clock = strips_of(w), unit.model_clock
-    threads = thread_count(w)
-    loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
+    threads, deep = thread_count(w), dict(operator.config).get("deep", 1)
+    lines = deep if deep == 1 else deep / WORD_LINE
+    loads, values = _distinct_loads(w.main, strips.sizes) / deep * lines, strips.each * w.taps
     after = sum(ex.count_flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)
     rounds = -(-strips.count // threads)
     busy = rounds * threads / WARP * -(-operator.task_count // unit.sms) / 4

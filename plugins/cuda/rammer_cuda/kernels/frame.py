@@ -174,14 +174,16 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
             block.line(block.combine(c, total.text, other))
 
 
-def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
-    """Combine ``total``, which all threads of a block have, over the blocks of its cluster in rank order."""
+def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0, side: int = 1) -> None:
+    """Combine ``total`` over the blocks of a cluster in rank order. All threads of a block have it, or one for each of ``side``
+    rows, ``local``."""
     block, kind, shared = frame.block, spell_type(CUDA, total.cdtype), f"whole{number}"
-    frame.shared += 8
-    block.line(f"__shared__ {kind} {shared};")
-    block.line(f"if (tid == 0) {shared} = {total.text};")
+    frame.shared += 8 * side
+    own = "local" if side > 1 else "0"
+    block.line(f"__shared__ {kind} {shared}[{side}];")
+    block.line(f"if (tid < {side}) {shared}[{own}] = {total.text};")
     block.line("rm_cluster_meet();")
-    block.line(f"{total.text} = rm_peer_value(&{shared}, 0);")
+    block.line(f"{total.text} = rm_peer_value({shared} + {own}, 0);")
     with frame.scope(f"for (int r = 1; r < {frame.blocks}; ++r)", "#pragma unroll"):
-        block.line(f"const {kind} other = rm_peer_value(&{shared}, r);")
+        block.line(f"const {kind} other = rm_peer_value({shared} + {own}, r);")
         block.line(block.combine(c, total.text, Val("other", total.cdtype, atom=True)))

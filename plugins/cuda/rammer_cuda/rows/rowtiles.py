@@ -33,12 +33,13 @@ def enumerate_tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
             for tile in sorted({tile_of(form, max(least, threads // lanes), unit) for threads in BLOCKS}):
                 config = (("lanes", lanes), ("vector", vector), *([("blocks", blocks)] * (blocks > 1)))
                 yield placed.tiled(_with_tile(form.operator, tile, config))
-    for lanes, side in product(LANES[1:], SIDES if unit > 1 and form.reductions else ()):
-        fits = -(-form.length // lanes) <= MOST_ELEMENTS and lanes < 2 * form.length
+    for lanes, side, blocks in product(
+        LANES[1:], SIDES if unit > 1 and form.reductions else (), CLUSTERS if gpu.clusters else (1,)
+    ):
+        fits = -(-form.length // (lanes * blocks)) <= MOST_ELEMENTS and lanes * blocks < 2 * form.length
         if fits and WARP <= lanes * side <= MOST_THREADS:
-            yield placed.tiled(
-                _with_tile(form.operator, tile_of(form, side, min(unit, side)), (("lanes", lanes), ("side", side)))
-            )
+            config = (("lanes", lanes), ("side", side), *([("blocks", blocks)] * (blocks > 1)))
+            yield placed.tiled(_with_tile(form.operator, tile_of(form, side, min(unit, side)), config))
 
 
 def _with_tile(operator: ROperator, tile: tuple[int, ...], config: tuple[tuple[str, int], ...]) -> ROperator:

@@ -86,9 +86,9 @@ class RowwiseKernel:
             raise Unsuited(f"tile {operator.tile} of {shape.threads} threads")
         if shape.chunks * shape.vector > MOST_ELEMENTS or form.length % shape.vector or shape.lanes & (shape.lanes - 1):
             raise Unsuited(f"{shape.chunks} x {shape.vector} elements a thread for rows of {form.length}")
-        if shape.blocks not in CLUSTERS or (shape.blocks > 1 and (shape.rows > 1 or not form.reductions)):
+        if shape.blocks not in CLUSTERS or (shape.blocks > 1 and ((shape.rows > 1 and not shape.side) or not form.reductions)):
             raise Unsuited(f"{shape.blocks} blocks for {shape.rows} rows")
-        if shape.side and (shape.side not in SIDES or shape.blocks * shape.vector > 1 or not shape.sided):
+        if shape.side and (shape.side not in SIDES or shape.vector > 1 or not shape.sided):
             raise Unsuited(f"{shape.lanes} lanes for {shape.rows} of {shape.side} rows side by side")
         self.joined = placed.joined
         # Reductions are not inlined: if one is not yet known at a point, the emitter reports a missing tensor.
@@ -125,7 +125,7 @@ class RowwiseKernel:
         rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
         self.deep = self._reduction_bound()
         if s.side:
-            f.line(f"const int lane = tid / {s.side}, local = tid % {s.side};")
+            f.line(f"const int lane = tid / {s.side}{rank}, local = tid % {s.side};")
         else:
             f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
@@ -265,7 +265,7 @@ class RowwiseKernel:
         else:
             join_lanes(self.frame, c, [total], self.s.lanes, number)
         if self.s.blocks > 1:
-            join_blocks(self.frame, c, total, number)
+            join_blocks(self.frame, c, total, number, self.s.side or 1)
         row = tuple(self.form.reduced(c, self.rows, self.elements[0][0])[a.name] for a in c.axes)
         self.block.memo[Load(c.name, row)] = total
 

@@ -124,7 +124,7 @@ class HostSearch(Search):
         if not super().possible(tiled, subject):
             return False
         kernel = task_kernel(tiled, subject.binding)
-        return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text
+        return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and ("bulk" not in kernel.text or "wgmma" in kernel.text)
 
     def check(self, tiled: ROperator, trial: Trial) -> str:
         return problem_of(task_kernel(tiled, trial.subject.binding), tiled, trial)

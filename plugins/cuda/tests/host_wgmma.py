@@ -29,6 +29,7 @@ _HOST = """
 struct int4 { int x, y, z, w; };
 static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 #define RM_WGMMA
+#define RM_CHAIN
 #define RM_PIN_I32
 #define __forceinline__ inline
 static char rm_arena[232448] __attribute__((aligned(1024)));
@@ -52,11 +53,18 @@ template <class T> static void rm_copy16(T *to, const T *from, bool valid, unsig
   if (valid) rm_copy(to, from, true, 16); else memset(to, (int)(fill & 255), 16);
 }
 static void rm_commit() { rm_copies().emplace_back(); }
+// Copies that signal a barrier: at once, or when their thread waits or has no more of them.
+RM_OWN(std::vector<std::function<void()>>, rm_signals)
+static void rm_flush() {
+  for (auto &copy : rm_signals()) copy();
+  rm_signals().clear();
+}
 template <int N> static void rm_arrived() {
   while ((int)rm_copies().size() - 1 > N) {
     for (auto &copy : rm_copies().front()) copy();
     rm_copies().erase(rm_copies().begin());
   }
+  if (!N) rm_flush();
 }
 
 // mbarrier: a wait for a parity passes once the phase of that parity is complete. Named barriers count threads. Both order what
@@ -68,7 +76,18 @@ static void rm_barrier_init(unsigned at, int count) { rm_phases[at / 8].expected
 static void rm_barriers_made() {}
 static void rm_copies_to_async() {}
 static void rm_barrier_arrive(unsigned at) { rm_phases[at / 8].arrived.fetch_add(1, std::memory_order_acq_rel); }
+static void rm_signal(std::function<void()> copy) { if (LATE_COPIES) rm_signals().push_back(copy); else copy(); }
+static void rm_copies_arrive(unsigned at) {
+  for (auto &copy : rm_copies().back()) rm_signals().push_back(copy);
+  rm_copies().back().clear();
+  rm_signal([=] { rm_barrier_arrive(at); });
+}
+static void rm_bulk(unsigned to, const float *from, int bytes, unsigned at) {
+  if (to % 16 || (size_t)from % 16 || bytes % 16) rm_stuck = true;
+  rm_signal([=] { memcpy(rm_arena + to, from, bytes); rm_barrier_arrive(at); });
+}
 static void rm_barrier_wait(unsigned at, int parity) {
+  rm_flush();
   const Phases &p = rm_phases[at / 8];
   rm_until([&] { return (p.arrived.load(std::memory_order_acquire) / p.expected & 1) != parity; });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 
@@ -43,11 +44,9 @@ def edited(text: str, old: str, new: str, last: bool = False) -> str:
 
 
 def too_early(text: str) -> str:
-    """Return the text in which the operand that is not constant is fetched first and awaited afterwards."""
-    wait = "rm_after();\n"
-    first = text.index("#pragma unroll", text.index(wait))
-    loop = text.index("#pragma unroll 1", first + 1)
-    return text[: text.index(wait)] + text[first:loop] + wait + text[loop:]
+    """Return the text in which the operand that is not constant is fetched before the wait."""
+    wait, last = r"rm_after\(\);\n", r"(rm_copies_arrive\(full \+ 8 \* slot\);\s*}\n)"
+    return re.sub(last, r"\1rm_after();\n", re.sub(wait, "", text, count=1))
 
 
 #: Case, family and config of a kernel, and a flag that requires a partial last tile.

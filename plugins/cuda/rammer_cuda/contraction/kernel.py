@@ -13,7 +13,7 @@ one warpgroup multiplies while another converts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -161,8 +161,16 @@ class Producers:
         self.whole = s.bk * self.matrix.pitch
         self.readable = kernel.depth.halos * s.bk * self.halo.pitch if self.halo else s.stages * s.bk * self.read.pitch
         elements = self.readable + self.i.parts * s.stages * self.whole
+        #: Operands of float16 that one thread copies a block at a time.
+        self.bulk = [x for x in (self.matrix, self.read) if self.direct and x.packing is not None and not x.common]
+        self.device += device_source("bulk_copy") if self.bulk else ""
         self.barriers = max(self.read.staging.item * elements, 4 * s.bm * kernel.line)
         self.dynamic = self.barriers + 16 * (s.stages + 2)
+
+    @property
+    def direct(self) -> bool:
+        """Return True if copies signal their barrier themselves, since nothing prepares the copied data."""
+        return self.i.dtype == "float16"
 
     @property
     def turned(self) -> tuple[bool, bool]:
@@ -186,7 +194,8 @@ class Producers:
         with text.block("if (tid == 0)"):
             for count, full, empty in ((s.stages, "full", "empty"), (2, "halo_full", "halo_empty")):
                 with text.block(f"for (int i = 0; i < {count}; ++i)"):
-                    text.line(f"rm_barrier_init({full} + 8 * i, {THREADS}); rm_barrier_init({empty} + 8 * i, {s.works // 32});")
+                    arrivals = f"{THREADS + len(self.bulk)}); rm_barrier_init({empty} + 8 * i, {s.works // 32}"
+                    text.line(f"rm_barrier_init({full} + 8 * i, {arrivals});")
             text.line("rm_barriers_made();")
         text.line("__syncthreads();")
         if self.k.prologue:
@@ -205,7 +214,10 @@ class Producers:
                 m.setup(text)
                 (self.halo or self.read).setup(text)
                 self._write_operand_copies()
-                if m.packing is None:  # float16: earlier kernels write both operands
+                if self.direct:
+                    self._copy_ahead()
+                    return
+                if m.packing is None:  # bytes: earlier kernels write both operands
                     text.line("rm_after();")
                 text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
                 text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
@@ -220,6 +232,23 @@ class Producers:
                     with text.block(f"if (i >= {between})"):
                         self._complete_copy(between)
             text.line("rm_after();")
+
+    def _copy_ahead(self) -> None:
+        """Write the copies of this warpgroup's blocks into empty buffers: constants, then what kernels before this one write."""
+        s, text, n = self.s, self.text, self.s.producers
+        early, late = ([x for x in (self.matrix, self.read) if (x in self.bulk) is first] for first in (True, False))
+        constants = "".join(f" {x.name}fetch(begin + i, i);" for x in early)
+        if early:
+            text.line("#pragma unroll 1")
+            text.line(f"for (int i = producer; i < {s.stages} && begin + i < end; i += {n}) {{{constants} }}")
+        text.all(["rm_after();", "#pragma unroll 1"])
+        with text.block(f"for (int i = producer; begin + i < end; i += {n})"):
+            text.line(f"const int kb = begin + i, slot = i % {s.stages};")
+            with text.block(f"if (i >= {s.stages})"):
+                text.line(f"rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
+                text.all(f"{x.name}fetch(kb, slot);" for x in early)
+            text.all(f"{x.name}fetch(kb, slot);" for x in late)
+            text.line("rm_copies_arrive(full + 8 * slot);")
 
     def _copy(self, between: int) -> None:
         """Write the copy of block ``i`` of this warpgroup once its buffer is empty."""
@@ -268,7 +297,7 @@ class Producers:
         """Write the copies of both operands, and the maps before the contraction on the copied data."""
         m, halo, k = self.matrix, self.halo, self.k
         if halo is None:
-            k.fetches()
+            k.fetches(self.bulk)
             return
         size, n = self.s.bk * halo.pitch, self.read.name
         head = [f"float *const {n}s = {n}shared + slot * {size};", f"const int c0 = block * {self.s.bk};"]
@@ -295,7 +324,7 @@ class Producers:
 
     def complete(self) -> list[str]:
         """Return the wait until a block is in shared memory."""
-        return [f"rm_barrier_wait(full + 8 * slot, i / {self.s.stages} & 1);"]
+        return [f"rm_barrier_wait(full + 8 * slot, i / {self.s.stages} & 1);", *["rm_copies_to_async();"] * self.direct]
 
     def release(self) -> str:
         """Return the release of the previous block's buffer, whose products are complete."""
@@ -417,11 +446,23 @@ class Contraction:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
             self.prologue.copy(self.text, pointers, thread, threads)
 
-    def fetches(self) -> None:
-        """Write the functions of both operands, for block ``kb`` of products."""
+    def fetches(self, bulk: Sequence[Staged] = ()) -> None:
+        """Write the functions of both operands, for block ``kb`` of products; one thread copies those in ``bulk``."""
         for stage in (self.a, self.b):
-            buffer = f"{stage.staging.ctype} *const {stage.name}s = {stage.name}shared + slot * {stage.size};"
-            self.functions(stage, "kb", [buffer, *stage.block_start()])
+            n = stage.name
+            buffer = f"{stage.staging.ctype} *const {n}s = {n}shared + slot * {stage.size};"
+            if stage not in bulk:
+                self.functions(stage, "kb", [buffer, *stage.block_start()])
+                continue
+            with self.text.block(f"auto {n}fetch = [&](int kb, int slot)", "};"):
+                to, bytes_ = (
+                    f"(unsigned)__cvta_generic_to_shared({n}shared + slot * {stage.size})",
+                    stage.size * stage.staging.item,
+                )
+                self.text.line(
+                    f"const float *const from = (const float *)({n}p + (size_t){self.depth.stored('kb')} * {stage.size});"
+                )
+                self.text.line(f"if (tid == 0) rm_bulk({to}, from, {bytes_}, full + 8 * slot);")
 
     def functions(self, stage: Staged | InputHalo, number: str, head: list[str]) -> None:
         """Write a function that copies block ``number`` into buffer ``slot``. For the operand with maps before the contraction,

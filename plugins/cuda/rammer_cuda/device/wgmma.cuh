@@ -51,6 +51,10 @@ __device__ __forceinline__ void rm_barriers_made() {
 __device__ __forceinline__ void rm_barrier_arrive(unsigned at) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
 }
+// What this thread has copied so far arrives by itself.
+__device__ __forceinline__ void rm_copies_arrive(unsigned at) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
+}
 __device__ __forceinline__ void rm_barrier_wait(unsigned at, int parity) {
   asm volatile("{ .reg .pred done;\n"
     "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"

@@ -78,7 +78,13 @@ class Quads(Epilogue):
         return all(self._is_same_element(k) or self._in_words(self.loads[0][k]) for k in self.late)
 
     def _in_words(self, load: Load) -> bool:
-        return load.fill is None and load.indices == self.points[0] and self._is_word_column(load.tensor)
+        """Return True if the load reads the four columns, or those a number of words further on."""
+        shift = integer(0)
+        if len(load.indices) > self.column and (form := ex.affine_form(load.indices[self.column])) is not None:
+            shift = integer(form[1] - form[1] % WIDE)
+        own = canonicalise_sum(ex.make_add(self.points[0][self.column], shift))
+        wanted = (*self.points[0][: self.column], own, *self.points[0][self.column + 1 :])
+        return load.fill is None and load.indices == wanted and self._is_word_column(load.tensor)
 
     def _is_word_column(self, tensor: str) -> bool:
         """Return True if four neighbouring columns of ``tensor`` are one aligned word."""

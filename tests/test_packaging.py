@@ -123,9 +123,9 @@ def install(home: Path, *what: Path | str) -> None:
 
 
 def files_of(wheel: Path) -> set[str]:
-    """Return the files of a wheel except its metadata and its man page."""
+    """Return the files of a wheel except its metadata."""
     with zipfile.ZipFile(wheel) as archive:
-        return {n for n in archive.namelist() if ".dist-info/" not in n and not n.endswith(".data/data/share/man/man1/rammer.1")}
+        return {n for n in archive.namelist() if ".dist-info/" not in n}
 
 
 def metadata_of(wheel: Path) -> str:

@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import numpy as np
 import onnx
 import pytest
@@ -18,7 +16,6 @@ from command import Command
 from onnx import TensorProto, helper, numpy_helper
 
 from rammer.cli.group import COMMANDS
-from rammer.cli.main import cli
 from rammer.device.loader import Registry
 from rammer.report.stage_text import STAGES
 from rammer.version import __version__
@@ -35,47 +32,6 @@ def test_every_help_page_has_an_example(rammer: Command, words: list[str]) -> No
     example = re.search(r"Example: rammer ([\w-]+)", done.out)
     assert example is not None
     assert example.group(1) == (words[0] if words else "run")
-
-
-def leaves(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield every command with its words."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        found = group.get_command(context, name)
-        assert found is not None
-        if isinstance(found, click.Group):
-            yield from leaves(found, (*words, name))
-        else:
-            yield (*words, name), found
-
-
-def test_every_command_prints_json() -> None:
-    commands = dict(leaves(cli))
-    assert len(commands) > 12
-    assert [words for words, found in commands.items() if not any("--json" in p.opts for p in found.params)] == []
-
-
-def test_commands_that_write_print_json(rammer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the records of commands that write files or print a text."""
-    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
-    onnx.save(
-        onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 21]> m (float[2] x) => (float[2] y) { y = Relu(x) }'),
-        tmp_path / "m.onnx",
-    )
-    done = json.loads(rammer("plugins", "new", "zork", "--into", tmp_path, "--json").out)
-    assert all((Path(done["folder"]) / name).is_file() for name in some(done["files"]))
-    done = json.loads(rammer("report", tmp_path / "m.onnx", "--device", "toy", "-o", tmp_path / "m.html", "--json").out)
-    assert done == {"file": str(tmp_path / "m.html"), "bytes": (tmp_path / "m.html").stat().st_size, "missing": []}
-    done = json.loads(rammer("inspect", tmp_path / "m.onnx", "--device", "toy", "--stage", "graph", "--json").out)
-    assert done["stage"] == "graph" and "y = Relu(x)" in done["text"] and done["files"] == []
-    done = json.loads(rammer("inspect", tmp_path / "m.onnx", "--device", "toy", "-o", tmp_path / "m.txt", "--json").out)
-    assert done == {"stage": "program", "files": [str(tmp_path / "m.txt")]} and (tmp_path / "m.txt").read_text()
-    assert rammer("run", tmp_path / "m.onnx", "--device", "toy").code == 0
-    done = json.loads(rammer("cache", "export", "-o", tmp_path / "c.tar", "--json").out)
-    assert done["file"] == str(tmp_path / "c.tar") and sum(done["exported"].values()) > 0
-    assert json.loads(rammer("cache", "clear", "--json").out)["removed"].keys() >= done["exported"].keys()
-    again = json.loads(rammer("cache", "import", tmp_path / "c.tar", "--json").out)
-    assert {**again["imported"], **again["skipped"]}.keys() == done["exported"].keys()
 
 
 def test_version_and_unknown_commands(rammer: Command) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 import threading
 import urllib.error
@@ -115,14 +113,6 @@ def test_mlserver_batches_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/examples")  # MLServer imports the runtime by its name
     sizes = importlib.import_module("mlserver_runtime").main(requests=48)
     assert sum(sizes) == 48 and len(sizes) < 48, "no two requests shared a run"
-
-
-def test_ray_serve_batches_requests() -> None:
-    pytest.importorskip("ray.serve")
-    words = [sys.executable, str(ROOT / "docs/examples/ray_serve.py")]  # Ray's processes end with it
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
-    found = re.search(r"48 requests in runs of up to (\d+) rows", done.stdout)
-    assert found is not None and int(found[1]) > 1, "no two requests shared a run"
 
 
 def test_devices_agree() -> None:

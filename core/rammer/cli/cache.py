@@ -16,7 +16,6 @@ from rammer.cache.cache_location import cache_folder
 from rammer.cache.cache_transfer import export_cache, import_cache
 from rammer.cache.disk_cache import KIND, Entry, clear_cache, list_entries, old_files, size_bound
 from rammer.cli.files import InputPath, OutputPath, write_file
-from rammer.cli.options import json_option, print_result
 from rammer.errors import BadInput
 from rammer.report.text_table import format_size, plain_table
 
@@ -38,7 +37,7 @@ def command() -> None:
 
 
 @command.command()
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(as_json: bool) -> None:
     """Show the cache folder, its size bound, and the entries of each kind.
 
@@ -65,45 +64,41 @@ def info(as_json: bool) -> None:
 @command.command(name="export")
 @click.option("-o", "output", type=OutputPath(), required=True, metavar="FILE", help="Write this tar file.")
 @click.argument("kind", nargs=-1, callback=_check_kinds)
-@json_option
-def export_command(output: Path, kind: tuple[str, ...], as_json: bool) -> None:
+def export_command(output: Path, kind: tuple[str, ...]) -> None:
     """Write the entries of all kinds, or of each KIND, to a tar file for another machine.
 
     Example: rammer cache export -o cache.tar programs constants
     """
     counts = Counter[str]()
     write_file(output, lambda target: counts.update(export_cache(cache_folder(), target, kind)))
-    print_result(as_json, {"file": str(output), "exported": counts}, f"exported {_format_counts(counts)}")
+    click.echo(f"exported {_format_counts(counts)}")
 
 
 @command.command(name="import")
 @click.argument("file", type=InputPath())
 @click.option("--trust-code", is_flag=True, help="Also import machine code, which runs without further checks.")
-@json_option
-def import_command(file: Path, trust_code: bool, as_json: bool) -> None:
+def import_command(file: Path, trust_code: bool) -> None:
     """Read the entries in FILE, written by ``rammer cache export``.
 
     Example: rammer cache import cache.tar
     """
     with _report_errors(f"cannot import {file}"):
         imported, skipped = import_cache(cache_folder(), file, trust_code)
-    text = f"imported {_format_counts(imported)}"
+    click.echo(f"imported {_format_counts(imported)}")
     if skipped:
-        text += f"\nskipped {_format_counts(skipped)}: they are machine code, which --trust-code imports, or of another machine"
-    print_result(as_json, {"imported": imported, "skipped": skipped}, text)
+        click.echo(f"skipped {_format_counts(skipped)}: they are machine code, which --trust-code imports, or of another machine")
 
 
 @command.command()
 @click.argument("kind", default="", callback=_check_kinds)
-@json_option
-def clear(kind: str, as_json: bool) -> None:
+def clear(kind: str) -> None:
     """Remove all entries, or those of one KIND, and files of older versions and of interrupted commands.
 
     Example: rammer cache clear
     """
     with _report_errors("cannot clear the cache"):
         counts = clear_cache(cache_folder(), kind)
-    print_result(as_json, {"removed": counts}, f"removed {_format_counts(counts)}")
+    click.echo(f"removed {_format_counts(counts)}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath
-from rammer.cli.options import InputChoice, Tolerance, compile_options, device_flag, input_options, json_option, tolerance_options
+from rammer.cli.options import InputChoice, Tolerance, compile_options, device_flag, input_options, tolerance_options
 from rammer.commands import gather_options
 from rammer.compile_options import Request
 from rammer.errors import Mismatch
@@ -52,7 +52,7 @@ class Shown:
     metavar="REFERENCE",
     help="onnxruntime, reference (ONNX's own, in Python) or F.npz; for a compiled file also its model F.onnx, by onnxruntime.",
 )
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @compile_options
 @input_options
 @tolerance_options

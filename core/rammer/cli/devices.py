@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import click
 
-from rammer.cli.options import json_option
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.device.plugin_output import stdout_to_stderr
 from rammer.distributed.joining import launched_processes
@@ -25,7 +24,7 @@ from rammer.report.text_table import format_duration, format_size, plain_table
 
 
 @click.command()
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-test", is_flag=True, help="Skip the self-test.")
 def command(as_json: bool, no_test: bool) -> None:
     """List devices with their state, the links between them with their speed, and all transports.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, OutputPath, note_source, write_file, write_text, write_texts
 from rammer.cli.joining import partition_options
-from rammer.cli.options import InputChoice, compile_options, device_flag, json_option, parse_shapes, print_result, target_option
+from rammer.cli.options import InputChoice, compile_options, device_flag, parse_shapes, target_option
 from rammer.commands import gather_options
 from rammer.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
@@ -41,15 +40,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Printed:
-    """The stage to print, as JSON or as a text, and the folder and the file to write to. For several devices also the goal of the
-    partition, and a file with a manual partition."""
+    """The stage to print, and the folder and the file to write to. For several devices also the goal of the partition, and a file
+    with a manual partition."""
 
     stage: str
     dump: Path | None = None
     output: Path | None = None
     goal: str = GOALS[0]
     place: Path | None = None
-    as_json: bool = False
 
 
 @click.command()
@@ -64,8 +62,7 @@ class Printed:
 @click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")
 @click.option("-o", "output", type=OutputPath(), help="Write the text to this file; with --stage graph, F.onnx: an ONNX model.")
 @partition_options
-@json_option
-@gather_options("printed", Printed, "stage", "dump", "output", "goal", "place", "as_json")
+@gather_options("printed", Printed, "stage", "dump", "output", "goal", "place")
 @compile_options
 @target_option
 def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...], request: Request) -> None:
@@ -79,8 +76,7 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         raise BadInput(f"stage {printed.stage} is a text, not an ONNX model", "-o", "add --stage graph, or name another file")
     with show_progress(model.name) as sink:
         if names := resolve_devices(device, options=request.device_options):
-            text = _inspect_distributed(model, names, printed, (shapes, request), sink)
-            print_result(printed.as_json, {"stage": printed.stage, "text": text}, text.removesuffix("\n"))
+            click.echo(_inspect_distributed(model, names, printed, (shapes, request), sink), nl=False)
             return
         exe, given = open_model(model, device, request, sink), parse_shapes(shapes)
         if exe.source.known is None:
@@ -99,27 +95,21 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))
         symbols = ", ".join(f"{tensor} is {dim}" for dim, tensor in compiled.ranged.lengths.items())
         heading = f"# {symbols}: {describe_scope(exe.lengths, spans)}\n"
-    files, text = list[Path](), heading + ("" if as_model else STAGES[printed.stage](compiled, exe.backend.vdevice))
-    if printed.output is not None:
-        files.append(printed.output)
-        if as_model:
-            from rammer.report.onnx_export import to_onnx
+    if printed.output is None:
+        click.echo(heading + STAGES[printed.stage](compiled, exe.backend.vdevice))
+    elif as_model:
+        from rammer.report.onnx_export import to_onnx
 
-            content = to_onnx(compiled.graph).SerializeToString()
-            write_file(printed.output, lambda file: file.write(content))
-        else:
-            write_text(printed.output, f"{text}\n")
+        content = to_onnx(compiled.graph).SerializeToString()
+        write_file(printed.output, lambda file: file.write(content))
+    else:
+        write_text(printed.output, f"{heading}{STAGES[printed.stage](compiled, exe.backend.vdevice)}\n")
+    if printed.output is not None:
+        click.echo(f"wrote {printed.output}", err=True)
     if printed.dump is not None:
         write_texts(printed.dump, texts := dump_texts(compiled, exe.backend.vdevice))
-        files += [printed.dump / name for name in texts]
-    if printed.as_json:
-        shown = {"text": text} if printed.output is None else {}
-        click.echo(json.dumps({"stage": printed.stage, **shown, "files": list(map(str, files))}, indent=2))
-        return
-    if printed.output is None:
-        click.echo(text)
-    for path in files:
-        click.echo(f"wrote {path}", err=True)
+        for name in texts:
+            click.echo(f"wrote {printed.dump / name}", err=True)
 
 
 def _inspect_distributed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -271,12 +270,3 @@ def parse_options(items: tuple[str, ...]) -> dict[str, str]:
             raise BadInput(f"--option {item!r} is not KEY=VALUE")
         result[key] = value
     return result
-
-
-#: The option of commands that print JSON instead of text.
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def print_result(as_json: bool, record: Mapping[str, Any], text: str) -> None:
-    """Print what a command did: JSON, or a text for people."""
-    click.echo(json.dumps(record, indent=2) if as_json else text)

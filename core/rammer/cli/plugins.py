@@ -15,7 +15,7 @@ import click
 
 from rammer.cli.distributions import require_kit
 from rammer.cli.files import OutputFolder, cannot_write, write_texts
-from rammer.cli.options import complete_devices, json_option, parse_options, print_result
+from rammer.cli.options import complete_devices, parse_options
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, Mismatch
@@ -40,7 +40,7 @@ def command() -> None:
 
 
 @command.command("list")
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_plugins(as_json: bool) -> None:
     """List every plugin with its version, its devices, and the hooks that it implements.
 
@@ -65,8 +65,7 @@ def list_plugins(as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @click.option("--into", type=OutputFolder(), default=Path(), metavar="FOLDER", help="Target folder; default: the current folder.")
-@json_option
-def new(name: str, into: Path, as_json: bool) -> None:
+def new(name: str, into: Path) -> None:
     """Write a working plugin for a device NAME.
 
     The folder rammer-NAME has a backend on NumPy and the tests that it passes.
@@ -74,15 +73,16 @@ def new(name: str, into: Path, as_json: bool) -> None:
     Example: rammer plugins new mychip
     """
     target = write_plugin(name, into, Registry())
-    files = [substitute_name(f, name) for f in FILES]
-    follow = f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}"
-    print_result(as_json, {"folder": str(target), "files": files}, f"wrote {target}: {', '.join(files)}\n{follow}")
+    click.echo(
+        f"wrote {target}: {', '.join(substitute_name(f, name) for f in FILES)}\n"
+        f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}"
+    )
 
 
 @command.command("test")
 @click.argument("device", metavar="NAME[:INDEX]", shell_complete=complete_devices)
 @click.option("--check", "checks", multiple=True, metavar="CHECK", help="Run only this check; repeatable.")
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tuple[str, ...]) -> None:
     """Run the conformance kit on a device; exit code 1 if a check fails. Skipped checks are shown with the reason.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,7 @@ import numpy as np
 import rammer
 from rammer.cli.common import collect_inputs, device_names, open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_text
-from rammer.cli.options import InputChoice, compile_options, device_flag, json_option, parse_shapes, print_result, target_option
-from rammer.commands import gather_options
+from rammer.cli.options import InputChoice, compile_options, device_flag, parse_shapes, target_option
 from rammer.compile_options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Array, Span
@@ -33,25 +32,16 @@ if TYPE_CHECKING:
 RUNS = 5
 
 
-@dataclass(frozen=True)
-class Page:
-    """The page to write, with measured times or without, and whether the result is printed as JSON."""
-
-    output: Path
-    measure: bool
-    as_json: bool
-
-
 @click.command()
 @click.argument("model", type=InputPath())
 @device_flag("devices", "Repeatable; all: every installed device. Default: the first working device with a clock.", multiple=True)
 @click.option("-o", "output", type=OutputPath(), required=True, help="The page to write.")
 @click.option("--measure", is_flag=True, help="Also run the model on each device and show measured times.")
-@json_option
-@gather_options("page", Page, "output", "measure", "as_json")
 @compile_options
 @target_option
-def command(model: Path, devices: tuple[str, ...], page: Page, shapes: tuple[str, ...], request: Request) -> None:
+def command(
+    model: Path, devices: tuple[str, ...], output: Path, measure: bool, shapes: tuple[str, ...], request: Request
+) -> None:
     """Write an HTML page with the graph, passes, fusion, schedule, memory and operators of MODEL.
 
     The page needs no network and no other file. Several devices are shown side by side. The option
@@ -67,7 +57,7 @@ def command(model: Path, devices: tuple[str, ...], page: Page, shapes: tuple[str
             with show_progress(f"{model.name} for {device or 'the first device'}") as sink:
                 exe = open_model(model, device, mine, sink)
                 name = exe.head.name or name
-                pages.append(_device_page(exe, device or exe.device, parse_shapes(shapes), page.measure))
+                pages.append(_device_page(exe, device or exe.device, parse_shapes(shapes), measure))
                 exe.close()
         except (DeviceUnavailable, DeviceFailure) as problem:
             problems.append(problem)
@@ -75,9 +65,8 @@ def command(model: Path, devices: tuple[str, ...], page: Page, shapes: tuple[str
     if len(problems) == len(pages):
         raise problems[0]
     text = render_page(f"{name}: rammer report", page_data(name, rammer.__version__, pages))
-    write_text(page.output, text)
-    record = {"file": str(page.output), "bytes": len(text.encode()), "missing": [p.what for p in problems]}
-    print_result(page.as_json, record, f"wrote {page.output} ({format_size(len(text))})")
+    write_text(output, text)
+    click.echo(f"wrote {output} ({format_size(len(text))})")
 
 
 def _target_for(device: str, target: str) -> str:

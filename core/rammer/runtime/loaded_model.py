@@ -310,10 +310,9 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
 
 
 def load_tables(backend: Backend, segment: ProgramSegment) -> Loaded | LoadedVariants:
-    """Load a program with its length variants, or without them if it has no machine code for them and the device does not compile
-    them."""
+    """Load a program with its length variants, or without them if the device does not support them."""
     first = load_program(backend, segment, 0)
-    if segment.cases is None or not (segment.code or backend.cases):
+    if segment.cases is None or not backend.cases:
         return first
     shorter = list[Loaded]()
     try:

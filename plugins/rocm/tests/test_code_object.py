@@ -25,7 +25,7 @@ from rammer_testing.small_models import MODELS
 from rammer_rocm.build import build_program
 from rammer_rocm.code_object import target_code
 from rammer_rocm.constants import DeviceConstants
-from rammer_rocm.icd import SUPPORT_PACKAGE, installed_file, prepare_icd
+from rammer_rocm.icd import SUPPORT_PACKAGE, installed_file
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain
 from rammer_rocm.opencl_runtime import import_opencl, kind_of
@@ -129,13 +129,10 @@ def cpu() -> OpenClUnit:
     return unit  # type: ignore[no-any-return]
 
 
-def opencl_libraries(folder: Path) -> dict[str, str]:
+def opencl_libraries() -> dict[str, str]:
     """Return the environment in which a program that is not Python finds the OpenCL runtime of the test environment."""
-    if (library := prepare_icd().embedded) is None:
-        return {}
-    (folder / "cpu.icd").write_text(f"{library}\n")
     support = installed_file(SUPPORT_PACKAGE, "libimf.so")
-    return {"OCL_ICD_VENDORS": str(folder), **({"LD_LIBRARY_PATH": str(support.parent)} if support is not None else {})}
+    return {"LD_LIBRARY_PATH": str(support.parent)} if support is not None else {}
 
 
 @pytest.mark.parametrize("name", ["branches", "images", "normalisation"])
@@ -170,7 +167,7 @@ def test_recorded_launches_compute_the_model(name: str, cpu: OpenClUnit, tmp_pat
     artifact = exe.artifact(replace(compiled, segments=(replace(segment, code=(code,)),)))
     save_artifact(tmp_path / "m.rammer", replace(artifact, code_target=cpu.code_target))
     outputs = {p.external: have[p.external] for p in segment.program.outputs}
-    found = run_example(build_example("c", tmp_path), tmp_path / "m.rammer", feeds, outputs, opencl_libraries(tmp_path))
+    found = run_example(build_example("c", tmp_path), tmp_path / "m.rammer", feeds, outputs, opencl_libraries())
     assert all(found[n].tobytes() == outputs[n].tobytes() for n in some(outputs))
     loaded.close()
     exe.close()
@@ -192,5 +189,5 @@ def test_another_device_refuses_the_file(tmp_path: Path, rng: np.random.Generato
         rammer.compile(tmp_path / "m.rammer", trust=True)
     assert "was compiled for target gfx942" in caplog.text
     if all(COMPILERS.values()):
-        refused = start(build_example("c", tmp_path), tmp_path / "m.rammer", tmp_path, env=opencl_libraries(tmp_path))
+        refused = start(build_example("c", tmp_path), tmp_path / "m.rammer", tmp_path, env=opencl_libraries())
         assert "no OpenCL device here runs the machine code for gfx942 waves 256" in refused.stderr

@@ -67,7 +67,7 @@ class OpenClBound(Bound):
     A program's tensors are parts of one OpenCL buffer. Every run copies its inputs to it and its outputs out of it, in the
     device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. On a GPU the arrays are
     ``pyopencl.array.Array``; a host array is copied to one when it is bound. Kernels use arrays that satisfy ``placement.ROOM``
-    in place, except those of a single launch on a GPU."""
+    in place."""
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
         self._program, self.stream, self._on_cpu = program, program.queue, program.threads == 1

@@ -101,7 +101,7 @@ OPENCL = CTarget(
     global_="__global",
     local="__local",
     constant="__constant",
-    thread="(int)get_local_id(0)",
+    thread="rm_item()",
     threads="(int)get_local_size(0)",
     barrier="barrier(CLK_LOCAL_MEM_FENCE);",
     types=_TYPES,
@@ -125,8 +125,17 @@ OPENCL = CTarget(
 #: into the table walk would lengthen the build, while a call costs nanoseconds. On a GPU a call costs registers, which the
 #: calling convention reserves.
 CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))", rereads=True)
+#: The number of a work-item in its group. NVIDIA's compiler would compute what depends on it before a loop over tasks, for all
+#: functions of the loop, and spill it.
+ITEM: Final = """
+#if defined(cl_nv_pragma_unroll)
+inline static int rm_item(void) { int item; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(item)); return item & 1023; }
+#else
+#define rm_item() ((int)get_local_id(0))
+#endif
+"""
 #: CPUs have a correctly rounded division instruction; GPUs round correctly only with a build option (``build.build_options``).
-GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
+GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ITEM + ROUNDED)
 
 
 def dialect_of(device: VDevice) -> CTarget:

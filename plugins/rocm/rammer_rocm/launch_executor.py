@@ -67,8 +67,8 @@ class LaunchProgram(PlannedLaunches, OpenClProgram):
     def prepare_levels(self, context: Any) -> None:
         """Prepare the launches that run levels."""
 
-    def level_launch(self, levels: range) -> Queueable:
-        """Return the launch that runs a range of levels."""
+    def level_launch(self, levels: range, arrays: Mapping[str, Any]) -> Queueable:
+        """Return the launch that runs a range of levels. ``arrays`` replace buffers of the program."""
         raise NotImplementedError
 
     def allocate_sharing(self, context: Any) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ class LaunchProgram(PlannedLaunches, OpenClProgram):
         """Create kernels with all arguments set, so that a run only queues them. ``arrays`` replace buffers of the program."""
         context = self.queue.context
         return [
-            self.level_launch(step) if isinstance(step, range) else self._prepare_kernel(context, step, arrays)
+            self.level_launch(step, arrays) if isinstance(step, range) else self._prepare_kernel(context, step, arrays)
             for step in self.steps
         ]
 

@@ -106,9 +106,6 @@ def _enqueue_function() -> Any:
     """Return the OpenCL function that launches a kernel, from the loader that pyopencl is linked to."""
     import_opencl()
     function = ctypes.CDLL(importlib.import_module("pyopencl._cl").__file__).clEnqueueNDRangeKernel
-    word, pointer = ctypes.c_uint, ctypes.c_void_p
-    function.argtypes = [pointer, pointer, word, pointer, pointer, pointer, word, pointer, pointer]
-    function.restype = ctypes.c_int
     return function
 
 
@@ -120,9 +117,11 @@ class QueuedKernel:
 
     def __init__(self, queue: Any, kernel: Any, items: int, threads: int) -> None:
         self.queue, self.kernel = queue, kernel  # the addresses below are valid as long as these objects
-        sizes = [(ctypes.c_size_t * 1)(n) for n in (items, threads)]
-        self._enqueue = _enqueue_function()
-        self._arguments = queue.int_ptr, kernel.int_ptr, 1, None, *sizes, 0, None, None
+        self._sizes = [(ctypes.c_size_t * 1)(n) for n in (items, threads)]
+        self._enqueue, word, pointer = _enqueue_function(), ctypes.c_uint, ctypes.c_void_p
+        sizes = [pointer(ctypes.addressof(n)) for n in self._sizes]
+        # Objects of C's types are passed faster than values that a declaration converts.
+        self._arguments = pointer(queue.int_ptr), pointer(kernel.int_ptr), word(1), None, *sizes, word(0), None, None
 
     def launch(self) -> None:
         """Queue one launch. Raises an error of pyopencl."""

@@ -5,12 +5,13 @@ tasks ``g``, ``g + n`` and so on of each level, then waits until all groups have
 at the same time. OpenCL does not tell how many do, so a trial finds the number when a program is loaded: all groups wait for each
 other once. A group that waits too long ends the run for all.
 
-One launch runs all levels, or in form ``mixed`` only those that groups for all units finish in one round. A kernel with all
+One launch runs all levels, or in form ``mixed`` only those that groups for all units finish in a few rounds. A kernel with all
 functions has the registers and the local memory of the largest one, so larger levels are faster alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -26,7 +27,7 @@ from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.launch_executor import LaunchProgram, Queueable
 from rammer_rocm.opencl_runtime import QueuedKernel, import_opencl, kind_of
 from rammer_rocm.planned_program import count_groups, join_level
-from rammer_rocm.program_kernels import ProgramKernels
+from rammer_rocm.program_kernels import Pointer, ProgramKernels
 from rammer_rocm.source import CPU_POLLS, GPU_POLLS, UNIT_WORDS, LevelShape
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ LARGEST: Final = 1 << 30
 #: Groups of a unit that kernels are chosen for, and those that trials on a GPU try.
 RESIDENT: Final = 2
 TRIED: Final = (3, 2, 1)
+#: Rounds of a small level: a launch between two ranges takes 20 to 40 us on an H200, and a round 1 to 5 us.
+MOST_ROUNDS: Final = 8
+#: Maximum ports in the caller's arrays: each adds a comparison to every pointer of a row.
+MOST_PORTS: Final = 8
 #: Bytes of local memory for a unit's row.
 ROW: Final = 1024
 #: Byte of ``sync`` that is not zero after a group gave up.
@@ -71,13 +76,11 @@ class PersistentProgram(LaunchProgram):
         return steps
 
     def _is_small(self, level: Sequence[Launch], veus: int) -> bool:
-        """Return True if ``veus`` groups run a level in one round, with their rows in local memory, and it uses no port: launches
-        use ports in place."""
-        ports = {self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs)}
-        inside, functions = count_groups(level, self.functions) <= veus, [self.functions[x.operator] for x in level]
+        """Return True if ``veus`` groups run a level in a few rounds, with their rows in local memory."""
+        inside, functions = count_groups(level, self.functions) <= MOST_ROUNDS * veus, [self.functions[x.operator] for x in level]
         room = self.device.layer("veu").capacity - ROW
-        fits = all(f.scratch <= room and 8 * (UNIT_WORDS + 2 * len(f.arguments)) <= ROW for f in functions)
-        return inside and fits and not any(ports & self.buffers_of(x) for x in level)
+        fits = all(f.scratch <= room and 8 * (UNIT_WORDS + 2 * len(f.arguments)) <= min(ROW, 8 * self.items) for f in functions)
+        return inside and fits
 
     def level_shape(self) -> LevelShape | None:
         """Return the shape of the kernel that runs the levels of ranges."""
@@ -87,7 +90,18 @@ class PersistentProgram(LaunchProgram):
         self.pointers = max((len(f.arguments) for f in used.values()), default=0)
         polls = GPU_POLLS if kind_of(self.queue.device) == "gpu" else CPU_POLLS
         written = cast("list[TaskFunction]", list(used.values()))
-        return LevelShape(written, len(self.constants.buffers), self.pointers, self.items, polls) if self.inside else None
+        shape = LevelShape(written, len(self.constants.buffers), len(self.ports), self.pointers, self.items, polls)
+        return shape if self.inside else None
+
+    @cached_property
+    def ports(self) -> list[str]:
+        """The buffers of ports that levels use in the caller's arrays."""
+        named = (self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs))
+        return list(dict.fromkeys(named))[:MOST_PORTS]
+
+    def buffers_of_ranges(self) -> set[str]:
+        """Return the buffers that are always in the program's memory: those of ranges of levels, but for ``ports``."""
+        return super().buffers_of_ranges() - {*self.ports}
 
     def prepare_levels(self, context: Any) -> None:
         """Upload the table of the levels, and find the number of groups."""
@@ -95,7 +109,8 @@ class PersistentProgram(LaunchProgram):
         units, starts = self._make_table()
         self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in (units, starts)]
         self.sync = cl.Buffer(context, flags.READ_WRITE, 256)
-        self.word = np.zeros(1, np.int32)
+        self.pinned = cl.Buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, 64)
+        self.word, _ = cl.enqueue_map_buffer(self.queue, self.pinned, cl.map_flags.READ, 0, (1,), np.int32)
         self.recover()
         self.groups = self.find_groups() if self.inside else 0
 
@@ -109,7 +124,7 @@ class PersistentProgram(LaunchProgram):
         for level in (self.levels[i] for i in self.inside):
             for x, (floats, counters) in zip(level, self.sharing_places(level), strict=False):
                 f = self.functions[x.operator]
-                pointers = [n for a in f.arguments for n in self.argument_address(a, self.memory.buffers)]
+                pointers = [n for a in f.arguments for n in self._row_address(a)]
                 pointers += [0] * (2 * self.pointers - len(pointers))
                 for i, task in enumerate(x.tasks):
                     for rank in range(f.blocks):
@@ -118,28 +133,41 @@ class PersistentProgram(LaunchProgram):
         width = UNIT_WORDS + 2 * self.pointers
         return np.array(rows or [[0] * width], np.int64), np.array(starts, np.int32)
 
+    def _row_address(self, argument: Pointer) -> tuple[int, int]:
+        """Return the number of a pointer's buffer, and the byte in it: the program's memory, constants, then ports."""
+        buffer = self.program.storage[argument.tensor].buffer if argument.packing is None else ""
+        if buffer not in self.ports:
+            return self.argument_address(argument, self.memory.buffers)
+        return len(self.constants.buffers) + 1 + self.ports.index(buffer), self.argument_address(argument, {buffer: 0})[1]
+
     def unit_recorders(self) -> Sequence[Any]:
         """Return the additional arguments of the traced kernel that runs levels."""
         return ()
 
-    def _level_kernel(self, base: int, levels: int, groups: int) -> QueuedKernel:
-        """Return the launch of ``levels`` levels from number ``base`` of the table; its last argument is not set."""
-        kernel = import_opencl().Kernel(self.binary, "program")
-        fixed = (self.buffer, *self.constants.buffers, *self.tables, self.partials, self.arrived, self.sync)
+    def _level_kernel(self, base: int, levels: int, groups: int, arrays: Mapping[str, Any]) -> QueuedKernel:
+        """Return the launch of ``levels`` levels from number ``base`` of the table; its last argument is not set. ``arrays``
+        replace buffers of ports."""
+        kernel, ports = import_opencl().Kernel(self.binary, "program"), list[Any]()
+        for name in self.ports:
+            at = arrays.get(name)
+            own = self.buffer, np.int64(self.memory.buffers[name])
+            ports += own if at is None else (at.base_data, np.int64(at.offset))
+        fixed = (self.buffer, *self.constants.buffers, *ports, *self.tables, self.partials, self.arrived, self.sync)
         values = (*fixed, *self.unit_recorders(), np.int32(base), np.int32(levels))
         kernel.set_args(*values, np.int32(0))
         self.last = len(values)
         return QueuedKernel(self.queue, kernel, groups * self.items, self.items)
 
-    def level_launch(self, levels: range) -> Queueable:
-        """Return the launch that runs a range of levels."""
-        return RangeLaunch(self, self._level_kernel(self.inside.index(levels[0]), len(levels), self.groups), len(levels))
+    def level_launch(self, levels: range, arrays: Mapping[str, Any]) -> Queueable:
+        """Return the launch that runs a range of levels. ``arrays`` replace buffers of ports."""
+        first = self.inside.index(levels[0])
+        return RangeLaunch(self, self._level_kernel(first, len(levels), self.groups, arrays), len(levels))
 
     def find_groups(self) -> int:
         """Return the number of groups that run at the same time, by trials of whole groups for each unit."""
         for each in TRIED if kind_of(self.queue.device) == "gpu" and not self.mixed else (1,):
             groups = each * self.device.veus
-            trial = self._level_kernel(0, 0, groups)
+            trial = self._level_kernel(0, 0, groups, {})
             trial.kernel.set_arg(self.last, np.int32(groups))
             trial.launch()
             given_up = self._has_given_up()

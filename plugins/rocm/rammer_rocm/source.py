@@ -253,11 +253,12 @@ def _group_attribute(threads: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LevelShape:
-    """The specialisation of the kernel that runs levels: its functions, the buffers of constants, the pointers of a row, the
-    work-items of a group, and the polls of a group in a trial and in a run."""
+    """The specialisation of the kernel that runs levels: its functions, the buffers of constants, the ports that may be the
+    caller's arrays, the pointers of a row, the work-items of a group, and the polls of a group in a trial and in a run."""
 
     functions: Sequence[TaskFunction]
     constants: int
+    ports: int
     pointers: int
     threads: int
     polls: tuple[int, int]
@@ -315,18 +316,15 @@ UNIT_WORDS: Final = 6
 GPU_POLLS: Final = (300_000, 20_000_000)
 #: The same on other devices, whose groups wait for other processes, too.
 CPU_POLLS: Final = (500_000_000, 2_000_000_000)
-#: A copy of the row of unit ``u`` to local memory. The row of the next level's first unit is copied before the wait: it does not
-#: depend on other groups.
-_FETCH: Final = (
-    "if (u < end) for (int i = (int)get_local_id(0); i < {width}; i += {threads}) row[i] = units[u * (long){width} + i];"
-)
+#: A copy of the row of unit ``u`` to local memory.
+_FETCH: Final = "if (u < end && item < {width}) row[item] = units[u * (long){width} + item];"
+#: A group copies the row of its next unit to a register while it runs a unit: the rows do not depend on other groups.
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
     __global int *arrived, volatile __global int *sync{records}, int base, int levels, int before)
 {{
   {scratch}
   const int group = (int)get_group_id(0), groups = (int)get_num_groups(0);
-  __local int *const given_up = (__local int *)scratch;
   if (levels == 0) {{
     if (get_local_id(0) == 0) {{
       atomic_inc(sync);
@@ -337,39 +335,41 @@ __kernel void program({parameters}, __global const long *units, __global const i
     return;
   }}
   __local long row[{width}];
+  __local int given_up;
+  const int item = rm_item();
   starts += base;
-  int end = starts[1], u = starts[0] + group;
+  int u = starts[0] + group, end = starts[1], after = levels > 1 ? starts[2] : end;
   {fetch}
   for (int level = 0; level < levels; ++level) {{
-    const int after = level + 1 < levels ? starts[level + 2] : end;
-    while (u < end) {{
+    const int later = level + 2 < levels ? starts[level + 3] : after;
+    const bool idle = u >= end;
+    for (; u < end; u += groups) {{
       barrier(CLK_LOCAL_MEM_FENCE);
       __local const long *const a = row + {words};
-      const int task = (int)row[1];{begin}
+      const int task = (int)row[1], next = u + groups < end ? u + groups : end + group;
+      const bool more = next < (u + groups < end ? end : after) && item < {width};
+      const long ahead = more ? units[next * (long){width} + item] : 0;{begin}
       switch ((int)row[0]) {{
 {cases}      }}
       barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);{end}
-      u += groups;
-      {fetch}
+      if (more) row[item] = ahead;
     }}
     if (level + 1 == levels) break;
     u = end + group;
     end = after;
-    {fetch}
+    after = later;
+    if (idle) {{ {fetch} }}
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) {{
-      rm_fence();
-      atomic_inc(sync);
+    if (item == 0) {{
+      rm_raise(sync);
       const int wanted = (before + level + 1) * groups;
-      int polls = 0, seen = sync[0];
-      for (; seen < wanted && polls < {patience} && ((++polls & 63) || !sync[32]); seen = sync[0]);
+      int polls = 0, seen = rm_seen(sync);
+      for (; seen < wanted && polls < {patience} && ((++polls & 63) || !sync[32]); seen = rm_seen(sync));
       if (seen < wanted) sync[32] = 1;
-      given_up[0] = seen < wanted;
-      rm_fence();
+      given_up = seen < wanted;
     }}
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (given_up[0]) return;
-    barrier(CLK_LOCAL_MEM_FENCE);
+    if (given_up) return;
   }}
   if (get_local_id(0) == 0) atomic_inc(sync);
 }}
@@ -378,16 +378,19 @@ __kernel void program({parameters}, __global const long *units, __global const i
 
 def _levels_kernel(levels: LevelShape, traced: bool) -> str:
     """Return the kernel of one launch that runs consecutive levels."""
-    shape, width = WalkShape(0, 0, levels.constants), UNIT_WORDS + 2 * levels.pointers
-    cases = "".join(f"        case {i}: {_unit_call(f, shape)}; break;\n" for i, f in enumerate(levels.functions))
+    width, constants = UNIT_WORDS + 2 * levels.pointers, [f"constants{i}" for i in range(levels.constants)]
+    others = [*constants, *(f"(port{i} + start{i})" for i in range(levels.ports))]
+    cases = "".join(f"        case {i}: {_unit_call(f, others)}; break;\n" for i, f in enumerate(levels.functions))
+    parameters = [f"__global char *{n}" for n in ("memory", *constants)]
+    parameters += [f"__global char *port{i}, long start{i}" for i in range(levels.ports)]
     times = "__global ulong *const times = records + 2 * (record + u);"
     record = f"\n      if (!get_local_id(0)) {{ {times} times[0] = begin; times[1] = rm_clock(); }}"
     return _PERSISTENT.format(
         head=_group_attribute(levels.threads),
-        parameters="__global char *memory" + "".join(f", __global char *constants{i}" for i in range(levels.constants)),
+        parameters=", ".join(parameters),
         scratch=_local_scratch(levels.functions),
         width=width,
-        fetch=_FETCH.format(width=width, threads=levels.threads),
+        fetch=_FETCH.format(width=width),
         words=UNIT_WORDS,
         cases=cases,
         trial=levels.polls[0],
@@ -398,8 +401,12 @@ def _levels_kernel(levels: LevelShape, traced: bool) -> str:
     )
 
 
-def _unit_call(function: TaskFunction, shape: WalkShape) -> str:
-    pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
+def _unit_call(function: TaskFunction, others: Sequence[str]) -> str:
+    bases = ["".join(f"a[{2 * k}] == {i} ? {other} : " for i, other in enumerate(others, 1)) for k in range(len(function.types))]
+    pointers = [
+        f"(__global {kind} *)(({base}memory) + a[{2 * k + 1}])"
+        for k, (kind, base) in enumerate(zip(function.types, bases, strict=True))
+    ]
     shared = ["partials + row[4]", "arrived + row[5]", "(int)row[2]", "(int)row[3]"] if function.blocks > 1 else []
     return f"{function.entry}({', '.join([*pointers, 'scratch', 'task', *shared])})"
 

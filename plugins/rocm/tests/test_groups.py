@@ -139,7 +139,7 @@ def test_a_bound_call_uses_arrays_with_room_in_place(executor: str, rng: np.rand
     exe = rammer.compile(onnx.parser.parse_model(LAYERS), device="rocm", options={"kernels": "gpu", "executor": executor})
     inputs, wanted = layers(rng)
     bound = exe.bind(inputs)
-    assert (not bound.notes) == (executor == "waves")
+    assert not bound.notes
     tight = exe.bind({n: pyopencl.array.to_device(bound.stream, a) for n, a in inputs.items()}, stream=bound.stream)
     assert any("copied" in note for note in tight.notes)
     for call in (bound, tight, bound):
@@ -164,8 +164,9 @@ g (float[2] x) => (float[2] y) {
 
 
 def test_a_form_of_ranges_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Check that small levels share a launch, between launches that use the caller's arrays in place, also after resets."""
+    """Check that small levels share launches beside those of others, with the caller's arrays in place, also after resets."""
     monkeypatch.setattr(opened_unit, "kind_of", lambda device: "gpu")
+    monkeypatch.setattr(PersistentProgram, "_is_small", lambda program, level, veus: level[0].operator != "d")
     exe = rammer.compile(onnx.parser.parse_model(CHAIN), device="rocm", options={"kernels": "gpu"}, fusion="none")
     inputs = {"x": rng.standard_normal(2, np.float32)}
     (segment,) = exe.prepare(exe.checked(inputs)).compiled.segments
@@ -174,7 +175,7 @@ def test_a_form_of_ranges_is_raced_and_right(monkeypatch: pytest.MonkeyPatch, rn
     mixed = rammer.compile(
         onnx.parser.parse_model(CHAIN), device="rocm", options={"kernels": "gpu", "executor": "mixed"}, fusion="none"
     )
-    assert mixed.prepare(mixed.checked(inputs)).kernels == 3, "the first level, three levels, and the last one"
+    assert mixed.prepare(mixed.checked(inputs)).kernels == 3, "three levels, one, and the last one"
     bound = mixed.bind(inputs)
     assert not bound.notes
     for largest in (1 << 30, 1 << 30, 0, 0):

@@ -30,7 +30,7 @@ class GroupFrame:
         ranges: dict[str, Interval] = {}
         self.unit = FunctionContext(GPU_DIALECT, binding.types, dict(inlined), self.places, ranges)
         self.block = Block(self.unit)
-        self.line("const int tid = (int)get_local_id(0);")
+        self.line("const int tid = rm_item();")
         places = zip(split_digits("task", operator.grid), operator.tile, operator.grid, strict=True)
         for d, (place, tile, count) in enumerate(places):
             self.line(f"const int o{d} = {'0' if count == 1 else f'{place} * {tile}'};")

@@ -29,13 +29,26 @@ inline static void rm_copy16(__local float *to, __global const float *from, bool
 #endif
 """
 
-#: Order of memory accesses between groups: writes before it are visible to groups that see a later write of this work-item.
+#: Order of memory accesses between groups: writes before a fence are visible to groups that see a later write of this work-item.
+#: ``rm_raise`` adds one to a counter after a group's writes; what follows ``rm_seen`` sees the writes before the value read.
 FENCE: Final = """
 #if defined(cl_nv_pragma_unroll)
 #define rm_fence() asm volatile("fence.acq_rel.gpu;" : : : "memory")
-#elif __OPENCL_C_VERSION__ >= 200
+inline static void rm_raise(volatile __global int *at) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(at) : "memory");
+}
+inline static int rm_seen(volatile __global int *at) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+#else
+#if __OPENCL_C_VERSION__ >= 200
 #define rm_fence() atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_acq_rel, memory_scope_device)
 #else
 #define rm_fence() mem_fence(CLK_GLOBAL_MEM_FENCE)
+#endif
+inline static void rm_raise(volatile __global int *at) { rm_fence(); atomic_inc(at); }
+inline static int rm_seen(volatile __global int *at) { const int value = *at; rm_fence(); return value; }
 #endif
 """

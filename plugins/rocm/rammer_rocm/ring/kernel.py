@@ -184,7 +184,7 @@ class RingKernel:
     def write_origins(self) -> None:
         """Write the work-item's number, and where the task's tile begins."""
         o = self.p.operator
-        self.text.line("const int tid = (int)get_local_id(0);")
+        self.text.line("const int tid = rm_item();")
         for d, (place, tile, count) in enumerate(zip(split_digits("task", o.grid), o.tile, o.grid, strict=True)):
             self.text.line(f"const int o{d} = {'0' if count == 1 else place if tile == 1 else f'{place} * {tile}'};")
 
@@ -286,10 +286,13 @@ class RingKernel:
     def add_partials(self) -> str:
         """Write the exit of all groups but the last one. Return the sum of cell ``e`` over all groups."""
         text = self.text
-        text.all(["rm_fence();", "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"])
+        text.line("barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
         text.line("__local int *const last = (__local int *)scratch;")
-        text.line(f"if (tid == 0) last[0] = atomic_inc((volatile __global int *)(arrived + slot)) == {self.split - 1};")
-        text.all([GPU_DIALECT.barrier, "if (!last[0]) return;", "rm_fence();"])
+        with text.block("if (tid == 0)"):  # its fences order the accesses of the whole group, before and after the barriers
+            text.line("rm_fence();")
+            text.line(f"last[0] = atomic_inc((volatile __global int *)(arrived + slot)) == {self.split - 1};")
+            text.line("rm_fence();")
+        text.all(["barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);", "if (!last[0]) return;"])
         text.line("if (tid == 0) arrived[slot] = 0;")
         return " + ".join(f"all[{q * self.p.row_count * self.p.width} + e]" for q in range(self.split))
 

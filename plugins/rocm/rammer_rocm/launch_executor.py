@@ -91,14 +91,14 @@ class LaunchProgram(PlannedLaunches, OpenClProgram):
         ]
 
     def _prepare_kernel(self, context: Any, joined: Sequence[Launch], arrays: Mapping[str, Any]) -> QueuedKernel:
-        cl, values = import_opencl(), list[Any]()
-        for x, (place, counter) in zip(joined, self.sharing_places(joined), strict=False):
+        cl, parts = import_opencl(), self.parts_of(joined)
+        values: list[Any] = [self.buffer] * any(part.inside for part in parts)
+        for x, part, (place, counter) in zip(joined, parts, self.sharing_places(joined), strict=False):
             f = self.functions[x.operator]
-            for argument in f.arguments:
-                values += self._pointer_in(argument, arrays)
-            first = first_consecutive(x.tasks)
-            values += [None if first is not None else self._order(context, x.tasks), np.int32(first or 0)]
-            values.append(np.int32(self.groups_of(x)))
+            for k, argument in enumerate(f.arguments):
+                values += self._pointer_in(argument, arrays)[k in part.inside :]
+            values += [self._order(context, x.tasks)] if part.ordered else []
+            values += [np.int32(first_consecutive(x.tasks) or 0), np.int32(self.groups_of(x))]
             if f.blocks > 1:
                 values += [self.partials, np.int64(place), self.arrived, np.int32(counter)]
         kernel = cl.Kernel(self.binary, self.entry_of(joined))

@@ -25,7 +25,7 @@ from rammer_rocm.code_object import target_code
 from rammer_rocm.dialect import GPU_DIALECT
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.launch_forms import WAVES
-from rammer_rocm.source import launch_text
+from rammer_rocm.source import LaunchPart, launch_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS, amd_code_target, device_name, lower_precisions
 
 #: clang releases that are tried, newest first; older releases lack the option that reports resources.
@@ -226,7 +226,7 @@ class OfflineProfiler(Profiler):
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """Return the compiler's resource report for a launch of only this operator's tasks."""
         function = self.kernels.writer.written(kernel.operator, binding)
-        return replace(self.tools.compile(launch_text([(function,)], GPU_DIALECT)), threads=function.threads)
+        return replace(self.tools.compile(launch_text([(LaunchPart(function),)], GPU_DIALECT)), threads=function.threads)
 
     def _make_refusal(self, what: str) -> DeviceUnavailable:
         return DeviceUnavailable(f"{self.tools.target} is compiled without the card: nothing to {what}")

@@ -79,7 +79,7 @@ class PersistentProgram(LaunchProgram):
         """Return True if ``veus`` groups run a level in a few rounds, with their rows in local memory."""
         inside, functions = count_groups(level, self.functions) <= MOST_ROUNDS * veus, [self.functions[x.operator] for x in level]
         room = self.device.layer("veu").capacity - ROW
-        fits = all(f.scratch <= room and 8 * (UNIT_WORDS + 2 * len(f.arguments)) <= min(ROW, 8 * self.items) for f in functions)
+        fits = all(f.scratch <= room and 8 * (UNIT_WORDS + 2 * len(f.arguments)) <= ROW for f in functions)
         return inside and fits
 
     def level_shape(self) -> LevelShape | None:

@@ -20,6 +20,7 @@ from rammer.ir.types import itemsize
 from rammer_rocm.constants import PlacedConstants, packed_form, plain_form, round_up
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.program_kernels import Function, Pointer
+from rammer_rocm.source import LaunchPart
 
 if TYPE_CHECKING:
     from rammer_rocm.kernels.task import TaskFunction
@@ -85,19 +86,28 @@ class PlannedLaunches(PlannedProgram):
         #: The steps of a run, in order: the launches of a kernel, or a range of levels that one launch runs.
         self.steps = self.make_steps(veus)
         self.plan = [step for step in self.steps if not isinstance(step, range)]
-        parts = [tuple(self.functions[x.operator] for x in joined) for joined in self.plan]
-        signatures = {tuple(f.entry for f in some): some for some in parts}
-        self.number = {entries: i for i, entries in enumerate(signatures)}
-        #: The functions of each kernel, by its number.
-        self.written = cast("list[Sequence[TaskFunction]]", list(signatures.values()))
+        #: The parts of each kernel, by its number.
+        self.written = list({_key(parts): parts for parts in map(self.parts_of, self.plan)}.values())
+        self.number = {_key(parts): i for i, parts in enumerate(self.written)}
 
     def make_steps(self, veus: int) -> list[list[Launch] | range]:
         """Return the steps of a run."""
         return [joined for level in self.levels for joined in join_level(level, self.functions, veus)]
 
+    def parts_of(self, joined: Sequence[Launch]) -> list[LaunchPart]:
+        """Return the parts of the kernel of these launches. Buffers of ports may be a caller's arrays."""
+        ports = {self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs)}
+        own, found = self.memory.buffers.keys() - ports, list[LaunchPart]()
+        for x in joined:
+            f = self.functions[x.operator]
+            plain = (k for k, a in enumerate(f.arguments) if a.packing is None)
+            inside = frozenset(k for k in plain if self.program.storage[f.arguments[k].tensor].buffer in own)
+            found.append(LaunchPart(cast("TaskFunction", f), inside, first_consecutive(x.tasks) is None))
+        return found
+
     def entry_of(self, joined: Sequence[Launch]) -> str:
         """Return the name of the kernel of these launches."""
-        return f"launch_{self.number[tuple(self.functions[x.operator].entry for x in joined)]}"
+        return f"launch_{self.number[_key(self.parts_of(joined))]}"
 
     def groups_of(self, launch: Launch) -> int:
         """Return the groups of one launch."""
@@ -122,19 +132,25 @@ class PlannedLaunches(PlannedProgram):
         """Record the launches of a run, in order."""
         partials, arrived = map(calls.allocate, self.sharing_sizes())
         for joined in self.plan:
-            values = list[Argument]()
-            for x, (place, counter) in zip(joined, self.sharing_places(joined), strict=False):
+            parts = self.parts_of(joined)
+            values: list[Argument] = [buffer_argument(memory)] * any(part.inside for part in parts)
+            for x, part, (place, counter) in zip(joined, parts, self.sharing_places(joined), strict=False):
                 f = self.functions[x.operator]
-                for number, start in (self.argument_address(a, self.memory.buffers) for a in f.arguments):
-                    values += [buffer_argument(constants[number - 1] if number else memory), int64(start)]
-                first = first_consecutive(x.tasks)
-                order = calls.allocate_table(np.array(x.tasks, np.int32)) if first is None else -1
-                values += [buffer_argument(order), int32(first or 0), int32(self.groups_of(x))]
+                for k, (number, start) in enumerate(self.argument_address(a, self.memory.buffers) for a in f.arguments):
+                    buffer = buffer_argument(constants[number - 1] if number else memory)
+                    values += [int64(start)] if k in part.inside else [buffer, int64(start)]
+                table = [buffer_argument(calls.allocate_table(np.array(x.tasks, np.int32)))] if part.ordered else []
+                values += [*table, int32(first_consecutive(x.tasks) or 0), int32(self.groups_of(x))]
                 if f.blocks > 1:
                     values += [buffer_argument(partials), int64(place), buffer_argument(arrived), int32(counter)]
             threads = self.functions[joined[0].operator].threads
             calls.launch((BINARY, self.entry_of(joined)), sum(map(self.groups_of, joined)), threads, values)
         return {}
+
+
+def _key(parts: Sequence[LaunchPart]) -> tuple[object, ...]:
+    """Return what distinguishes the kernels of launches: equal functions have one name."""
+    return tuple((part.function.entry, part.inside, part.ordered) for part in parts)
 
 
 def launch_levels(launches: Sequence[Launch]) -> list[list[Launch]]:

@@ -18,7 +18,7 @@ from rammer.ir.operator import Resources, ROperator
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.families import OpenClKernels
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.source import launch_text
+from rammer_rocm.source import LaunchPart, launch_text
 
 #: The option that requests NVIDIA's report, and the extension that provides it.
 _VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")
@@ -33,7 +33,7 @@ def measure_resources(
     cl, device = import_opencl(), context.devices[0]
     vdevice: VDevice = kernels.vdevice
     function = kernels.writer.written(operator, binding)
-    text = launch_text([(function,)], dialect_of(vdevice))
+    text = launch_text([(LaunchPart(function),)], dialect_of(vdevice))
     asked = [_VERBOSE[0]] if _VERBOSE[1] in device.extensions.split() else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report is output, which makes pyopencl warn

@@ -264,14 +264,24 @@ class LevelShape:
     polls: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchPart:
+    """A function of a launch. The pointers with numbers in ``inside`` point into the program's memory, all others have a buffer
+    each: every buffer of a launch costs time of the host. ``ordered``: a table has the numbers of the tasks."""
+
+    function: TaskFunction
+    inside: frozenset[int] = frozenset()
+    ordered: bool = True
+
+
 def launch_text(
-    kernels: Sequence[Sequence[TaskFunction]], dialect: CTarget, traced: bool = False, levels: LevelShape | None = None
+    kernels: Sequence[Sequence[LaunchPart]], dialect: CTarget, traced: bool = False, levels: LevelShape | None = None
 ) -> str:
     """Return the complete OpenCL program of launches, and with ``levels`` the kernel that runs levels.
 
     Kernel ``launch_i`` has the tasks of all functions of ``kernels[i]``, which have equal work-items: first those of the first
     function, then those of the next. A task has a group, or ``blocks`` groups."""
-    called = [*(part for parts in kernels for part in parts), *(levels.functions if levels else ())]
+    called = [*(part.function for parts in kernels for part in parts), *(levels.functions if levels else ())]
     functions = dict.fromkeys(f for part in called for f in (*_ordered_callees(part), part))
     parts = [dialect.preamble, FENCE, *([CLOCK] if traced else []), *dict.fromkeys(f.helpers for f in functions if f.helpers)]
     parts += dict.fromkeys(f.text for f in functions)
@@ -279,15 +289,17 @@ def launch_text(
     return "\n".join([*parts, *([_levels_kernel(levels, traced)] if levels else [])])
 
 
-def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> str:
-    """Return the kernel of one launch. Its parameters are those of every part (``launch_parameters``), then the records."""
-    names, lines = list[str](), list[str]()
-    for i, f in enumerate(parts):
-        pointers = list[str]()
+def _launch_kernel(number: int, parts: Sequence[LaunchPart], traced: bool) -> str:
+    """Return the kernel of one launch. Its parameters are the program's memory if it is used, those of every part, then the
+    records."""
+    names, lines = ["__global char *memory"] * any(part.inside for part in parts), list[str]()
+    for i, part in enumerate(parts):
+        f, pointers = part.function, list[str]()
         for k, kind in enumerate(f.types):
-            names += [f"__global char *b{i}_{k}", f"long a{i}_{k}"]
-            pointers.append(f"(__global {kind} *)(b{i}_{k} + a{i}_{k})")
-        names += [f"__global const int *order{i}", f"int first{i}", f"int count{i}"]
+            base = "memory" if k in part.inside else f"b{i}_{k}"
+            names += [f"__global char *{base}"] * (k not in part.inside) + [f"long a{i}_{k}"]
+            pointers.append(f"(__global {kind} *)({base} + a{i}_{k})")
+        names += [f"__global const int *order{i}"] * part.ordered + [f"int first{i}", f"int count{i}"]
         calls = [*pointers, "scratch", "task"]
         slot = "group"
         if f.blocks > 1:
@@ -295,7 +307,7 @@ def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> 
             slot = f"group / {f.blocks}"
             calls += [f"partials{i} + place{i}", f"arrived{i} + counter{i}", slot, f"group % {f.blocks}"]
         lines.append(f"  if (group < count{i}) {{")
-        lines.append(f"    const int task = order{i} ? order{i}[{slot}] : first{i} + {slot};")
+        lines.append(f"    const int task = {f'order{i}[{slot}]' if part.ordered else f'first{i} + {slot}'};")
         lines += ["    const ulong begin = rm_clock();"] if traced else []
         lines.append(f"    {f.entry}({', '.join(calls)});")
         if traced:
@@ -304,8 +316,8 @@ def _launch_kernel(number: int, parts: Sequence[TaskFunction], traced: bool) -> 
             lines.append("    if (!get_local_id(0)) { times[0] = begin; times[1] = rm_clock(); }")
         lines += ["    return;", "  }", f"  group -= count{i};"]
     names += ["__global ulong *records", "int record"] if traced else []
-    scratch = f"  {_local_scratch(parts)}"
-    head = f"{_group_attribute(parts[0].threads)}\n__kernel void launch_{number}({', '.join(names)})"
+    scratch = f"  {_local_scratch([part.function for part in parts])}"
+    head = f"{_group_attribute(parts[0].function.threads)}\n__kernel void launch_{number}({', '.join(names)})"
     return "\n".join([head, "{", scratch, "  int group = (int)get_group_id(0);", *lines, "}\n"])
 
 
@@ -317,8 +329,8 @@ GPU_POLLS: Final = (300_000, 20_000_000)
 #: The same on other devices, whose groups wait for other processes, too.
 CPU_POLLS: Final = (500_000_000, 2_000_000_000)
 #: A copy of the row of unit ``u`` to local memory.
-_FETCH: Final = "if (u < end && item < {width}) row[item] = units[u * (long){width} + item];"
-#: A group copies the row of its next unit to a register while it runs a unit: the rows do not depend on other groups.
+_FETCH: Final = "if (u < end) for (int i = item; i < {width}; i += {threads}) row[i] = units[u * (long){width} + i];"
+#: Work-items load the row of their group's next unit while they run a unit: the rows do not depend on other groups.
 _PERSISTENT: Final = """{head}
 __kernel void program({parameters}, __global const long *units, __global const int *starts, __global float *partials,
     __global int *arrived, volatile __global int *sync{records}, int base, int levels, int before)
@@ -347,12 +359,13 @@ __kernel void program({parameters}, __global const long *units, __global const i
       barrier(CLK_LOCAL_MEM_FENCE);
       __local const long *const a = row + {words};
       const int task = (int)row[1], next = u + groups < end ? u + groups : end + group;
-      const bool more = next < (u + groups < end ? end : after) && item < {width};
-      const long ahead = more ? units[next * (long){width} + item] : 0;{begin}
+      const bool more = next < (u + groups < end ? end : after);
+      const long ahead = more && item < {width} ? units[next * (long){width} + item] : 0;{begin}
       switch ((int)row[0]) {{
 {cases}      }}
       barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);{end}
-      if (more) row[item] = ahead;
+      if (more && item < {width}) row[item] = ahead;
+      if (more) for (int i = item + {threads}; i < {width}; i += {threads}) row[i] = units[next * (long){width} + i];
     }}
     if (level + 1 == levels) break;
     u = end + group;
@@ -390,7 +403,8 @@ def _levels_kernel(levels: LevelShape, traced: bool) -> str:
         parameters=", ".join(parameters),
         scratch=_local_scratch(levels.functions),
         width=width,
-        fetch=_FETCH.format(width=width),
+        fetch=_FETCH.format(width=width, threads=levels.threads),
+        threads=levels.threads,
         words=UNIT_WORDS,
         cases=cases,
         trial=levels.polls[0],

@@ -33,7 +33,7 @@ from rammer_rocm.matrix.matrix_instruction import INSTRUCTIONS, ROUNDING
 from rammer_rocm.matrix.shape import shape_of
 from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain
 from rammer_rocm.plugin import DEVICE
-from rammer_rocm.source import launch_text
+from rammer_rocm.source import LaunchPart, launch_text
 
 TARGETS, FAMILIES = tuple(INSTRUCTIONS), ("matrix", "matrix_bf16")
 #: Products and convolutions with maps after them: the lines, and the shapes of the inputs. ``w`` is a constant.
@@ -163,7 +163,7 @@ def check_resources(backend: OfflineBackend, operator: ROperator, binding: Bindi
     its text."""
     among = INSTRUCTIONS if operator.family == "matrix" else ROUNDING
     function, i = backend.writer.written(operator, binding), among[backend.tools.target]
-    text = launch_text([(function,)], GPU_DIALECT)
+    text = launch_text([(LaunchPart(function),)], GPU_DIALECT)
     found, p = backend.tools.compile(text), i.product(operator, binding)
     shape = shape_of(i, p.row_count, p.width, dict(operator.config))
     local = backend.vdevice.layer("veu").capacity

@@ -28,6 +28,7 @@ from rammer_rocm.generic.cost import PlainTasks, is_plain, task_seconds
 from rammer_rocm.generic.kernel import generic_choices, write_generic_task
 from rammer_rocm.generic.loop_counts import nests_of
 from rammer_rocm.offline import CARDS
+from rammer_rocm.panel.choose import GENERIC_RATE
 
 CPU = VDevice(
     "cpu",
@@ -112,6 +113,12 @@ def test_products_and_gpus_are_priced_by_the_core() -> None:
     assert card.threads > 1
     ordered = [c.seconds for c in generic_choices(*operator(MAP), card)]
     assert ordered == sorted(ordered)
+
+
+def test_products_of_the_generic_kernel_are_far_from_the_peak() -> None:
+    found, binding = operator("p: f32[a:768, b:64] = sum[k:64] z[a, k] * z[b, k]")
+    best = min(c.seconds for c in generic_choices(found, binding, CPU))
+    assert best >= found.main.flops / (CPU.flops * CPU.veus * GENERIC_RATE)
 
 
 @pytest.mark.parametrize("tile", [(1, 64, 56, 56), (8, 64, 56, 56)])

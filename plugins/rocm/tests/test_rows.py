@@ -13,13 +13,14 @@ import rammer
 from rammer.compile_options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
-from rammer.device.manifest import Array
+from rammer.device.manifest import Array, Binding
 from rammer.frontend.read.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
 from rammer_rocm.families import OpenClKernels
+from rammer_rocm.panel.recognise import panel_product
 from rammer_rocm.plugin import DEVICE
 
 LAYERS = (
@@ -71,3 +72,21 @@ def test_a_normalisation_behind_one_row_does_not_take_its_product_from_the_kerne
     compiled = compiler.compile_model(read_model(model([product, normal], n, n, constants)), {"x": (1, n)})
     programs = [s.program for s in compiled.segments if isinstance(s, ProgramSegment)]
     assert [o.family for p in programs for o in p.operators if o.main.kind == "contraction"] == ["panel"]
+
+
+def test_rows_of_a_product_continue_over_the_outer_axes_of_an_image(rng: np.random.Generator) -> None:
+    """Check that features, the columns, are stored as vectors, not the pixels lane by lane."""
+    high, wide, depth, width = 12, 14, 24, 40
+    w = rng.standard_normal((depth, width), np.float32)
+    ports = [helper.make_tensor_value_info(name, 1, [1, high, wide, n]) for name, n in (("x", depth), ("y", width))]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "image", ports[:1], ports[1:], [numpy_helper.from_array(w, "w")])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiler = Compiler(OneCore(CORE), CompileOptions("wavefront"), KernelStore(None))  # type: ignore[arg-type]
+    compiled = compiler.compile_model(read_model(made), {})
+    (program,) = [s.program for s in compiled.segments if isinstance(s, ProgramSegment)]
+    (operator,) = program.operators
+    assert (operator.family, operator.tile) == ("panel", (1, high, wide, width))
+    product = panel_product(operator, Binding.of(program, operator.inputs[1:]))
+    assert (*product.row_axes, *product.columns) == tuple(a.name for a in operator.main.axes[1:])
+    assert product.rows == high * wide

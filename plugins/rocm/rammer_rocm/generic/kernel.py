@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rammer.codegen import Argument, Choice
+from rammer.codegen import Argument, Choice, Unsuited, affine_address
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.emit import emit_operator
 from rammer.device.manifest import FUSED_FORMS, Binding
 from rammer.fusion.tile_search import ranked_tiles
 from rammer.fusion.tile_traffic import task_cost
+from rammer.ir.compute import Compute
 from rammer.ir.device import VDevice
+from rammer.ir.expr import axes_of
 from rammer.ir.operator import ROperator
+from rammer.ir.program import dense
 
 from rammer_rocm.dialect import dialect_of
 from rammer_rocm.generic.cost import PlainTasks, is_plain, task_seconds
@@ -21,6 +24,9 @@ from rammer_rocm.panel.choose import GENERIC_RATE
 
 #: Number of tiles offered to the tuner, after those of other families.
 GENERIC_TILES = 4
+#: The share of the nominal peak that generic kernels of one product reach on a CPU if they read vectors: 43 and 52 of 170 GFLOP/s
+#: (steps of LSTMs of 4 and 8 rows, two Zen 5 cores). Otherwise GENERIC_RATE.
+VECTOR_RATE = 0.25
 #: The share of the peak that generic kernels of one product reach on a GPU: 40 us for 46 products of 45 MFLOP in the mean, with
 #: maps before them (DenseNet-121 on an H200, by the difference of whole runs).
 GPU_PRODUCT_RATE = 0.02
@@ -39,7 +45,7 @@ def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget, 
 
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """Yield every tile that the core tries and whose footprint fits, best predicted first."""
-    ranked = ranked_tiles(operator, binding.types, _at_its_rate(operator, device), storages=binding.storages)
+    ranked = ranked_tiles(operator, binding.types, _at_its_rate(operator, binding, device), storages=binding.storages)
     choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked]
     if device.threads > 1 or not is_plain(operator):
         return iter(choices)
@@ -52,7 +58,7 @@ def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> f
     """Return the predicted seconds of all tasks of a tiled operator, without its launch."""
     if device.threads == 1 and is_plain(operator):
         return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
-    cost = task_cost(operator, binding.types, _at_its_rate(operator, device), binding.storages)
+    cost = task_cost(operator, binding.types, _at_its_rate(operator, binding, device), binding.storages)
     return cost.total(operator.task_count, device) - device.launch
 
 
@@ -60,19 +66,34 @@ def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tup
     """Return the predicted seconds of one task on an idle and on a full device."""
     if device.threads == 1 and is_plain(operator):
         return (task_seconds(operator, binding, device),) * 2
-    cost = task_cost(operator, binding.types, _at_its_rate(operator, device), binding.storages)
+    cost = task_cost(operator, binding.types, _at_its_rate(operator, binding, device), binding.storages)
     return cost.alone, cost.crowded
 
 
-def _at_its_rate(operator: ROperator, device: VDevice) -> VDevice:
-    """Return the device as the generic kernel uses it. Products on GPUs, and on CPUs those with other sums in one task, are
-    scalar, and reach a small fraction of the peak."""
-    sums = [c.kind for c in operator.computes if c.kind != "map"]
-    if "contraction" not in sums or (len(sums) < 2 and device.threads == 1):
+def _at_its_rate(operator: ROperator, binding: Binding, device: VDevice) -> VDevice:
+    """Return the device as the generic kernel uses it: its products reach a small fraction of the peak."""
+    sums = [c for c in operator.computes if c.kind != "map"]
+    if all(c.kind != "contraction" for c in sums):
         return device
-    rate = GENERIC_RATE if device.threads == 1 else GPU_PRODUCT_RATE
-    rate = GPU_CHAIN_RATE if device.threads > 1 and operator.has_chain(("contraction",)) else rate
+    if device.threads > 1:
+        rate = GPU_CHAIN_RATE if operator.has_chain(("contraction",)) else GPU_PRODUCT_RATE
+    else:
+        rate = GENERIC_RATE if len(sums) > 1 or not _reads_vectors(operator.main, binding) else VECTOR_RATE
     return replace(device, flops=device.flops * rate, map_flops=device.map_flops or device.flops)
+
+
+def _reads_vectors(main: Compute, binding: Binding) -> bool:
+    """Return True if neighbouring results of a contraction read neighbouring elements. Constants are stored in that order."""
+    inner = next((a.name for a in reversed(main.axes) if a.extent > 1), "")
+    for load in (x for x in main.loads if inner in axes_of(x) and x.tensor not in binding.constants):
+        storage = binding.storages.get(load.tensor) or dense(load.tensor, "", binding.types[load.tensor].shape)
+        try:
+            steps, _ = affine_address(load, storage.strides)
+        except Unsuited:
+            return False
+        if steps.get(inner) != 1:
+            return False
+    return True
 
 
 def make_generic_family(device: VDevice) -> Family:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -203,13 +203,23 @@ def _enumerate_tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, 
         fixed = readers[row] if row is not None and len(readers[row]) == 1 else set()
         free = [d for d in live if d != row]
         through = [d for d in free if not (fixed and readers[d] == fixed)]
-        sizes = _axis_splits(shape[row], groups) if row is not None else [1]
-        for columns, tile_row in product((free, through) if through != free else (free,), sizes):
-            for depth in range(1, len(columns) + 1):
+        rows = [{row: n} for n in _axis_splits(shape[row], groups)] if row is not None else [{}]
+        over = _outer_rows(shape, row, [d for d in free if d not in through]) if row is not None and not groups else []
+        for columns, tiles in ((free, rows), (through, over if through == free else rows + over)):
+            for tile_rows, depth in product(tiles, range(1, len(columns) + 1)):
                 whole = math.prod(shape[d] for d in columns[len(columns) - depth + 1 :])
                 for tile in _axis_splits(shape[columns[-depth]], set()):
-                    if tile_row * whole * tile * work >= smallest:
-                        yield _tile_shape(shape, row, tile_row, columns, depth, tile)
+                    if math.prod(tile_rows.values()) * whole * tile * work >= smallest:
+                        yield _tile_shape(shape, tile_rows, columns, depth, tile)
+
+
+def _outer_rows(shape: tuple[int, ...], row: int, axes: Sequence[int]) -> list[dict[int, int]]:
+    """Return tiles of whole rows, with splits of the neighbouring outer ones of ``axes``, which only the row operand has."""
+    found, whole = list[dict[int, int]](), {row: shape[row]}
+    for d in reversed([d for d in axes if d < row]):
+        found += [whole | {d: n} for n in _axis_splits(shape[d], set()) if n > 1]
+        whole[d] = shape[d]
+    return found
 
 
 def _shorten_tiles(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> Iterator[tuple[int, ...]]:
@@ -231,15 +241,9 @@ def _shorten_tiles(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: 
                 yield short
 
 
-def _tile_shape(
-    shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int, tile: int
-) -> tuple[int, ...]:
+def _tile_shape(shape: tuple[int, ...], rows: Mapping[int, int], columns: list[int], depth: int, tile: int) -> tuple[int, ...]:
     whole = set(columns[len(columns) - depth + 1 :])
-    result = [n if d in whole else 1 for d, n in enumerate(shape)]
-    result[columns[-depth]] = tile
-    if row is not None:
-        result[row] = tile_row
-    return tuple(result)
+    return tuple({columns[-depth]: tile, **rows}.get(d, n if d in whole else 1) for d, n in enumerate(shape))
 
 
 def _axis_splits(extent: int, groups: set[int]) -> list[int]:
@@ -385,13 +389,23 @@ def _peak_rate(p: PanelProduct, device: VDevice) -> float:
 
 
 def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float | None:
-    """Return the seconds to read constant columns, or 0 for other columns in place; None if columns are gathered."""
+    """Return the seconds to read constant columns, or 0 for other columns in place; None if columns are gathered. A core's cache
+    keeps columns for its next tasks if they fill at most half of it."""
+    nbytes = p.depth * p.width * 4
+    kept = nbytes <= device.layer("veu").capacity // 2
+    often = max(1.0, _tasks_per_columns(p) / device.veus) if kept else 1.0
+    seconds = nbytes / often / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
-        return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
+        return seconds
     if p.b.tensor not in p.before and p.b.fill is None and has_contiguous_columns(load_access(p.b, binding), p):
-        scattered = SCATTERED if p.b.tensor in binding.constants else 0.0
-        return scattered * p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
+        return SCATTERED * seconds if p.b.tensor in binding.constants else 0.0
     return None
+
+
+def _tasks_per_columns(p: PanelProduct) -> int:
+    """Return the number of tasks that read the same columns."""
+    own = ex.axes_of(p.b)
+    return math.prod(-(-a.extent // p.tile[a.name]) for a in p.main.axes if a.name not in own)
 
 
 def _vector_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:

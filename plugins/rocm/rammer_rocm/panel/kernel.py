@@ -230,7 +230,7 @@ class Panel(TaskText):
             if axis.name in ends:
                 size = f"min({size}, (int)max({ends[axis.name]} - o_{axis.name}, 0l))"
             self.text.line(f"const int e_{axis.name} = {size};")
-        self.text.line(f"const int rows = {f'e_{self.p.row}' if self.p.row else '1'};")
+        self.text.line(f"const int rows = {' * '.join(f'e_{r}' for r in self.p.row_axes) or '1'};")
         self.text.line(f"const int cols = {' * '.join(f'e_{c}' for c in self.p.columns)};")
         wide = "cols"
         if self.gaps and self.window:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from rammer.codegen import Unsuited, affine_address, check_followers, is_consecutive, is_length, roles_of_axes, with_quotients
 from rammer.codegen.vector_text import STORED
@@ -57,7 +58,8 @@ class FourBytes:
 class PanelProduct:
     """A tiled operator in matrix-product form, with the contraction's axis names.
 
-    ``row`` is the axis of A's rows ("" for a single row). ``columns`` are the axes that are flattened into columns (outermost
+    ``row`` is the axis of A's rows ("" for a single row). Rows continue along ``outer_rows`` (outermost first): every address has
+    the same step from the last ``row`` to the next one. ``columns`` are the axes that are flattened into columns (outermost
     first). ``a`` and ``b`` are the operand loads (``b`` with quotients as pseudo-axes). ``before`` are the prologue maps that a
     load may read, ``after`` the epilogue maps. A product of bytes has ``quads``.
     """
@@ -70,6 +72,7 @@ class PanelProduct:
     columns: tuple[str, ...]
     before: Mapping[str, Compute]
     after: tuple[Compute, ...]
+    outer_rows: tuple[str, ...] = ()
     quads: FourBytes | None = None
 
     @cached_property
@@ -90,7 +93,12 @@ class PanelProduct:
     @cached_property
     def rows(self) -> int:
         """Number of rows of a full tile."""
-        return self.tile[self.row] if self.row else 1
+        return math.prod(self.tile[r] for r in self.row_axes)
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """The axes that rows run through, outermost first."""
+        return (*self.outer_rows, self.row) if self.row else ()
 
     @cached_property
     def width(self) -> int:
@@ -157,7 +165,7 @@ def product_of(operator: ROperator, binding: Binding) -> PanelProduct:
     for a, b in (operands, operands[::-1]):
         try:
             _check_rows(a, binding, before)
-            choices.append(_make_product(operator, main, a, b, before, after))
+            choices.append(_join_rows(_make_product(operator, main, a, b, before, after), binding))
         except Unsuited as problem:
             reason = str(problem)
     if not choices:
@@ -196,16 +204,27 @@ def _make_product(
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
     b = with_quotients(b, tile)
     rows, through, others = roles_of_axes(main, a, b, tile)
-    if len(rows) > 1:
-        raise Unsuited("several row axes")
     columns = [main.axes[d].name for d in sorted(through + others)]
     if not columns:
         # One column: the innermost free axis represents it.
         columns = [x.name for x in main.axes if x.name not in ex.axes_of(a)][-1:]
         if not columns:
             raise Unsuited("no column axis")
-    row = main.axes[rows[0]].name if rows else ""
-    return PanelProduct(operator, main, a, b, row, tuple(columns), before, tuple(after))
+    *outer, row = [main.axes[d].name for d in rows] or [""]
+    return PanelProduct(operator, main, a, b, row, tuple(columns), before, tuple(after), tuple(outer))
+
+
+def _join_rows(p: PanelProduct, binding: Binding) -> PanelProduct:
+    """Return ``p``. Raises Unsuited unless its rows are equally spaced in the row operand and wherever the epilogue accesses."""
+    if not p.outer_rows:
+        return p
+    if p.a.tensor in binding.constants or ended_axes(p.operator).keys() & {*p.row_axes}:
+        raise Unsuited("several row axes")
+    for access in (load_access(load, binding) for load in (p.a, *(load for load, _ in epilogue_accesses(p)))):
+        for outer, inner in pairwise(p.row_axes):
+            if p.tile[inner] != p.extent[inner] or access.step(outer) != p.extent[inner] * access.step(inner):
+                raise Unsuited("several row axes")
+    return p
 
 
 def load_access(load: Load, binding: Binding) -> Access:

@@ -88,7 +88,9 @@ def to_onnx(program: Any) -> OnnxForm:
     roles = tuple(_output_roles(program))
     with _quiet_torch(), torch._guards.tracing(None), torch.no_grad():
         try:
-            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
+            converted = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, verbose=False, external_data=False, optimize=False
+            )
         except Exception as problem:  # torch and onnxscript raise errors of many modules
             what = f"torch cannot write the module as ONNX: {_first_lines(problem)}"
             raise BadInput(what, ", ".join(_unsupported(problem))) from problem

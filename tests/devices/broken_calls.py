@@ -91,6 +91,9 @@ class ShadowCall(HostBound):
         super().__init__(*given)
         self.private = {n: np.array(a) for n, a in self.outputs.items()}
 
+    def launch(self) -> None:
+        self.measure()
+
     def measure(self) -> float:
         shown, self.outputs = self.outputs, self.private
         try:

@@ -7,12 +7,14 @@ offset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rammer.device.manifest import Array
+from rammer.ir.launches import Launch
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import storage_view
 
@@ -22,7 +24,8 @@ from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form
 from rammer_rocm.launch_executor import LaunchProgram
 from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.opencl_runtime import import_opencl
-from rammer_rocm.program_kernels import Function, Pointer
+from rammer_rocm.program_kernels import Pointer
+from rammer_rocm.source import LaunchPart
 
 #: Bits of the offset in an address.
 PLACE = 48
@@ -38,13 +41,14 @@ def lay_out(program: RProgram) -> DeviceMemory:
 class SeparateProgram(LaunchProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
-    def placed(
-        self, functions: Mapping[str, Function], constants: Mapping[str, Array], shared: DeviceConstants
-    ) -> PlacedConstants:
+    def parts_of(self, joined: Sequence[Launch]) -> list[LaunchPart]:
+        """Return the parts of the kernel of these launches; every pointer has a buffer argument."""
+        return [replace(part, inside=frozenset()) for part in super().parts_of(joined)]
+
+    def placed(self, constants: Mapping[str, Array], shared: DeviceConstants) -> PlacedConstants:
         """Return the packed constants, each in a separate allocation."""
-        packings = {
-            (a.tensor, a.packing.key): a.packing for f in functions.values() for a in f.arguments if a.packing is not None
-        }
+        arguments = [a for f in self.functions.values() for a in f.arguments]
+        packings = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
         places = {name: (0, (len(self.program.buffers) + 1 + i) << PLACE) for i, name in enumerate(packings)}
         self.packs = {places[name][1]: packed_form(constants[name[0]], p) for name, p in packings.items()}
         return PlacedConstants((), places, ())

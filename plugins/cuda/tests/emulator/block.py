@@ -85,7 +85,8 @@ HEAD = (
 #define RM_NAN NAN
 #define __global__
 #define __device__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
+#define __forceinline__ inline
 #define __shared__ static
 struct float4 {{ float x, y, z, w; }};
 static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, z, w}}; }}

@@ -262,15 +262,16 @@ def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.
     of the conformance kit."""
     install(home, *(wheels[name] for name in (*CORE, "rammer_testing")))
     python = home / "env" / "bin" / "python"
-    run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
-    folder = home / "rammer-my-chip"
+    name = f"chip_{checks}"
+    run(home / "env" / "bin" / "rammer", "plugins", "new", name, cwd=home)
+    folder = home / f"rammer-chip-{checks}"
     install(home, "--no-build-isolation", "-e", folder)
     rest = rng.permutation(sorted(CHECKS))[checks:]
     left = [f"--deselect=tests/test_device.py::test_conformance[{name}]" for name in rest]
     said = run(python, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}", folder, *left, cwd=home)
     assert " passed" in said and (not left or f"{len(left)} deselected" in said), said
     rows = {r["device"]: r for r in json.loads(run(home / "env" / "bin" / "rammer", "devices", "--json", cwd=home))}
-    assert rows["my_chip:0"]["self_test"].startswith("ok")
+    assert rows[f"{name}:0"]["self_test"].startswith("ok")
 
 
 def test_the_demo_runs_without_the_checkout(wheels: dict[str, Path], home: Path) -> None:

@@ -165,7 +165,9 @@ def product_of(operator: ROperator, binding: Binding) -> PanelProduct:
     for a, b in (operands, operands[::-1]):
         try:
             _check_rows(a, binding, before)
-            choices.append(_join_rows(_make_product(operator, main, a, b, before, after), binding))
+            made = _make_product(operator, main, a, b, before, after)
+            _check_outer_rows(made, binding)
+            choices.append(made)
         except Unsuited as problem:
             reason = str(problem)
     if not choices:
@@ -214,17 +216,16 @@ def _make_product(
     return PanelProduct(operator, main, a, b, row, tuple(columns), before, tuple(after), tuple(outer))
 
 
-def _join_rows(p: PanelProduct, binding: Binding) -> PanelProduct:
-    """Return ``p``. Raises Unsuited unless its rows are equally spaced in the row operand and wherever the epilogue accesses."""
+def _check_outer_rows(p: PanelProduct, binding: Binding) -> None:
+    """Check that all rows are equally spaced in the row operand and wherever the epilogue accesses."""
     if not p.outer_rows:
-        return p
+        return
     if p.a.tensor in binding.constants or ended_axes(p.operator).keys() & {*p.row_axes}:
         raise Unsuited("several row axes")
     for access in (load_access(load, binding) for load in (p.a, *(load for load, _ in epilogue_accesses(p)))):
         for outer, inner in pairwise(p.row_axes):
             if p.tile[inner] != p.extent[inner] or access.step(outer) != p.extent[inner] * access.step(inner):
                 raise Unsuited("several row axes")
-    return p
 
 
 def load_access(load: Load, binding: Binding) -> Access:

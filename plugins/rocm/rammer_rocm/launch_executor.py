@@ -101,7 +101,7 @@ class LaunchProgram(PlannedLaunches, OpenClProgram):
             values += [np.int32(first_consecutive(x.tasks) or 0), np.int32(self.groups_of(x))]
             if f.blocks > 1:
                 values += [self.partials, np.int64(place), self.arrived, np.int32(counter)]
-        kernel = cl.Kernel(self.binary, self.entry_of(joined))
+        kernel = cl.Kernel(self.binary, self.entry_of(parts))
         kernel.set_args(*values, *self.recorders(context, joined))
         threads = self.functions[joined[0].operator].threads
         return QueuedKernel(self.queue, kernel, sum(map(self.groups_of, joined)) * threads, threads)

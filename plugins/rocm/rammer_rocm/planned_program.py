@@ -83,6 +83,9 @@ class PlannedLaunches(PlannedProgram):
     def plan_launches(self, veus: int) -> None:
         """Plan the kernels and their launches."""
         self.levels = launch_levels(make_launches(self.program))
+        ports = {self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs)}
+        #: Buffers in the program's memory in every run. Those of ports may be a caller's arrays.
+        self.fixed = self.memory.buffers.keys() - ports
         #: The steps of a run, in order: the launches of a kernel, or a range of levels that one launch runs.
         self.steps = self.make_steps(veus)
         self.plan = [step for step in self.steps if not isinstance(step, range)]
@@ -95,19 +98,18 @@ class PlannedLaunches(PlannedProgram):
         return [joined for level in self.levels for joined in join_level(level, self.functions, veus)]
 
     def parts_of(self, joined: Sequence[Launch]) -> list[LaunchPart]:
-        """Return the parts of the kernel of these launches. Buffers of ports may be a caller's arrays."""
-        ports = {self.program.storage[p.tensor].buffer for p in (*self.program.inputs, *self.program.outputs)}
-        own, found = self.memory.buffers.keys() - ports, list[LaunchPart]()
+        """Return the parts of the kernel of these launches."""
+        found = list[LaunchPart]()
         for x in joined:
             f = self.functions[x.operator]
             plain = (k for k, a in enumerate(f.arguments) if a.packing is None)
-            inside = frozenset(k for k in plain if self.program.storage[f.arguments[k].tensor].buffer in own)
+            inside = frozenset(k for k in plain if self.program.storage[f.arguments[k].tensor].buffer in self.fixed)
             found.append(LaunchPart(cast("TaskFunction", f), inside, first_consecutive(x.tasks) is None))
         return found
 
-    def entry_of(self, joined: Sequence[Launch]) -> str:
-        """Return the name of the kernel of these launches."""
-        return f"launch_{self.number[_key(self.parts_of(joined))]}"
+    def entry_of(self, parts: Sequence[LaunchPart]) -> str:
+        """Return the name of the kernel that has these parts."""
+        return f"launch_{self.number[_key(parts)]}"
 
     def groups_of(self, launch: Launch) -> int:
         """Return the groups of one launch."""
@@ -144,7 +146,7 @@ class PlannedLaunches(PlannedProgram):
                 if f.blocks > 1:
                     values += [buffer_argument(partials), int64(place), buffer_argument(arrived), int32(counter)]
             threads = self.functions[joined[0].operator].threads
-            calls.launch((BINARY, self.entry_of(joined)), sum(map(self.groups_of, joined)), threads, values)
+            calls.launch((BINARY, self.entry_of(parts)), sum(map(self.groups_of, joined)), threads, values)
         return {}
 
 

@@ -159,7 +159,7 @@ def test_recorded_launches_compute_the_model(name: str, cpu: OpenClUnit, tmp_pat
         np.testing.assert_allclose(have[port.name], want, rtol=1e-4, atol=1e-5)
     again = Reopened(loaded)
     again.plan_launches(kernels.vdevice.veus)
-    assert [again.entry_of(joined) for joined in again.plan] == [
+    assert [again.entry_of(again.parts_of(joined)) for joined in again.plan] == [
         shipped.record["calls"]["kernels"][number][1] for number, *_ in shipped.record["calls"]["launches"]
     ]
     if not all(COMPILERS.values()):

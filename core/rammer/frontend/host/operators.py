@@ -75,9 +75,9 @@ def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | No
 
 #: Groups of elements are compared first from this number of elements, and this ratio of a row's elements to those in order.
 _MANY: Final = 4096
+_SPARSE: Final = 8
 #: Most elements that are sorted by NumPy's stable order, without numbers that contain the index.
 _SHORT: Final = 1024
-_SPARSE: Final = 8
 #: Most boxes that are compared at once, and boxes that are ordered first of more.
 _BLOCK: Final = 128
 _FIRST: Final = 1024

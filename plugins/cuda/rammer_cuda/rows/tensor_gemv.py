@@ -8,6 +8,7 @@ each lane finishes one result, as in ``gemv``.
 
 from __future__ import annotations
 
+import math
 from typing import Final, Protocol
 
 from rammer.codegen import Block, Val, canonicalise_sum
@@ -81,10 +82,7 @@ class TensorSum:
         m = k.m
         few = [m.main.axes[d].extent if d in m.few else 1 for d in range(len(m.main.axes))]
         f.line("const int row = tid % 32 / 4, piece = (lane / 32 * 4 + tid % 4) * 8;")
-        count = 1
-        for n in few:
-            count *= n
-        digits = define_coordinates(f, "j", f"min(row, {count - 1})", few)
+        digits = define_coordinates(f, "j", f"min(row, {math.prod(few) - 1})", few)
         self.matrix = [
             self._address(k.matrix, [make_add(b, make_add(Ref("row"), h)) if d == m.many[-1] else b for d, b in enumerate(base)])
             for h in (0, STRIP // 2)

@@ -83,7 +83,8 @@ def _at_its_rate(operator: ROperator, binding: Binding, device: VDevice) -> VDev
 
 
 def _reads_vectors(main: Compute, binding: Binding) -> bool:
-    """Return True if neighbouring results of a contraction read neighbouring elements. Constants are stored in that order."""
+    """Return True if neighbouring results of a contraction read neighbouring elements, or constants: their
+    storage can be turned to that order (``rammer.plan.constant_layout``)."""
     inner = next((a.name for a in reversed(main.axes) if a.extent > 1), "")
     for load in (x for x in main.loads if inner in axes_of(x) and x.tensor not in binding.constants):
         storage = binding.storages.get(load.tensor) or dense(load.tensor, "", binding.types[load.tensor].shape)
